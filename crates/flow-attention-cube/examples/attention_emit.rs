@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     std::fs::create_dir_all(&folder)?;
     // An H100 has 227 KiB of shared memory for a block.
-    let offer = DeviceCapabilities {
+    let capabilities = DeviceCapabilities {
         shared_bytes: 227 * 1024,
     };
     for head_dim in dims {
@@ -40,8 +40,8 @@ fn main() -> Result<(), Box<dyn Error>> {
                 head_dim,
                 operand_type: OperandType::Bf16,
             };
-            write(&folder, sources::<Wgmma>(&problem, masked, offer)?)?;
-            write(&folder, sources::<Mma>(&problem, masked, offer)?)?;
+            write(&folder, sources::<Wgmma>(&problem, masked, capabilities)?)?;
+            write(&folder, sources::<Mma>(&problem, masked, capabilities)?)?;
         }
     }
     Ok(())

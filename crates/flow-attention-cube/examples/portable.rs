@@ -14,7 +14,7 @@ fn launch(client: &Client, case: &Case, on: &Buffers, mask: &PortableMask) -> Re
     let scale = case.scale as f32;
     let call = Call {
         q: &on.q,
-        segment_count: &on.segment_count,
+        kv_segments: &on.kv_segments,
         scale,
         element: case.element,
         mask,

@@ -8,7 +8,7 @@ use cubecl::prelude::*;
 pub(crate) use flow_attention_mask::NONE;
 use flow_attention_mask::{ALL, FIRST_PARTIAL, partial_mask_words};
 
-/// Entries of as many tiles stand behind the last list, so that kernels read ahead without a look at where their list ends.
+/// Tiles behind the last list that have entries, so that kernels read ahead without checking for the end of their list.
 pub(crate) const READ_AHEAD: usize = 4;
 
 /// Half of a [`WorkTile`].
@@ -26,7 +26,7 @@ pub(crate) type Bits = Vector<u32, Const<4>>;
 /// A word of the partial masks.
 pub(crate) type MaskWord = Vector<u32, Const<1>>;
 
-/// How many words of a thread's part of a partial mask are read at once, for tiles of `columns` columns: as many as make it up evenly.
+/// Words of a partial mask that a thread loads at once, for tiles of `columns` columns: the widest load that divides its words.
 pub(crate) fn words_per_load(columns: usize) -> usize {
     1 << partial_mask_words(columns).trailing_zeros().min(2)
 }
@@ -158,7 +158,7 @@ pub(crate) fn partial_mask_at(
     partial_mask
 }
 
-/// The bits of `partial_mask` for thread `thread` of its warpgroup. `W` words of a thread's part are read at once, and make it up.
+/// The bits of `partial_mask` for thread `thread` of its warpgroup. A load reads `W` words, which divide a thread's words.
 #[cube]
 pub(crate) fn mask_bits<W: Size>(
     partial_masks: &[Vector<u32, W>],
@@ -203,8 +203,8 @@ pub(crate) fn apply_mask<N: Size>(
     out
 }
 
-/// Rows of tile `tile` that exist, of `first` rows in the first part and `second` in the second; and the tile's first row
-/// within its part.
+/// Rows of tile `tile` that exist, of `first` rows in the first segment and `second` in the second; and the tile's first row
+/// within its segment.
 #[cube]
 pub(crate) fn tile_rows_in_segment(
     tile: u32,

@@ -3,14 +3,14 @@
 use flow_attention_mask::MaskTiles;
 use std::cmp::Reverse;
 
-/// A grid of blocks that have lists.
+/// A grid of blocks that each have a list of tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
     /// Samples of the batch, at most 65,535.
     pub samples: usize,
     /// Heads of a sample, at most 65,535.
     pub heads: usize,
-    /// What passes the blocks of a head, in bytes.
+    /// Size of the operands streamed through the blocks of a head, in bytes.
     pub streamed_bytes: usize,
 }
 
@@ -22,23 +22,23 @@ pub(crate) struct GridBlock {
     pub block: usize,
 }
 
-/// Most heads whose blocks take turns.
+/// Most heads whose blocks are interleaved.
 const MAX_INTERLEAVED_HEADS: usize = 8;
 
-/// And fewest.
+/// Fewest heads whose blocks are interleaved.
 const MIN_INTERLEAVED_HEADS: usize = 2;
 
-/// What may pass the blocks that run at a time, in bytes.
+/// Largest size of the streamed operands of the blocks that run at a time, in bytes: what the L2 cache holds.
 const STREAMED_IN_CACHE: usize = 8 << 20;
 
 impl Grid {
-    /// Its blocks in the order in which they start, sample by sample.
+    /// The blocks in launch order, sample by sample.
     ///
-    /// Two things decide how long a grid takes. What passes the blocks that run at a time should find room in the cache of the device, so
-    /// few heads take turns. And the device's last blocks should be short ones, which those of many heads are: head by head the grid ends on
-    /// the long blocks of the last head, which costs packed sequences 5 to 10 % of their time. So blocks with long lists come first, and
-    /// those with short ones of all heads come last, if there are some. `bench/attention_cache.py` models both: it is right to 5 % about
-    /// what `ncu` counts of an H100's memory.
+    /// Two things decide the time of a grid. The operands streamed through the blocks that run at a time should fit into the L2 cache,
+    /// so few heads are interleaved. And the last blocks should be short: head by head, a grid ends on the long blocks of the last head,
+    /// which costs packed sequences 5 to 10 % of their time. So blocks with long lists come first, and the short ones of all heads come
+    /// last, if there are some. `bench/attention_cache.py` models both, and agrees to 5 % with the memory traffic that `ncu` counts on
+    /// an H100.
     pub(crate) fn order(self, tiles: &MaskTiles) -> Vec<GridBlock> {
         let all_heads: Vec<usize> = (0..self.heads).collect();
         let mut order = Vec::with_capacity(self.samples * self.heads * tiles.row_blocks);
@@ -62,7 +62,7 @@ impl Grid {
         order
     }
 
-    /// Heads whose blocks take turns: a power of two.
+    /// Heads whose blocks are interleaved: a power of two.
     fn interleaved_heads(self) -> usize {
         let fit = (STREAMED_IN_CACHE / self.streamed_bytes.max(1))
             .clamp(MIN_INTERLEAVED_HEADS, MAX_INTERLEAVED_HEADS);

@@ -30,7 +30,7 @@ pub struct Selection<F, B> {
 }
 
 impl<F: MaskTiling, B: MaskTiling> Selection<F, B> {
-    /// The tiles in words, for logs and manifests: rows that stay by rows that pass, forward / queries / keys.
+    /// The tiles as text, for logs and manifests: stationary by streamed rows, forward / queries / keys.
     pub fn name(&self, kernels: &str) -> String {
         let tile = |row_groups: usize, columns: usize| format!("{}x{columns}", 64 * row_groups);
         let keys: Vec<String> = self
@@ -129,7 +129,7 @@ impl DeviceCapabilities {
 pub trait Kernels: Send + Sync + 'static {
     /// For logs and manifests.
     const NAME: &'static str;
-    /// Whether the forward kernel judges by the first tile of a list how large scores are, so that it should be one that a whole
+    /// Whether the forward kernel takes its row maximum from the first tile of a list, which should then be one that a whole
     /// block sees.
     const MAX_FROM_FIRST_TILE: bool = false;
     /// Tiles of the forward kernel.
@@ -154,7 +154,7 @@ pub trait Kernels: Send + Sync + 'static {
     fn select(
         problem: &Problem,
         masked: bool,
-        offer: DeviceCapabilities,
+        capabilities: DeviceCapabilities,
     ) -> Selection<Self::Forward, Self::Backward>;
 
     /// Uploads the tiles of a mask for the forward kernel, whose blocks would be those of `grid`; or what it gets without one.

@@ -44,20 +44,20 @@ pub struct Source {
     pub cuda: CudaSource,
 }
 
-/// The kernels that `problem` gets on a device that offers `offer`.
+/// The kernels that `problem` gets on a device that offers `capabilities`.
 ///
 /// # Errors
 /// If CubeCL refuses a kernel.
 pub fn sources<K: Sources>(
     problem: &Problem,
     masked: bool,
-    offer: DeviceCapabilities,
+    capabilities: DeviceCapabilities,
 ) -> Result<Vec<Source>, CannotCompile> {
     let Selection {
         forward,
         queries,
         keys,
-    } = K::select(problem, masked, offer);
+    } = K::select(problem, masked, capabilities);
     let on = Properties::h100();
     let mut out = Vec::new();
     let mut add =
@@ -130,7 +130,7 @@ macro_rules! kernel {
     };
 }
 
-/// The softmax of `tiles`, alone: see [`softmax_test_kernel`](wgmma::softmax_test_kernel).
+/// The test kernel of the softmax of `tiles`: see [`softmax_test_kernel`](wgmma::softmax_test_kernel).
 ///
 /// # Errors
 /// If CubeCL refuses it.
@@ -147,7 +147,7 @@ pub fn softmax_test_kernel(tiles: wgmma::ForwardTiles) -> Result<CudaSource, Can
     offline::cuda_source(kernel.define())
 }
 
-/// What a row group sees of the tiles of a mask's list, alone: see [`block_mask_test_kernel`](crate::block_mask_test_kernel).
+/// The test kernel of block masks: see [`block_mask_test_kernel`](crate::block_mask_test_kernel).
 ///
 /// # Errors
 /// If CubeCL refuses it.

@@ -64,9 +64,9 @@ impl BlockMask {
         Self::upload(client, [&work_tiles, &entries, &tiles.partial_masks])
     }
 
-    /// Turns, and entries.
+    /// Work tiles, and entries.
     ///
-    /// A turn has eight words: the head and, in the upper half, the sample; the block of rows; where its entries begin, how many tiles there are, and
+    /// A work tile has eight words: the head and, in the upper half, the sample; the block of rows; where its entries begin, how many tiles there are, and
     /// the first of these. Turns are in the order in which blocks start ([`Grid`]). For each tile there is an entry of two words for each
     /// 64 rows of a block: the tile, and the number of a partial mask. Behind the last list are entries that kernels read ahead and do not use.
     pub fn words(tiles: &MaskTiles, grid: Grid) -> [Vec<u32>; 2] {
@@ -107,7 +107,7 @@ impl BlockMask {
         Self::upload(client, [&[]; 3])
     }
 
-    /// Turns, entries and partial masks.
+    /// Work tiles, entries and partial masks.
     pub(crate) fn arguments(&self) -> [BufferArg; 3] {
         // SAFETY: each buffer is as long as it was uploaded, in words.
         let of = |(handle, length): &(Handle, usize), width| unsafe {

@@ -23,7 +23,7 @@ fn run(client: &Client, case: &Case, data: &Data) -> Result<(Results, Vec<Vec<u8
     )?;
     let call = Call {
         q: &buffers.q,
-        segment_count: &buffers.segment_count,
+        kv_segments: &buffers.kv_segments,
         scale: case.scale as f32,
         element: case.element,
         mask: &mask,
@@ -148,7 +148,7 @@ fn declines(client: &Client, case: &Case, change: impl Fn(&mut Buffers), mask: S
     change(&mut buffers);
     let Buffers {
         q,
-        segment_count,
+        kv_segments,
         o,
         lse,
         ..
@@ -156,7 +156,7 @@ fn declines(client: &Client, case: &Case, change: impl Fn(&mut Buffers), mask: S
     let mask = PortableMask::new(client, &Mask::Causal, mask, case.head_dim).expect("a mask");
     let call = Call {
         q,
-        segment_count,
+        kv_segments,
         scale: 1.0,
         element: case.element,
         mask: &mask,
@@ -192,11 +192,11 @@ fn what_the_kernels_do_not_take_is_declined_with_the_reason() {
         sizes,
         "3 heads of queries do not divide among 2",
     );
-    declines(&client, &case, |on| on.segment_count.clear(), sizes, "0 segments");
+    declines(&client, &case, |on| on.kv_segments.clear(), sizes, "0 segments");
     declines(
         &client,
         &case,
-        |on| on.segment_count[0].v.shape[2] = 3,
+        |on| on.kv_segments[0].v.shape[2] = 3,
         sizes,
         "`v` is [2, 2, 3, 8]",
     );
@@ -217,7 +217,7 @@ fn what_the_kernels_do_not_take_is_declined_with_the_reason() {
     declines(
         &client,
         &case,
-        |on| on.segment_count[0].k.strides[0] = 4000,
+        |on| on.kv_segments[0].k.strides[0] = 4000,
         sizes,
         "check its shape and strides",
     );

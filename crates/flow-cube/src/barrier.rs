@@ -68,8 +68,8 @@ pub fn named_arrive(number: u32, #[comptime] threads: u32) {
 /// Adds one to a counter in shared memory, or sets it back to 0 where it is `last`, and returns what it was. Asks for the
 /// value and goes on: only what uses it waits.
 ///
-/// Without an order of its own: for who has waited for products that read shared memory (`wgmma::wait`) and lets who comes
-/// last overwrite what they read by a copy. Nothing was written that the copy should see, and the reads are over when
+/// The count is relaxed: the caller has waited for the products that read shared memory (`wgmma::wait`), and the last warp may
+/// overwrite what they read by a copy. Nothing was written that the copy should see, and the reads are over when
 /// their wait is. With an order (`acq_rel`) each warp would stand still for a fence, twice a tile; a sum by `add` would
 /// do the same, since ptxas sums the lanes of a warp first and hands their values out.
 #[cube]

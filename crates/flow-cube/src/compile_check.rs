@@ -1,7 +1,7 @@
 //! The compile check: CUDA sources through NVRTC and ptxas of CUDA 13.0, without a GPU. Nothing may spill, leave its budget
 //! of registers, have arrays in local memory, or make ptxas warn, as it does of `wgmma` that is not asynchronous (C75xx).
 //!
-//! `cargo xtask ptx` fetches the compilers and runs the gates.
+//! `cargo xtask ptx` fetches the compilers and runs the checks.
 
 use libloading::Library;
 use std::ffi::{CString, c_char, c_int, c_void};
@@ -42,7 +42,7 @@ impl Report {
     }
 }
 
-/// A kernel for the gate.
+/// A kernel to check.
 #[derive(Clone, Copy, Debug)]
 pub struct CheckedKernel<'a> {
     /// Of the GPU, as NVRTC calls it: `sm_90a`.

@@ -209,8 +209,8 @@ pub enum MasterWeight<'a> {
     Nothing,
     /// A copy in bf16, of a weight in f32: receives the new weight, rounded to nearest, to even where two are equally near.
     Copy(&'a Buffer),
-    /// The lower half of an f32 whose high half is the weight, in bf16 ([`SplitF32`](crate::split_f32::SplitF32)); changed.
-    Lower(&'a Buffer),
+    /// The low half of an f32 whose high half is the weight, in bf16 ([`SplitF32`](crate::split_f32::SplitF32)); changed.
+    Low(&'a Buffer),
     /// Nothing, of a weight in bf16: the result is rounded at random, by the numbers of this stream.
     Stream(u32),
 }
@@ -224,7 +224,7 @@ impl AdamWParam<'_> {
         let length = self.weight.length;
         let stored = match self.beside {
             MasterWeight::Nothing | MasterWeight::Copy(_) => Element::F32,
-            MasterWeight::Lower(_) | MasterWeight::Stream(_) => Element::Bf16,
+            MasterWeight::Low(_) | MasterWeight::Stream(_) => Element::Bf16,
         };
         self.weight.expect_of("weight", length, stored)?;
         self.gradient.expect("gradient", length)?;
@@ -245,7 +245,7 @@ impl AdamWParam<'_> {
 
     fn beside(&self) -> Option<&Buffer> {
         match self.beside {
-            MasterWeight::Copy(beside) | MasterWeight::Lower(beside) => Some(beside),
+            MasterWeight::Copy(beside) | MasterWeight::Low(beside) => Some(beside),
             MasterWeight::Nothing | MasterWeight::Stream(_) => None,
         }
     }
@@ -266,7 +266,7 @@ impl AdamWParam<'_> {
         let beside = match self.beside {
             MasterWeight::Nothing => 0,
             MasterWeight::Copy(_) => 1,
-            MasterWeight::Lower(_) => 2,
+            MasterWeight::Low(_) => 2,
             MasterWeight::Stream(_) => 3,
         };
         (gradient, moments, beside, width(self.weight.length, Element::F32))
@@ -357,7 +357,7 @@ impl AdamW<'_> {
                 seed as u32,
                 (seed >> 32) as u32,
                 (u32::from(purpose) << 24) | (step & 0xFF_FFFF),
-                matches!(group[0].beside, MasterWeight::Lower(_)),
+                matches!(group[0].beside, MasterWeight::Low(_)),
             );
         }
     }

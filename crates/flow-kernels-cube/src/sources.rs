@@ -141,7 +141,7 @@ fn adamw<F: Float>() -> KernelDefinition {
 
 /// With gradients of type `F` and f32 moments, of weights in halves or rounded at random.
 fn adamw_narrow<F: Float>(halves: bool) -> KernelDefinition {
-    let lowers = if halves { MOST } else { 0 };
+    let lows = if halves { MOST } else { 0 };
     AdamwNarrowKernel::<F, f32>::new(
         offline::settings(THREADS),
         offline::h100(),
@@ -150,7 +150,7 @@ fn adamw_narrow<F: Float>(halves: bool) -> KernelDefinition {
         each(MOST, buffer),
         each(MOST, buffer),
         each(MOST, buffer),
-        each(lowers, buffer),
+        each(lows, buffer),
         buffer(),
         each(MOST, || ()),
         each(MOST, || ()),

@@ -1,8 +1,7 @@
-//! An f32 as a split f32 of 16 bits: a bf16 that models compute with, and what it lacks.
+//! An f32 split into two halves of 16 bits: a bf16 that models compute with, and the bits that it lacks.
 //!
-//! The high half is the nearest bf16, of two equally near ones the one farther from zero; the lower half is the
-//! difference of the bits, from -2^15 to 2^15 - 1 of them. Together they are the f32, bit for bit, in 4 bytes instead of the 6 of a value
-//! with a copy beside it.
+//! The high half is the nearest bf16 (ties away from zero). The low half is the difference of the bits, from -2^15 to 2^15 - 1.
+//! Together they are the f32, bit for bit, in 4 bytes instead of the 6 of an f32 with a bf16 copy.
 
 use crate::Element;
 use crate::buffer::{Buffer, Refused, address_type, grid, width};
@@ -16,15 +15,15 @@ const BUFFERS: usize = 3;
 
 /// The f32 of two halves.
 #[cube]
-pub(crate) fn joined(upper: u16, lower: u16) -> f32 {
-    let lower = u32::cast_from(lower);
-    // The lower half has a sign.
-    f32::reinterpret((u32::cast_from(upper) << 16u32) + lower - ((lower & 0x8000u32) << 1u32))
+pub(crate) fn joined(high: u16, low: u16) -> f32 {
+    let low = u32::cast_from(low);
+    // The low half has a sign.
+    f32::reinterpret((u32::cast_from(high) << 16u32) + low - ((low & 0x8000u32) << 1u32))
 }
 
 /// The high half of an f32's bits.
 #[cube]
-pub(crate) fn upper_of(bits: u32) -> u16 {
+pub(crate) fn high_of(bits: u32) -> u16 {
     rounded(bits, 0x8000u32)
 }
 
@@ -33,42 +32,42 @@ pub(crate) fn upper_of(bits: u32) -> u16 {
 #[cube]
 pub(crate) fn rounded(bits: u32, share: u32) -> u16 {
     let is_nan = (bits & 0x7FFF_FFFFu32) > 0x7F80_0000u32;
-    let upper = select(is_nan, (bits >> 16u32) | 0x40u32, (bits + share) >> 16u32);
-    u16::cast_from(upper)
+    let high = select(is_nan, (bits >> 16u32) | 0x40u32, (bits + share) >> 16u32);
+    u16::cast_from(high)
 }
 
-/// The lower half of an f32's bits.
+/// The low half of an f32's bits.
 #[cube]
-pub(crate) fn lower_of(bits: u32) -> u16 {
+pub(crate) fn low_of(bits: u32) -> u16 {
     u16::cast_from(bits & 0xFFFFu32)
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn split_kernel<N: Size>(
     values: &[Vector<f32, N>],
-    uppers: &mut [Vector<u16, N>],
-    lowers: &mut [Vector<u16, N>],
+    highs: &mut [Vector<u16, N>],
+    lows: &mut [Vector<u16, N>],
     vectors: usize,
 ) {
     let at = ABSOLUTE_POS;
     if at < vectors {
-        let (mut upper, mut lower) = (Vector::<u16, N>::empty(), Vector::<u16, N>::empty());
+        let (mut high, mut low) = (Vector::<u16, N>::empty(), Vector::<u16, N>::empty());
         #[unroll]
         for lane in 0..N::value() {
             let bits = u32::reinterpret(values[at].extract(lane));
-            upper.insert(lane, upper_of(bits));
-            lower.insert(lane, lower_of(bits));
+            high.insert(lane, high_of(bits));
+            low.insert(lane, low_of(bits));
         }
-        uppers[at] = upper;
-        lowers[at] = lower;
+        highs[at] = high;
+        lows[at] = low;
     }
 }
 
 /// Each block works on one tensor: the first blocks on the first, and so on.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn join_kernel<N: Size>(
-    uppers: &Sequence<Box<[Vector<u16, N>]>>,
-    lowers: &Sequence<Box<[Vector<u16, N>]>>,
+    highs: &Sequence<Box<[Vector<u16, N>]>>,
+    lows: &Sequence<Box<[Vector<u16, N>]>>,
     values: &mut Sequence<Box<[Vector<f32, N>]>>,
     vectors: &Sequence<usize>,
 ) {
@@ -79,11 +78,11 @@ pub(crate) fn join_kernel<N: Size>(
         let end = begin + length.div_ceil(comptime!(THREADS));
         let at = (CUBE_POS - begin) * comptime!(THREADS) + UNIT_POS as usize;
         if CUBE_POS >= begin && CUBE_POS < end && at < length {
-            let (upper, lower) = (uppers.index(i)[at], lowers.index(i)[at]);
+            let (high, low) = (highs.index(i)[at], lows.index(i)[at]);
             let mut value = Vector::<f32, N>::empty();
             #[unroll]
             for lane in 0..N::value() {
-                value.insert(lane, joined(upper.extract(lane), lower.extract(lane)));
+                value.insert(lane, joined(high.extract(lane), low.extract(lane)));
             }
             values.index_mut(i)[at] = value;
         }
@@ -95,17 +94,17 @@ pub(crate) fn join_kernel<N: Size>(
 #[derive(Clone, Copy, Debug)]
 pub struct SplitF32<'a> {
     /// The nearest bf16.
-    pub upper: &'a Buffer,
+    pub high: &'a Buffer,
     /// What it lacks: bits, not numbers, though their type is bf16.
-    pub lower: &'a Buffer,
+    pub low: &'a Buffer,
 }
 
 impl SplitF32<'_> {
     fn check(&self, value: &Buffer) -> Result<(), Refused> {
         let length = value.length;
         value.expect_of("value", length, Element::F32)?;
-        self.upper.expect_of("upper", length, Element::Bf16)?;
-        self.lower.expect_of("lower", length, Element::Bf16)?;
+        self.high.expect_of("high", length, Element::Bf16)?;
+        self.low.expect_of("low", length, Element::Bf16)?;
         Ok(())
     }
 
@@ -129,8 +128,8 @@ impl SplitF32<'_> {
                 address_type(&[value]),
                 width,
                 value.argument(),
-                self.upper.argument(),
-                self.lower.argument(),
+                self.high.argument(),
+                self.low.argument(),
                 vectors,
             );
         }
@@ -158,8 +157,8 @@ pub fn join(client: &Client, all: &[(SplitF32<'_>, &Buffer)]) -> Result<(), Refu
                 CubeDim::new_1d(THREADS as u32),
                 address_of(&values, values[0]),
                 width,
-                group.iter().map(|one| one.0.upper.argument()).collect(),
-                group.iter().map(|one| one.0.lower.argument()).collect(),
+                group.iter().map(|one| one.0.high.argument()).collect(),
+                group.iter().map(|one| one.0.low.argument()).collect(),
                 group.iter().map(|one| one.1.argument()).collect(),
                 group.iter().map(vectors).collect(),
             );

@@ -45,16 +45,16 @@ fn main() -> Result<(), Box<dyn Error>> {
     std::fs::create_dir_all(&folder)?;
     for call in problems() {
         // An H100, by the older instructions.
-        let offer = DeviceCapabilities {
+        let capabilities = DeviceCapabilities {
             multiprocessors: 132,
             hopper: true,
             ampere: true,
             shared_bytes: 227 * 1024,
         };
-        write(&folder, source(&call, &Plan::mma(&call, offer)?)?)?;
+        write(&folder, source(&call, &Plan::mma(&call, capabilities)?)?)?;
         if call.rank == 0 && !call.bias {
             let grouped = Matmul { groups: 8, ..call };
-            write(&folder, source(&grouped, &Plan::mma(&grouped, offer)?)?)?;
+            write(&folder, source(&grouped, &Plan::mma(&grouped, capabilities)?)?)?;
         }
         for kind in [
             Shape::PingPong,

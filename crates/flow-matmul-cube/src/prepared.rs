@@ -73,18 +73,18 @@ impl Plan {
     ///
     /// # Errors
     /// [`Declined`] if no kernel computes the call on such a device.
-    pub fn new(call: &Matmul, offer: DeviceCapabilities) -> Result<Self, Declined> {
+    pub fn new(call: &Matmul, capabilities: DeviceCapabilities) -> Result<Self, Declined> {
         call.check()?;
         // Tensor memory access cannot end a store where a group's rows end.
-        if offer.hopper
+        if capabilities.hopper
             && call.groups == 0
             && let Ok(operand_type) = wgmma::select::check(call)
         {
-            let (tiles, tiling) = wgmma::select::select(call, operand_type, offer.multiprocessors);
+            let (tiles, tiling) = wgmma::select::select(call, operand_type, capabilities.multiprocessors);
             return Ok(Self::Wgmma { tiles, tiling });
         }
-        if offer.ampere && mma::launch::check(call).is_ok() {
-            return Self::mma(call, offer);
+        if capabilities.ampere && mma::launch::check(call).is_ok() {
+            return Self::mma(call, capabilities);
         }
         Ok(Self::Portable)
     }
@@ -93,13 +93,13 @@ impl Plan {
     ///
     /// # Errors
     /// [`Declined`] if `mma` does not compute the call.
-    pub fn mma(call: &Matmul, offer: DeviceCapabilities) -> Result<Self, Declined> {
+    pub fn mma(call: &Matmul, capabilities: DeviceCapabilities) -> Result<Self, Declined> {
         call.check()?;
-        if !offer.ampere {
+        if !capabilities.ampere {
             return no("this device has no `mma.sync`, which comes with compute capability 8.0");
         }
         let operand_type = mma::launch::check(call)?;
-        let (tiles, tiling) = mma::launch::select(call, operand_type, offer);
+        let (tiles, tiling) = mma::launch::select(call, operand_type, capabilities);
         Ok(Self::Mma { tiles, tiling })
     }
 
@@ -154,7 +154,7 @@ fn splits_k(name: String, tiling: &Tiling) -> String {
     }
 }
 
-/// Only plain sums can be summed from parts.
+/// Only plain sums can be split along k.
 fn check_split_k(call: &Matmul, tiling: &Tiling) -> Result<(), Declined> {
     let simple = !call.bias && matches!(call.epilogue, Epilogue::Store | Epilogue::Accumulate);
     match (tiling.split_k > 1 || tiling.stream_k) && !simple {
@@ -345,7 +345,7 @@ impl Prepared {
         Ok(())
     }
 
-    /// Launches the kernel for the result; or for partial tiles, and adds these up.
+    /// Launches the kernel for the result; or for partial tiles, and reduces these.
     fn launch_and_reduce(
         &self,
         d: &Matrix,

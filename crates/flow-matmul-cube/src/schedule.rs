@@ -37,14 +37,14 @@ pub struct Item {
     pub begin: usize,
     /// Behind the last step.
     pub end: usize,
-    /// Number of the partial tile it writes, if summands are cut.
+    /// Number of the partial tile it writes, if summands are split.
     pub workspace_tile: usize,
 }
 
 /// All items, by block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
-    /// How it was cut.
+    /// Its tiling.
     pub tiling: Tiling,
     /// Items of each block, in order.
     pub blocks: Vec<Vec<Item>>,
@@ -101,7 +101,7 @@ impl Schedule {
         out
     }
 
-    /// All tiles whole, or cut into equal parts, part by part: blocks at work at the same time read the same summands.
+    /// All tiles whole, or in equal splits, split by split: blocks at work at the same time read the same summands.
     fn equal_splits(places: &[[usize; 2]], steps: usize, tiling: Tiling) -> Self {
         let split_k = tiling.split_k.clamp(1, steps.max(1));
         let bound = |part: usize| part * steps / split_k;

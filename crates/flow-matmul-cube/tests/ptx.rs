@@ -58,7 +58,7 @@ fn problems() -> Vec<Matmul> {
     ]
 }
 
-fn offer(shared_bytes: usize) -> DeviceCapabilities {
+fn capabilities(shared_bytes: usize) -> DeviceCapabilities {
     DeviceCapabilities {
         multiprocessors: 132,
         hopper: true,
@@ -142,7 +142,7 @@ fn mma_kernels_keep_their_registers_on_all_architectures() {
             // Layers of experts are those without a second pair; their weight gradients have no bias.
             let grouped = Matmul { groups: 8, ..call };
             for call in [call, grouped] {
-                let Ok(plan) = Plan::mma(&call, offer(shared_bytes)) else {
+                let Ok(plan) = Plan::mma(&call, capabilities(shared_bytes)) else {
                     continue;
                 };
                 let source = source(&call, &plan).expect("CubeCL compiles the kernels");

@@ -72,7 +72,7 @@ proptest! {
 #[test]
 fn older_devices_get_older_kernels() {
     let call = Matmul::plain(Layout::Nt, [1024, 1152, 1152], Element::Bf16);
-    let name = |offer| Plan::new(&call, offer).expect("a plan").name();
+    let name = |capabilities| Plan::new(&call, capabilities).expect("a plan").name();
     assert!(name(H100).starts_with("wgmma_nt_"));
     let ampere = DeviceCapabilities {
         hopper: false,

@@ -14,7 +14,7 @@ pub struct Buffers {
     /// Queries.
     pub q: Heads,
     /// Keys and values of each segment that has any.
-    pub segment_count: Vec<KeyValues>,
+    pub kv_segments: Vec<KeyValues>,
     /// Gradient of the result.
     pub d_o: Heads,
     /// Room for the result.
@@ -61,7 +61,7 @@ impl Buffers {
         };
         Self {
             q: given(&data.q),
-            segment_count: pairs(&given),
+            kv_segments: pairs(&given),
             d_o: given(&data.d_o),
             o: wanted(&data.q),
             lse: statistics(),

@@ -86,7 +86,7 @@ pub(super) fn copy_tile(
     }
 }
 
-/// Starts copying tile `tile` of keys, or of values, of the part it is in.
+/// Starts copying tile `tile` of keys, or of values, from its segment.
 #[cube]
 pub(super) fn copy_streamed(
     first: &Tensor<Eight>,
@@ -114,7 +114,7 @@ pub(super) fn copy_streamed(
     }
 }
 
-/// Writes a warp's 16 rows, times the factors of this thread's two, to the rows from `row` on of a tensor with `exist` rows.
+/// Writes a warp's 16 rows (this thread's two scaled) to the rows from `row` on of a tensor with `exist` rows.
 /// They take the place of 16 rows of a tile that this warp alone has read; `place` is the byte address of the first, and
 /// the tile's panels have `rows` rows.
 #[cube]

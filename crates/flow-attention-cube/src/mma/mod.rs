@@ -83,8 +83,8 @@ impl Kernels for Mma {
         Ok(())
     }
 
-    fn select(problem: &Problem, masked: bool, offer: DeviceCapabilities) -> Selection {
-        select::select(problem, masked, offer)
+    fn select(problem: &Problem, masked: bool, capabilities: DeviceCapabilities) -> Selection {
+        select::select(problem, masked, capabilities)
     }
 
     fn forward_mask(

@@ -15,13 +15,19 @@ enum Side {
 pub type Selection = crate::prepared::Selection<ForwardTiles, BackwardTiles>;
 
 /// The first that fits; the last always does, where there are 99 KiB as there are from compute capability 8.0 on.
-fn first_that_fits<T: Copy>(candidates: &[T], offer: DeviceCapabilities, bytes: impl Fn(&T) -> usize) -> T {
-    let fits = candidates.iter().find(|tiles| bytes(tiles) <= offer.shared_bytes);
+fn first_that_fits<T: Copy>(
+    candidates: &[T],
+    capabilities: DeviceCapabilities,
+    bytes: impl Fn(&T) -> usize,
+) -> T {
+    let fits = candidates
+        .iter()
+        .find(|tiles| bytes(tiles) <= capabilities.shared_bytes);
     *fits.unwrap_or(&candidates[candidates.len() - 1])
 }
 
 /// The table. `masked`: whether the call has a mask.
-pub(super) fn select(problem: &Problem, masked: bool, offer: DeviceCapabilities) -> Selection {
+pub(super) fn select(problem: &Problem, masked: bool, capabilities: DeviceCapabilities) -> Selection {
     let (head_dim, operand_type, two_segments, stages) =
         (problem.head_dim, problem.operand_type, problem.keys[1] > 0, 2);
     // (keys of a tile, row groups)
@@ -73,10 +79,10 @@ pub(super) fn select(problem: &Problem, masked: bool, offer: DeviceCapabilities)
             two_segments: two_segments && side == Side::Queries,
         };
         let all: Vec<BackwardTiles> = cuts.iter().map(tiles).collect();
-        first_that_fits(&all, offer, BackwardTiles::shared_bytes)
+        first_that_fits(&all, capabilities, BackwardTiles::shared_bytes)
     };
     Selection {
-        forward: first_that_fits(&forward, offer, ForwardTiles::shared_bytes),
+        forward: first_that_fits(&forward, capabilities, ForwardTiles::shared_bytes),
         queries: backward(queries, KvGradients::Both, Side::Queries),
         keys: sums
             .iter()

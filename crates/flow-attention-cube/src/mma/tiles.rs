@@ -4,7 +4,7 @@ use crate::prepared::KvGradients;
 use flow_cube::mma::{Left, Product};
 use flow_cube::wgmma::OperandType;
 
-/// How the forward kernel cuts its work.
+/// Tile sizes of the forward kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ForwardTiles {
     /// Channels of a head; a multiple of 8, at most 256.
@@ -61,8 +61,8 @@ impl ForwardTiles {
     }
 }
 
-/// How the backward kernels cut their work. One kind of rows is *stationary*: a block keeps its tile and sums up its
-/// gradient. The other kind *passes*, tile by tile.
+/// Tile sizes of the backward kernels. One operand is *stationary*: a block keeps its tile and sums up its
+/// gradient. The other is *streamed*, tile by tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BackwardTiles {
     /// Channels of a head; a multiple of 8, at most 256.

@@ -110,7 +110,7 @@ pub fn backward(
     dq: &Heads,
     gradients: &[KeyValues],
 ) -> Result<(), Declined> {
-    if gradients.len() != call.segment_count.len() {
+    if gradients.len() != call.kv_segments.len() {
         return Err(Declined::Segments {
             found: gradients.len(),
         });
@@ -183,7 +183,7 @@ fn launch_backward<F: Float>(
             call.tiles(),
         );
     }
-    for (index, (segment, gradient)) in call.segment_count.iter().zip(gradients).enumerate() {
+    for (index, (segment, gradient)) in call.kv_segments.iter().zip(gradients).enumerate() {
         let Some(list) = &call.mask.keys[index] else {
             continue;
         };

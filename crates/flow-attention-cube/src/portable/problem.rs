@@ -35,7 +35,7 @@ pub struct Call<'a> {
     /// Queries `[B, H, S_q, D]`.
     pub q: &'a Heads,
     /// Keys and values in one or two segments; the second follows on the first.
-    pub segment_count: &'a [KeyValues],
+    pub kv_segments: &'a [KeyValues],
     /// Scale of the scores, usually `1 / sqrt(D)`.
     pub scale: f32,
     /// Type of all elements.
@@ -65,17 +65,17 @@ impl Call<'_> {
     }
 
     pub(super) fn kv_heads(&self) -> usize {
-        self.segment_count[0].k.shape[1]
+        self.kv_segments[0].k.shape[1]
     }
 
     /// Keys of segment `i`; none if it is missing.
     pub(super) fn keys(&self, i: usize) -> usize {
-        self.segment_count.get(i).map_or(0, |segment| segment.k.shape[2])
+        self.kv_segments.get(i).map_or(0, |segment| segment.k.shape[2])
     }
 
     /// Keys and values of segment `i`; those of the first stand for a missing one, and are not read.
     pub(super) fn segment(&self, i: usize) -> &KeyValues {
-        self.segment_count.get(i).unwrap_or(&self.segment_count[0])
+        self.kv_segments.get(i).unwrap_or(&self.kv_segments[0])
     }
 
     /// Whether the kernels take the call, with these further operands of the shape of queries, and these of the shape
@@ -88,9 +88,9 @@ impl Call<'_> {
         statistics: &[(&'static str, &Statistics)],
     ) -> Result<AddressType, Declined> {
         let [batch, heads, queries, head_dim] = self.q.shape;
-        if self.segment_count.is_empty() || self.segment_count.len() > 2 {
+        if self.kv_segments.is_empty() || self.kv_segments.len() > 2 {
             return Err(Declined::Segments {
-                found: self.segment_count.len(),
+                found: self.kv_segments.len(),
             });
         }
         let kv_heads = self.kv_heads();
@@ -102,7 +102,7 @@ impl Call<'_> {
             same_shape(name, found, self.q.shape, ", as q")?;
             operands.push((name, found));
         }
-        for (index, segment) in self.segment_count.iter().enumerate() {
+        for (index, segment) in self.kv_segments.iter().enumerate() {
             let expected = [batch, kv_heads, segment.k.shape[2], head_dim];
             let (k, v) = [("k", "v"), ("k of segment 1", "v of segment 1")][index];
             same_shape(k, &segment.k, expected, ", to go with q and the other segment")?;

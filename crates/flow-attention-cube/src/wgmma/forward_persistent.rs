@@ -5,10 +5,10 @@
 //! at its end for its output to be read from shared memory; and with 128 channels nothing else runs on its multiprocessor
 //! meanwhile. Here the tiles of all its items (128 queries of a head each) are one row to it, so that the first tiles of an item, and its
 //! queries, are on their way while the item before ends, its first scores are multiplied together with the last values of that, and the
-//! output leaves before the next turn.
+//! output leaves before the next tile.
 //!
-//! All turns are one loop with nothing else in it. What an item's boundary takes stands outside, around the turn in which the items overlap: in the
-//! loop it would be jumped over in every turn, and what is jumped to waits for instructions (`bench/results/attention-ladder.md`, steps 62
+//! All tiles are one loop with nothing else in it. What an item's boundary takes stands outside, around the tile in which the items overlap: in the
+//! loop it would be jumped over in every iteration, and what is jumped to waits for instructions (`bench/results/attention-ladder.md`, steps 62
 //! to 68).
 //!
 //! See [`tile_scheduler`](crate::tile_scheduler) for the lists, and [`online_softmax`](super::online_softmax) for rows that overflow.
@@ -322,7 +322,7 @@ pub fn forward_persistent<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW
                 tma::wait_read(0usize);
                 named_sync(warpgroup + 1, 128u32);
             }
-            // All turns but the block's first. The loop ends before an item's first turn and behind it.
+            // All tiles but the block's first. The loop ends before an item's first tile and behind it.
             let mut in_item = true.runtime();
             let mut began = false.runtime();
             while in_item {

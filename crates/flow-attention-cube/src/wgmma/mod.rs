@@ -37,7 +37,7 @@ pub type Prepared = crate::prepared::Prepared<Wgmma>;
 /// A mask on the device, for one of the forward kernels.
 #[derive(Clone, Debug)]
 pub enum ForwardMask {
-    /// For blocks that start in turn, or without a mask.
+    /// For a grid with one block for each work tile, or without a mask.
     Grid(BlockMask),
     /// For persistent blocks.
     Persistent(ScheduledMask),

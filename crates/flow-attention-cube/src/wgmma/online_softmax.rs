@@ -25,7 +25,7 @@ const NO_MAX: f32 = f32::MIN;
 /// What the weights of a tile may come to in a thread: `2^13`, so that a weight fits into f16.
 const LIMIT: f32 = 8192.0;
 
-/// From where on weights have lost their proportion, or the product of weights and values may: `2^100`.
+/// Weights above this overflow, or the product of weights and values may: `2^100`.
 const OVERFLOW: f32 = 1.267_650_6e30;
 
 /// In a thread's word: its first row overflowed.
@@ -101,7 +101,7 @@ impl OnlineSoftmax {
         self.raise_max::<N>(scores, scale_log2, keys);
     }
 
-    /// Raises the shifts of rows that look to the tile's largest scores; by what sums over values are to be scaled. For all
+    /// Raises the row maxima of rows that need it to the tile's largest scores; by what sums over values are to be scaled. For all
     /// threads of a warp.
     pub fn raise_max<N: Size>(
         &mut self,
@@ -188,7 +188,7 @@ impl OnlineSoftmax {
     }
 }
 
-/// Whether a row looks at a tile before it is weighed.
+/// Whether a row needs the maximum of a tile before its exponentials.
 #[cube]
 fn row_needs_max(row_max: f32, overflowed_before: bool) -> bool {
     overflowed_before || row_max == NO_MAX

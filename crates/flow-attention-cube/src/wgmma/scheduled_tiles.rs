@@ -43,7 +43,7 @@ pub(super) fn partial_mask_of(record_words: &[u32], at: u32, warpgroup: u32) -> 
 
 /// Starts the copy of the tile of record `at`, of keys or of values. For a whole warp.
 ///
-/// The record is read here: the partial mask that stands beside it was read two tiles before, so it is in the cache of the multiprocessor.
+/// The record is read here: its partial mask was read two tiles before, so it is in the cache of the multiprocessor.
 #[cube]
 pub(super) fn fill_record<E: Numeric>(
     barrier: u32,

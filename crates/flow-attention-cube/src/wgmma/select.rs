@@ -11,15 +11,15 @@ pub type Selection = crate::prepared::Selection<ForwardTiles, BackwardTiles>;
 pub fn select(problem: &Problem, masked: bool) -> Selection {
     let (head_dim, operand_type, two_segments) =
         (problem.head_dim, problem.operand_type, problem.keys[1] > 0);
-    // (keys of a tile, warpgroups, stages, taking turns)
+    // (keys of a tile, warpgroups, stages, ping-pong)
     let (keys, warpgroups, stages, ping_pong) = match head_dim {
         ..=64 => (128, 1, 2, false),
-        // Tiles of masks are narrow, so that fewer are visited in part.
+        // Tiles of masks are narrow, so that fewer of them are partial.
         65..=128 if problem.keys[0] >= 4096 && !masked => (176, 2, 2, true),
         65..=128 => (128, 2, 2, true),
         _ => (80, 2, 1, false),
     };
-    // Stationary rows that stay in registers, in steps of 16 channels: what adds no spill and takes no block from a multiprocessor.
+    // Fragments of the stationary operand kept in registers, in steps of 16 channels: as many as neither spill nor cost a block.
     let steps = |fragment: usize| fragment.min(head_dim.div_ceil(16));
     let q_register_steps = match head_dim {
         ..=64 => steps(2),
@@ -66,12 +66,12 @@ pub fn select(problem: &Problem, masked: bool) -> Selection {
             q_register_steps,
             operand_type,
             masked,
-            // Where one block fills a multiprocessor, what it does besides its tiles has none beside it. With 64 channels three do.
+            // Where one block fills a multiprocessor, nothing hides its prologue and epilogue. With 64 channels three blocks do.
             persistent: masked && ping_pong && q_register_steps == head_dim.div_ceil(16),
             two_segments,
         },
         queries: BackwardTiles {
-            // Where lists are, the two fall into step otherwise; without, they do not, and turns cost 5 %.
+            // With a mask the two warpgroups fall into step without ping-pong; without a mask they do not, and ping-pong costs 5 %.
             ping_pong: masked && backward_warpgroups == 2,
             uniform_warpgroup: true,
             ..backward(KvGradients::Both, beside_queries)

@@ -7,7 +7,7 @@ use flow_cube::wgmma::{OperandType, Steps};
 /// Multiprocessors of an H100.
 pub(super) const MULTIPROCESSORS: u32 = 132;
 
-/// How the forward kernel cuts its work.
+/// Tile sizes of the forward kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ForwardTiles {
     /// Channels of a head; a multiple of 8, at most 256.
@@ -18,7 +18,7 @@ pub struct ForwardTiles {
     pub warpgroups: usize,
     /// Tiles of keys, and of values, that shared memory holds.
     pub stages: usize,
-    /// Whether two warpgroups take turns at the tensor cores.
+    /// Whether two warpgroups run in ping-pong: one uses the tensor cores while the other computes its softmax.
     pub ping_pong: bool,
     /// Steps of 16 channels of its queries that a warpgroup keeps in registers, and does not read from shared memory for each
     /// tile.
@@ -27,7 +27,7 @@ pub struct ForwardTiles {
     pub operand_type: OperandType,
     /// Whether a list says which tiles of keys are visited, and what of them is seen.
     pub masked: bool,
-    /// Whether blocks are persistent and go through items that they are assigned, or start once for each. Wants a mask, two warpgroups that take turns, two
+    /// Whether blocks are persistent and go through assigned work items, or one block is launched for each. Needs a mask, ping-pong, two
     /// stages, and all steps of the queries in registers, so that those of the next item may come meanwhile.
     pub persistent: bool,
     /// Whether keys and values are in two segments.
@@ -95,8 +95,8 @@ impl ForwardTiles {
     }
 }
 
-/// How the backward kernels cut their work. One kind of rows is *stationary*: a block keeps its tile and sums up its
-/// gradient. The other kind *passes*, tile by tile.
+/// Tile sizes of the backward kernels. One operand is *stationary*: a block keeps its tile and sums up its
+/// gradient. The other is *streamed*, tile by tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BackwardTiles {
     /// Channels of a head; a multiple of 8, at most 256.
@@ -125,7 +125,7 @@ pub struct BackwardTiles {
     /// Splits of the streamed queries in the kernel for keys, a block for each. Their sums go to memory, and are summed by
     /// a kernel of their own. That for queries does not read it.
     pub split_q: usize,
-    /// Whether two warpgroups take turns at the tensor cores, in the kernel for queries; that for keys does not read it.
+    /// Whether two warpgroups of the kernel for queries run in ping-pong; the kernel for keys ignores it.
     pub ping_pong: bool,
     /// Whether the compiler sees that a warpgroup's number is the same in all threads of a warp, and keeps what follows from it out of their
     /// registers.

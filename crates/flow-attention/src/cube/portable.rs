@@ -83,7 +83,7 @@ impl PortableAttention {
 struct Operands {
     tensors: Arc<[CubeTensor]>,
     q: Heads,
-    segments: Vec<KeyValues>,
+    kv_segments: Vec<KeyValues>,
     element: Element,
     mask: Arc<PortableMask>,
     scale: f32,
@@ -103,7 +103,7 @@ impl Operands {
     fn call(&self) -> Problem<'_> {
         Problem {
             q: &self.q,
-            segments: &self.segments,
+            kv_segments: &self.kv_segments,
             scale: self.scale,
             element: self.element,
             mask: &self.mask,
@@ -197,7 +197,7 @@ impl AttentionBackend for PortableAttention {
             let views: Vec<Heads> = tensors.iter().map(heads).collect();
             let operands = Operands {
                 q: views[0].clone(),
-                segments: pairs(&views[1..]),
+                kv_segments: pairs(&views[1..]),
                 tensors,
                 element,
                 mask,

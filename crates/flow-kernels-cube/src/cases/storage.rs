@@ -50,17 +50,17 @@ fn not_a_number(checker: &mut Checker<'_>) {
     let client = checker.client().clone();
     let values = [0x7FF8_0000_0000_0000, 0x7FFF_FFFF_FFFF_FFFF, u64::MAX].map(f64::from_bits);
     let value = Buffer::upload(&client, &values, Element::F32);
-    let [upper, lower] = [(); 2].map(|()| checker.room(values.len(), Element::Bf16));
+    let [high, low] = [(); 2].map(|()| checker.room(values.len(), Element::Bf16));
     let back = Buffer::upload(&client, &[0.0; 3], Element::F32);
     let halves = SplitF32 {
-        upper: &upper,
-        lower: &lower,
+        high: &high,
+        low: &low,
     };
     let done = halves.split(&client, &value);
     checker.accept("split of NaN", done);
     let done = join(&client, &[(halves, &back)]);
     checker.accept("join of NaN", done);
-    for (what, of) in [("upper half", &upper), ("halves together", &back)] {
+    for (what, of) in [("high half", &high), ("halves together", &back)] {
         let found = checker.download(of);
         if !found.iter().all(|value| value.is_nan()) {
             checker.fail(format!("{what} of NaN: {found:?}"));
@@ -86,19 +86,19 @@ fn halves(checker: &mut Checker<'_>) {
     for length in LENGTHS {
         let values = values(length);
         let value = Buffer::upload(&client, &values, Element::F32);
-        let [upper, lower] = [(); 2].map(|()| checker.room(length, Element::Bf16));
+        let [high, low] = [(); 2].map(|()| checker.room(length, Element::Bf16));
         let back = checker.room(length, Element::F32);
         let halves = SplitF32 {
-            upper: &upper,
-            lower: &lower,
+            high: &high,
+            low: &low,
         };
         let done = halves.split(&client, &value);
         checker.accept("split", done);
         let done = join(&client, &[(halves, &back)]);
         checker.accept("join", done);
         let want: Vec<f64> = values.iter().map(|value| nearest(*value)).collect();
-        let (upper, back) = (checker.download(&upper), checker.download(&back));
-        checker.same(&format!("upper halves of {length}: the nearest"), &upper, &want);
+        let (high, back) = (checker.download(&high), checker.download(&back));
+        checker.same(&format!("high halves of {length}: the nearest"), &high, &want);
         checker.same(&format!("halves of {length}, joined"), &back, &values);
     }
 }
@@ -109,7 +109,7 @@ struct Case {
     /// Weight, first and second moment.
     whole: [Buffer; 3],
     halves: [Buffer; 3],
-    lower: Buffer,
+    low: Buffer,
     narrow: [Buffer; 3],
     /// What bf16 becomes before it is rounded.
     wide: [Buffer; 3],
@@ -129,21 +129,21 @@ impl Case {
         };
         let with = |weight: Buffer| [weight, checker.upload(&first), checker.upload(&second)];
         let whole = with(Buffer::upload(&client, &weight.values, Element::F32));
-        let upper = with(Buffer::empty(&client, length, Element::Bf16));
+        let high = with(Buffer::empty(&client, length, Element::Bf16));
         let narrow = with(Buffer::upload(&client, &short.values, Element::Bf16));
         let wide = with(Buffer::upload(&client, &short.values, Element::F32));
-        let lower = checker.room(length, Element::Bf16);
+        let low = checker.room(length, Element::Bf16);
         let halves = SplitF32 {
-            upper: &upper[0],
-            lower: &lower,
+            high: &high[0],
+            low: &low,
         };
         let done = halves.split(&client, &whole[0]);
         checker.accept("split", done);
         Self {
             gradient: checker.upload(&gradient),
             whole,
-            halves: upper,
-            lower,
+            halves: high,
+            low,
             narrow,
             wide,
         }
@@ -151,8 +151,8 @@ impl Case {
 
     fn in_halves(&self) -> SplitF32<'_> {
         SplitF32 {
-            upper: &self.halves[0],
-            lower: &self.lower,
+            high: &self.halves[0],
+            low: &self.low,
         }
     }
 
@@ -192,7 +192,7 @@ fn steps(checker: &mut Checker<'_>, moments: Element) {
         let all = cases.iter().zip(streams.clone()).flat_map(|(case, stream)| {
             [
                 case.updated(&case.whole, MasterWeight::Nothing),
-                case.updated(&case.halves, MasterWeight::Lower(&case.lower)),
+                case.updated(&case.halves, MasterWeight::Low(&case.low)),
                 case.updated(&case.narrow, MasterWeight::Stream(stream)),
                 case.updated(&case.wide, MasterWeight::Nothing),
             ]

@@ -147,7 +147,7 @@ impl Held {
         match self {
             Self::Nothing => Is::Nothing,
             Self::Copy(copy) => Is::Copy(copy),
-            Self::Lower(lower) => Is::Lower(lower),
+            Self::Lower(lower) => Is::Low(lower),
             Self::Stream(stream) => Is::Stream(*stream),
         }
     }
@@ -158,8 +158,8 @@ pub(super) fn split(value: &RawTensor) -> SplitF32 {
     let value = Operand::read_as(value, Element::F32);
     let [upper, lower] = [(); 2].map(|()| value.empty(&value.shape(), Element::Bf16));
     let halves = InSplitF32 {
-        upper: &upper.buffer(),
-        lower: &lower.buffer(),
+        high: &upper.buffer(),
+        low: &lower.buffer(),
     };
     expect_launched("split", halves.split(value.client(), &value.buffer()));
     SplitF32 {
@@ -180,7 +180,15 @@ pub(super) fn join(all: &[SplitF32]) -> Vec<RawTensor> {
         .map(|(upper, lower, value)| [upper.buffer(), lower.buffer(), value.buffer()])
         .collect();
     let halves: Vec<(InSplitF32<'_>, &Buffer)> = (buffers.iter())
-        .map(|[upper, lower, value]| (InSplitF32 { upper, lower }, value))
+        .map(|[upper, lower, value]| {
+            (
+                InSplitF32 {
+                    high: upper,
+                    low: lower,
+                },
+                value,
+            )
+        })
         .collect();
     if let Some((first, ..)) = all.first() {
         expect_launched("join", split_f32::join(first.client(), &halves));

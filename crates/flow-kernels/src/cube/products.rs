@@ -112,10 +112,10 @@ impl Products {
     #[cfg(feature = "cuda")]
     fn compile_ahead(&self, client: &flow_core::cube::Client, prepared: &Prepared) {
         self.precompiler.compile(client, || {
-            let offer = DeviceCapabilities::of(client);
+            let capabilities = DeviceCapabilities::of(client);
             let backward = super::backward_products::backward_of(prepared.call(), self.gradients);
             let backward = backward.into_iter().filter_map(move |call| {
-                let plan = flow_matmul_cube::prepared::Plan::new(&call, offer).ok()?;
+                let plan = flow_matmul_cube::prepared::Plan::new(&call, capabilities).ok()?;
                 Some(plan.kernels(client, &call))
             });
             prepared.kernels().into_iter().chain(backward.flatten())

@@ -9,10 +9,10 @@ use flow_matmul_cube::tensors::Matrix;
 use flow_matmul_cube::wgmma::select::{self, Shape, shape};
 
 /// The plan with tiles `kind`, its summands in `split_k` parts.
-pub fn plan(call: &Matmul, offer: DeviceCapabilities, kind: Shape, split_k: usize) -> Plan {
+pub fn plan(call: &Matmul, capabilities: DeviceCapabilities, kind: Shape, split_k: usize) -> Plan {
     let operand_type = select::check(call).expect("tensor cores take the call");
     let tiles = shape(call, operand_type, kind);
-    let Ok(Plan::Wgmma { tiling, .. }) = Plan::new(call, offer) else {
+    let Ok(Plan::Wgmma { tiling, .. }) = Plan::new(call, capabilities) else {
         panic!("the device takes the call");
     };
     let tiling = flow_matmul_cube::schedule::Tiling {
@@ -26,10 +26,10 @@ pub fn plan(call: &Matmul, offer: DeviceCapabilities, kind: Shape, split_k: usiz
 }
 
 /// The cases of a layout on older tensor cores' kernel, summands whole and in parts.
-pub fn older(client: &Client, offer: DeviceCapabilities, layout: Layout, element: Element) -> bool {
+pub fn older(client: &Client, capabilities: DeviceCapabilities, layout: Layout, element: Element) -> bool {
     let (mut good, mut count) = (true, 0);
     for call in problems(layout, element, &SIZES) {
-        let Ok(plan) = Plan::mma(&call, offer) else {
+        let Ok(plan) = Plan::mma(&call, capabilities) else {
             // Odd numbers of columns.
             continue;
         };
@@ -91,7 +91,7 @@ pub fn one(client: &Client, call: Matmul, plan: Plan) -> bool {
 }
 
 /// Groups of rows, some of them empty, against f64.
-pub fn groups(client: &Client, offer: DeviceCapabilities) -> bool {
+pub fn groups(client: &Client, capabilities: DeviceCapabilities) -> bool {
     let mut good = true;
     for layout in [Layout::Nt, Layout::Nn, Layout::Tn] {
         for (sizes, [n, k]) in [
@@ -109,7 +109,7 @@ pub fn groups(client: &Client, offer: DeviceCapabilities) -> bool {
                 ..Matmul::plain(layout, size, Element::Bf16)
             };
             // The columns of a weight gradient are k here, and must be even, too.
-            let Ok(plan) = Plan::mma(&call, offer) else {
+            let Ok(plan) = Plan::mma(&call, capabilities) else {
                 continue;
             };
             if let Some(why) = wrong_groups(client, layout, sizes, [n, k], Element::Bf16, plan) {
@@ -146,7 +146,7 @@ pub fn sums(client: &Client) -> bool {
 /// The cases of a layout with one kind of tiles; with none, with those of the table.
 pub fn cases(
     client: &Client,
-    offer: DeviceCapabilities,
+    capabilities: DeviceCapabilities,
     layout: Layout,
     element: Element,
     kind: Option<Shape>,
@@ -158,8 +158,8 @@ pub fn cases(
             continue;
         }
         let plan = match kind {
-            Some(kind) => plan(&call, offer, kind, 1),
-            None => match Plan::new(&call, offer) {
+            Some(kind) => plan(&call, capabilities, kind, 1),
+            None => match Plan::new(&call, capabilities) {
                 Ok(plan) => plan,
                 Err(error) => {
                     println!("  WRONG {call:?}: declined: {error}");
@@ -177,7 +177,7 @@ pub fn cases(
         if splits && let Some(kind) = kind {
             // 0: balanced.
             for split_k in [2, 3, 0] {
-                let plan = self::plan(&call, offer, kind, split_k);
+                let plan = self::plan(&call, capabilities, kind, split_k);
                 count += 1;
                 if let Some(why) = wrong(client, call, plan) {
                     println!("  WRONG {} {call:?}: {why}", plan.name());
@@ -195,7 +195,7 @@ pub fn cases(
 }
 
 /// Big shapes, by the table, on sampled elements.
-pub fn big(client: &Client, offer: DeviceCapabilities) -> bool {
+pub fn big(client: &Client, capabilities: DeviceCapabilities) -> bool {
     let mut good = true;
     for (layout, size) in [
         (Layout::Nt, [16_384, 1152, 1152]),
@@ -206,7 +206,7 @@ pub fn big(client: &Client, offer: DeviceCapabilities) -> bool {
         (Layout::Nt, [21_712, 32, 1536]),
     ] {
         let call = Matmul::plain(layout, size, Element::Bf16);
-        let plan = match Plan::new(&call, offer) {
+        let plan = match Plan::new(&call, capabilities) {
             Ok(plan) => plan,
             Err(error) => {
                 println!("  WRONG {call:?}: {error}");
@@ -225,7 +225,7 @@ pub fn big(client: &Client, offer: DeviceCapabilities) -> bool {
 }
 
 /// Whether a row's bits depend on other rows, on how many there are, or on the tiles.
-pub fn rows_alone(client: &Client, offer: DeviceCapabilities) -> bool {
+pub fn rows_alone(client: &Client, capabilities: DeviceCapabilities) -> bool {
     let mut good = true;
     for layout in [Layout::Nt, Layout::Nn] {
         let mut known: Option<Vec<u8>> = None;
@@ -250,8 +250,8 @@ pub fn rows_alone(client: &Client, offer: DeviceCapabilities) -> bool {
                 ..Matmul::plain(layout, [m, 520, 1000], Element::Bf16)
             };
             let plan = match kind {
-                Some(kind) => plan(&call, offer, kind, 1),
-                None => Plan::new(&call, offer).expect("the device takes the call"),
+                Some(kind) => plan(&call, capabilities, kind, 1),
+                None => Plan::new(&call, capabilities).expect("the device takes the call"),
             };
             // The matrices of 700 rows, cut off.
             let whole = Case::new(client, Matmul { m: 700, ..call }, 9);

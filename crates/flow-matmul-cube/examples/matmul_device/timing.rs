@@ -247,12 +247,12 @@ pub fn spread(mut samples: Vec<f64>) -> [f64; 3] {
 /// Seconds of one product by the table's plan, and what it is, as JSON.
 pub fn answer(
     client: &Client,
-    offer: DeviceCapabilities,
+    capabilities: DeviceCapabilities,
     name: &str,
     call: Matmul,
     repeats: usize,
 ) -> Result<String, String> {
-    let plan = Plan::new(&call, offer).map_err(|error| error.to_string())?;
+    let plan = Plan::new(&call, capabilities).map_err(|error| error.to_string())?;
     let seconds = time(client, call, &[plan], repeats).swap_remove(0)?;
     let layout = match call.layout {
         Layout::Nt => "NT",

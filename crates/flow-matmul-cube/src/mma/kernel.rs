@@ -60,7 +60,7 @@ fn copy_tile(
 }
 
 /// `D = epilogue(op(A) op(B) + op(A₂) op(B₂) + bias)`, or partial tiles of splits of the summands. A block for a tile, and
-/// for part `CUBE_POS_Y` of its `steps` steps. `d` and `other` are words: of two values, or of one if it is f32; their
+/// for split `CUBE_POS_Y` of its `steps` steps. `d` and `other` are words: of two values, or of one if it is f32; their
 /// strides are in words. `bias` and `gate` are pairs. `offsets` says where the rows of `groups` groups begin; in weight
 /// gradients a group is `CUBE_POS_Y`.
 #[cube(launch_unchecked)]
@@ -196,7 +196,7 @@ pub fn mma_matmul<N: Size>(
 
     let mut sums = Vector::<f32, N>::new(0.0f32);
     for at in begin..end + comptime!(stages as u32 - 1) {
-        // The copy that this turn starts is of step `at`, the product of the step before the copies under way.
+        // The copy that this iteration starts is of step `at`, the product of the step before the copies under way.
         if at >= begin + comptime!(stages as u32 - 1) {
             wait(comptime!(stages - 2));
             sync_cube();

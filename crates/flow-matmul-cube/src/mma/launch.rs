@@ -29,21 +29,25 @@ pub fn check(call: &Matmul) -> Result<OperandType, Declined> {
     Ok(operand_type)
 }
 
-/// Tiles and cut of a call: weight gradients are cut into parts until there are two blocks for each multiprocessor.
-pub(crate) fn select(call: &Matmul, operand_type: OperandType, offer: DeviceCapabilities) -> (Tiles, Tiling) {
+/// Tiles and tiling of a call: weight gradients are split along k until there are two blocks for each multiprocessor.
+pub(crate) fn select(
+    call: &Matmul,
+    operand_type: OperandType,
+    capabilities: DeviceCapabilities,
+) -> (Tiles, Tiling) {
     let steps = call.k.div_ceil(STEP) + call.rank.div_ceil(STEP);
     let blocks = call.m.div_ceil(SIDE) * call.n.div_ceil(SIDE);
     let simple = !call.bias && matches!(call.epilogue, Epilogue::Store | Epilogue::Accumulate);
     let split_k = match call.layout {
         Layout::Tn if simple && call.groups == 0 => {
-            (2 * offer.multiprocessors / blocks).clamp(1, (steps / 8).max(1))
+            (2 * capabilities.multiprocessors / blocks).clamp(1, (steps / 8).max(1))
         }
         _ => 1,
     };
     let tiles = Tiles {
         layout: call.layout,
         operand_type,
-        stages: Tiles::stages(offer.shared_bytes),
+        stages: Tiles::stages(capabilities.shared_bytes),
         low_rank: call.rank > 0,
         grouped: call.groups > 0,
         splits_k: split_k > 1,

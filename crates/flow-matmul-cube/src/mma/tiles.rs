@@ -1,4 +1,4 @@
-//! How a block of the `mma` kernel cuts its work.
+//! Tile sizes of the `mma` kernel.
 
 use super::product::Product;
 use crate::problem::Layout;
@@ -25,7 +25,7 @@ pub struct Tiles {
     pub low_rank: bool,
     /// Whether rows are in groups with a second operand each.
     pub grouped: bool,
-    /// Whether a block writes a partial tile, one part of the summands.
+    /// Whether a block writes a partial tile, the sum of one split of the summands.
     pub splits_k: bool,
 }
 

@@ -1,4 +1,4 @@
-//! From sums in registers to the result: bias, activation, gate and residual, derivative, accumulation.
+//! The epilogue of the `wgmma` kernel: from accumulators to the result, through shared memory.
 //!
 //! Sums go in epilogue subtiles of 64 rows by 128 bytes through shared memory, swizzled, and out by the tensor memory accelerator,
 //! which leaves out what the result does not have. What an epilogue reads beside the sums comes in the same way, into the

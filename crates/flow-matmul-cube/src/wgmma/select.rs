@@ -25,7 +25,7 @@ pub fn check(call: &Matmul) -> Result<OperandType, Declined> {
     Ok(operand_type)
 }
 
-/// Tiles and cut of a call on a device with `multiprocessors` multiprocessors.
+/// Tiles and tiling of a call on a device with `multiprocessors` multiprocessors.
 pub fn select(call: &Matmul, operand_type: OperandType, multiprocessors: usize) -> (Tiles, Tiling) {
     let steps = call.k.div_ceil(STEP) + call.rank.div_ceil(STEP);
     let low_rank = call.rank > 0;

@@ -1,4 +1,4 @@
-//! How a block of the `wgmma` kernel cuts its work, and how products walk through shared memory.
+//! Tile sizes of the `wgmma` kernel, and how products walk through shared memory.
 
 use crate::problem::Layout;
 use crate::schedule::STEP;
