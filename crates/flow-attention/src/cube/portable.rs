@@ -6,7 +6,7 @@ use crate::node::through;
 use burn::backend::DispatchTensor;
 use burn::tensor::DType;
 use flow_attention_cube::Element;
-use flow_attention_cube::portable::{self, KeyValues, PortableMask, Problem, Statistics, check_device};
+use flow_attention_cube::portable::{self, Call, KeyValues, PortableMask, Statistics, check_device};
 use flow_attention_cube::tensors::Heads;
 use flow_core::cube::{Client, CubeTensor, LaunchesOn, empty_like, wrap};
 use flow_core::ops::Stash;
@@ -100,8 +100,8 @@ fn pairs(heads: &[Heads]) -> Vec<KeyValues> {
 }
 
 impl Operands {
-    fn call(&self) -> Problem<'_> {
-        Problem {
+    fn call(&self) -> Call<'_> {
+        Call {
             q: &self.q,
             kv_segments: &self.kv_segments,
             scale: self.scale,

@@ -24,7 +24,7 @@ use std::sync::Arc;
 /// What a call asks for besides its operands.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AttentionSpec {
-    /// OperandType on the scores; without one, `1/sqrt(D)`.
+    /// Factor on the scores; without one, `1/sqrt(D)`.
     pub scale: Option<f32>,
     /// Which query sees which key; without one, each sees all. Keys of a second part are numbered after the first's.
     pub mask: Option<Arc<Mask>>,
@@ -115,7 +115,7 @@ pub struct AttentionCall {
     pub kv_heads: usize,
     /// `D`.
     pub head_dim: usize,
-    /// OperandType on the scores.
+    /// Factor on the scores.
     pub scale: f32,
     /// Which query sees which key; `None` if each sees all.
     pub mask: Option<Arc<Mask>>,
