@@ -25,7 +25,7 @@ pub struct Selection<F, B> {
     pub forward: F,
     /// Gradient of queries.
     pub queries: B,
-    /// Gradients of keys and values: one launch, or one for each. All cut the same way.
+    /// Gradients of keys and values: one launch, or one for each, with the same tile sizes.
     pub keys: Vec<B>,
 }
 
@@ -86,7 +86,7 @@ impl<F: MaskTiling, B: MaskTiling> Selection<F, B> {
     }
 }
 
-/// Which sums the kernel for keys makes. Both of a head of more than 128 channels do not fit into registers.
+/// The gradients that one launch of the kernel for keys computes. Above 128 channels both do not fit into registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KvGradients {
     /// Gradients of keys and values.
@@ -109,7 +109,7 @@ impl KvGradients {
     }
 }
 
-/// What a device offers, as far as selections depend on it.
+/// The capabilities of a device that selections depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DeviceCapabilities {
     /// Shared memory of a block, in bytes.
@@ -117,7 +117,7 @@ pub struct DeviceCapabilities {
 }
 
 impl DeviceCapabilities {
-    /// What `client`'s device offers.
+    /// Those of `client`'s device.
     pub fn of(client: &Client) -> Self {
         Self {
             shared_bytes: client.properties().hardware.max_shared_memory_size,
@@ -139,13 +139,13 @@ pub trait Kernels: Send + Sync + 'static {
     /// Tiles of the backward kernels.
     type Backward: MaskTiling;
 
-    /// Whether the device has what the kernels are made of.
+    /// Whether the device has the instructions and the shared memory that the kernels need.
     ///
     /// # Errors
     /// [`Declined`] with what it lacks.
     fn check(client: &Client, problem: &Problem) -> Result<(), Declined>;
 
-    /// Values in f32 that the kernel for keys leaves in memory for one that adds them up.
+    /// Partial sums in f32 that the kernel for keys leaves in memory for a reduction.
     fn partial_sums(_call: &Problem, _tiles: &Self::Backward) -> usize {
         0
     }

@@ -16,7 +16,7 @@ use cubecl_runtime::kernel::CubeKernel;
 use cubecl_runtime::server::Handle;
 use flow_cube::offline::Properties;
 
-/// What a device offers, as far as selections depend on it.
+/// The capabilities of a device that selections depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DeviceCapabilities {
     /// Multiprocessors; blocks at work at the same time.
@@ -30,7 +30,7 @@ pub struct DeviceCapabilities {
 }
 
 impl DeviceCapabilities {
-    /// What `client`'s device offers.
+    /// Those of `client`'s device.
     pub fn of(client: &Client) -> Self {
         let properties = client.properties();
         Self {
@@ -140,7 +140,7 @@ impl Plan {
     }
 }
 
-/// Who computes what, a launch each.
+/// The schedules, one for each launch.
 fn schedules(call: &Matmul, tiling: Tiling) -> Vec<Schedule> {
     let steps = call.k.div_ceil(STEP) + call.rank.div_ceil(STEP);
     Schedule::all([call.m, call.n], steps, tiling)

@@ -59,7 +59,7 @@ pub(super) fn fill<E: Numeric>(
     copy_tile::<E>(barrier, map, to, start, batch, head, row, rows, panels, caller);
 }
 
-/// Brings rows of a tensor to the cache of the device, as many as the map's tiles have. For a whole warp.
+/// Prefetches rows of a tensor to the L2 cache, as many as the map's tiles have. For a whole warp.
 #[cube]
 pub(super) fn prefetch_tile<E: Numeric>(
     map: &TensorMap<E, Tiled>,
@@ -80,8 +80,8 @@ pub(super) fn prefetch_tile<E: Numeric>(
     }
 }
 
-/// Whether this warp starts the first copies number `share`, if there are `any`. If they are `divided`, four warps take a share each; else the
-/// one that asks takes all.
+/// Whether this warp starts copy `share` of the prologue, if there are `any`. If the copies are `divided`, each of four warps starts its
+/// share; else the calling warp starts all.
 #[cube]
 pub(super) fn starts_copy(any: bool, #[comptime] share: usize, #[comptime] divided: bool) -> bool {
     if divided {

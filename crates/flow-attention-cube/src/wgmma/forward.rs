@@ -1,5 +1,6 @@
-//! The forward kernel, for calls without a mask, and with one where blocks are not persistent ([`forward_persistent`](super::forward_persistent)). While a tile's scores
-//! are multiplied, so are the values of the tile before; then come its weights ([`online_softmax`](super::online_softmax)).
+//! The forward kernel with one block for each work tile; see [`forward_persistent`](super::forward_persistent) for the other.
+//! `Q Kᵀ` of a tile and `P V` of the tile before are issued together; then comes the softmax of the tile
+//! ([`online_softmax`](super::online_softmax)).
 
 use super::ForwardTiles;
 use super::copy::{fill, issue, load_fragment, prefetch_tile, stage_before_last, store_rows};

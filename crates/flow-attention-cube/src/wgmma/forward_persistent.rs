@@ -1,15 +1,13 @@
 //! The persistent forward kernel for masks: one block for each multiprocessor goes through the work items that the host has
 //! assigned to it.
 //!
-//! Where a mask leaves a block few tiles, what it does besides them counts: it starts, reads its list, waits for its first tiles, and
-//! at its end for its output to be read from shared memory; and with 128 channels nothing else runs on its multiprocessor
-//! meanwhile. Here the tiles of all its items (128 queries of a head each) are one row to it, so that the first tiles of an item, and its
-//! queries, are on their way while the item before ends, its first scores are multiplied together with the last values of that, and the
-//! output leaves before the next tile.
+//! Where a mask leaves few tiles, prologue and epilogue count: a block is launched, reads its list, waits for its first tiles, and
+//! at the end for its output to leave shared memory; with 128 channels no other block hides that. Here the tiles of all work items
+//! (128 queries of a head each) form one sequence. The first tiles and the queries of an item are loaded while the item before ends,
+//! its first `Q Kᵀ` is issued together with the last `P V` of the item before, and the output is stored during the next tile.
 //!
-//! All tiles are one loop with nothing else in it. What an item's boundary takes stands outside, around the tile in which the items overlap: in the
-//! loop it would be jumped over in every iteration, and what is jumped to waits for instructions (`bench/results/attention-ladder.md`, steps 62
-//! to 68).
+//! The mainloop has nothing else in it. The code of an item's boundary stands outside: inside, every iteration would jump over it,
+//! and a jump waits for instructions (`bench/results/attention-ladder.md`, steps 62 to 68).
 //!
 //! See [`tile_scheduler`](crate::tile_scheduler) for the lists, and [`online_softmax`](super::online_softmax) for rows that overflow.
 

@@ -1,15 +1,15 @@
 //! Online softmax whose tiles are scaled by the row maximum of the tiles *before*, so that no tile waits for its own maximum.
 //!
-//! Online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867) divides the weights of a row by its largest score so far, so a
-//! tile's weights wait for its maximum, which four threads make together, and sums are scaled anew in each tile. But any divisor
-//! gives the same quotients as long as nothing leaves the range of f32. So a row keeps the one that its first tile gave, and a
-//! tile looks at the sum of its weights afterwards. Where they came to more than all before, or to more than [`LIMIT`], the row is
-//! scaled so that its largest weight is 1. The first is for precision: weights are rounded to 16 bits for the product with values and
-//! their sum is not, so a weight that has most of a row to itself has to be one that 16 bits hold exactly, or the whole row is off by
-//! as much, and by more what gradients are made of, differences between a row's parts and its sum.
+//! Online softmax (Milakov and Gimelshein 2018, arXiv:1805.02867) subtracts the largest score of a row so far. So the weights of a
+//! tile wait for its maximum, which four threads reduce together, and each tile rescales the sums. But any offset gives the same
+//! quotients as long as nothing leaves the range of f32. Here a row keeps the maximum of its first tile, and each tile checks the
+//! sum of its weights afterwards. If that sum exceeds the sum of all tiles before, or [`LIMIT`], the row is rescaled so that its
+//! largest weight is 1. The first condition is for precision: weights are rounded to 16 bits for the product with V, and their sum is
+//! not. So a weight that dominates its row must be exact in 16 bits; else the whole row is off by the rounding, and gradients,
+//! which are differences between terms of a row and its sum, by more.
 //!
-//! A row whose weights leave the range in one tile ([`OVERFLOW`]) overflows; the block does its tiles again, with the maximum of each tile
-//! for that row. Each row decides for itself: what is in the others changes none of its bits.
+//! A row overflows if its weights leave the range within one tile ([`OVERFLOW`]). The block then computes its tiles again, with the
+//! maximum of each tile for that row. Each row decides for itself: the other rows change none of its bits.
 
 use super::ForwardTiles;
 use crate::softmax::{exponentiate, pack, row_maximum, row_sum, scale_rows};
@@ -19,19 +19,19 @@ use flow_cube::register::{
     store_shared,
 };
 
-/// The row maximum of a row that has seen no key: what it sees next is far above it, and what it does not see is below.
+/// The row maximum before the first visible key: below every score, and above minus infinity of masked ones.
 const NO_MAX: f32 = f32::MIN;
 
-/// What the weights of a tile may come to in a thread: `2^13`, so that a weight fits into f16.
+/// Largest sum of a tile's weights in a thread: `2^13`, so that a weight fits into f16.
 const LIMIT: f32 = 8192.0;
 
 /// Weights above this overflow, or the product of weights and values may: `2^100`.
 const OVERFLOW: f32 = 1.267_650_6e30;
 
-/// In a thread's word: its first row overflowed.
+/// Flag in a thread's word: its first row overflowed.
 const OVERFLOWED_0: u32 = 1;
 
-/// Its second.
+/// Flag in a thread's word: its second row overflowed.
 const OVERFLOWED_1: u32 = 2;
 
 /// A thread's two rows. Weights are `2^(score · scale_log2 - row_max)`; sums are of this thread's part of them, a fourth.
@@ -43,7 +43,7 @@ pub(super) struct OnlineSoftmax {
     pub sum_1: f32,
     limit_0: f32,
     limit_1: f32,
-    /// Whether a row of this warp looks at the next tile before its exponentials: one that saw no key so far, or one that overflowed.
+    /// Whether a row of this warp needs the maximum of the next tile: it has seen no key so far, or it overflowed before.
     pub needs_max: bool,
     /// Whether a row of this thread overflowed since the first tile.
     pub overflowed: bool,
@@ -93,7 +93,7 @@ impl OnlineSoftmax {
         self.limit_1 = limit(self.sum_1);
     }
 
-    /// For the first tile, or the first once more: its scores say what weights are divided by.
+    /// For the first tile, or the first tile once more: the row maxima are those of its scores.
     pub fn begin<N: Size>(&mut self, scores: Vector<f32, N>, scale_log2: f32, #[comptime] keys: usize) {
         self.row_max_0 = NO_MAX.runtime();
         self.row_max_1 = NO_MAX.runtime();

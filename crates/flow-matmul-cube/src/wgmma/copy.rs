@@ -14,7 +14,7 @@ use flow_cube::tma;
 
 /// Starts the copy of one operand's tile, from row `row` and step `step` on.
 #[cube]
-fn copy_factor<E: Numeric>(
+fn copy_operand<E: Numeric>(
     full: u32,
     map: &TensorMap<E, Tiled>,
     to: &mut [E],
@@ -75,7 +75,7 @@ pub(super) fn fill<E: Numeric>(
     arrive_and_expect(full, comptime!(tiles.stage_bytes() as u32), caller);
     if comptime!(tiles.low_rank) {
         if step < first_steps {
-            copy_factor::<E>(
+            copy_operand::<E>(
                 full,
                 a,
                 a_tiles,
@@ -86,7 +86,7 @@ pub(super) fn fill<E: Numeric>(
                 comptime!(tiles.a_transposed()),
                 caller,
             );
-            copy_factor::<E>(
+            copy_operand::<E>(
                 full,
                 b,
                 b_tiles,
@@ -99,7 +99,7 @@ pub(super) fn fill<E: Numeric>(
             );
         } else {
             let step = step - first_steps;
-            copy_factor::<E>(
+            copy_operand::<E>(
                 full,
                 low_rank_a,
                 a_tiles,
@@ -110,7 +110,7 @@ pub(super) fn fill<E: Numeric>(
                 comptime!(tiles.a_transposed()),
                 caller,
             );
-            copy_factor::<E>(
+            copy_operand::<E>(
                 full,
                 low_rank_b,
                 b_tiles,
@@ -123,7 +123,7 @@ pub(super) fn fill<E: Numeric>(
             );
         }
     } else {
-        copy_factor::<E>(
+        copy_operand::<E>(
             full,
             a,
             a_tiles,
@@ -134,7 +134,7 @@ pub(super) fn fill<E: Numeric>(
             comptime!(tiles.a_transposed()),
             caller,
         );
-        copy_factor::<E>(
+        copy_operand::<E>(
             full,
             b,
             b_tiles,
