@@ -1,4 +1,4 @@
-//! The cases of `flow-attention-cube` on the processor's backends: masks, grouped heads, two parts of keys, strided
+//! The cases of `flow-attention-cube` on the processor's backends: masks, grouped heads, two segments of keys, strided
 //! operands, awkward sizes, against its f64 reference.
 
 use burn::backend::{AutodiffBackend, Dispatch, DispatchTensor};

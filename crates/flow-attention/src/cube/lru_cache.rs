@@ -1,31 +1,31 @@
-//! What was made ready for calls that were seen lately.
+//! A cache of prepared calls that keeps the most recently used.
 
 use flow_core::cube::Client;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// How many are kept: more kinds of call than models have, and few enough to search. Masks that differ from batch to batch
+/// Entries kept: more kinds of call than models have, and few enough to search. Masks that differ from batch to batch
 /// would fill the device's memory otherwise.
-const MOST: usize = 64;
+const CAPACITY: usize = 64;
 
-/// Values by what they were made for, the last `MOST` of them.
+/// Values by key, the last `CAPACITY` of them.
 #[derive(Debug)]
-pub(super) struct Recent<K, V>(Mutex<Vec<Entry<K, V>>>);
+pub(super) struct LruCache<K, V>(Mutex<Vec<Entry<K, V>>>);
 
 #[derive(Debug)]
 struct Entry<K, V> {
     key: K,
     value: Arc<V>,
-    /// Asked for while a graph was recorded, which reads what is on the device for as long as it is replayed.
+    /// Used while a graph was recorded; the graph reads the value for as long as it is replayed.
     recorded: bool,
 }
 
-impl<K, V> Default for Recent<K, V> {
+impl<K, V> Default for LruCache<K, V> {
     fn default() -> Self {
         Self(Mutex::default())
     }
 }
 
-impl<K: PartialEq, V> Recent<K, V> {
+impl<K: PartialEq, V> LruCache<K, V> {
     /// The value of `key`, made by `make` if it is not kept. `client` launches what it is for.
     pub fn get_or_make<E>(
         &self,
@@ -55,7 +55,7 @@ impl<K: PartialEq, V> Recent<K, V> {
         entry.recorded |= recorded;
         let value = entry.value.clone();
         entries.push(entry);
-        if entries.len() > MOST
+        if entries.len() > CAPACITY
             && let Some(oldest) = entries.iter().position(|entry| !entry.recorded)
         {
             // Calls under way, and backward passes to come, hold what they need themselves.
@@ -70,8 +70,8 @@ mod tests {
     use super::*;
     use std::convert::Infallible;
 
-    fn get(recent: &Recent<usize, usize>, key: usize, recorded: bool, made: &mut Vec<usize>) -> usize {
-        let value = recent.get_or_make_for(recorded, key, || {
+    fn get(cache: &LruCache<usize, usize>, key: usize, recorded: bool, made: &mut Vec<usize>) -> usize {
+        let value = cache.get_or_make_for(recorded, key, || {
             made.push(key);
             Ok::<_, Infallible>(10 * key)
         });
@@ -82,33 +82,33 @@ mod tests {
 
     #[test]
     fn calls_seen_lately_are_kept_and_those_of_long_ago_are_made_again() {
-        let (recent, mut made) = (Recent::default(), Vec::new());
-        for key in 0..MOST {
-            assert_eq!(get(&recent, key, false, &mut made), 10 * key);
+        let (cache, mut made) = (LruCache::default(), Vec::new());
+        for key in 0..CAPACITY {
+            assert_eq!(get(&cache, key, false, &mut made), 10 * key);
         }
         // The first is asked for once more, so the second is the oldest.
-        get(&recent, 0, false, &mut made);
-        get(&recent, MOST, false, &mut made);
-        assert_eq!(made.len(), MOST + 1);
-        get(&recent, 0, false, &mut made);
-        assert_eq!(made.len(), MOST + 1, "kept");
-        get(&recent, 1, false, &mut made);
+        get(&cache, 0, false, &mut made);
+        get(&cache, CAPACITY, false, &mut made);
+        assert_eq!(made.len(), CAPACITY + 1);
+        get(&cache, 0, false, &mut made);
+        assert_eq!(made.len(), CAPACITY + 1, "kept");
+        get(&cache, 1, false, &mut made);
         assert_eq!(made.last(), Some(&1), "made again");
-        assert_eq!(recent.0.lock().expect("no test panics here").len(), MOST);
+        assert_eq!(cache.0.lock().expect("no test panics here").len(), CAPACITY);
     }
 
     #[test]
     fn what_a_recorded_graph_reads_is_never_let_go() {
-        let (recent, mut made) = (Recent::default(), Vec::new());
+        let (cache, mut made) = (LruCache::default(), Vec::new());
         for key in 0..3 {
-            get(&recent, key, true, &mut made);
+            get(&cache, key, true, &mut made);
         }
-        for key in 3..5 * MOST {
-            get(&recent, key, false, &mut made);
+        for key in 3..5 * CAPACITY {
+            get(&cache, key, false, &mut made);
         }
         let before = made.len();
         for key in 0..3 {
-            get(&recent, key, false, &mut made);
+            get(&cache, key, false, &mut made);
         }
         assert_eq!(made.len(), before);
     }

@@ -71,7 +71,7 @@ fn operand(tensor: &RawTensor) -> CubeTensor {
 
 /// The call as the kernels know it.
 fn cube_call(call: &AttentionCall) -> Result<Problem, Declined> {
-    let factor = match call.dtype {
+    let operand_type = match call.dtype {
         DType::BF16 => OperandType::Bf16,
         DType::F16 => OperandType::F16,
         other => {
@@ -87,7 +87,7 @@ fn cube_call(call: &AttentionCall) -> Result<Problem, Declined> {
         queries: call.queries,
         keys: call.keys,
         head_dim: call.head_dim,
-        factor,
+        operand_type,
     })
 }
 
@@ -117,7 +117,7 @@ impl<K: Sources> CubeAttention<K> {
 
 fn forward<K: Kernels>(prepared: &Prepared<K>, operands: &[CubeTensor]) -> [RawTensor; 2] {
     let q = &operands[0];
-    let call = prepared.call();
+    let call = prepared.problem();
     let output = empty_like(q, &[call.batch, call.queries, call.heads, call.head_dim], q.dtype);
     let lse = empty_like(q, &[call.batch, call.heads, lse_rows(call.queries)], DType::F32);
     let views: Vec<Heads> = operands.iter().map(heads).collect();
