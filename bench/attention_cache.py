@@ -1,4 +1,4 @@
-"""In which order should blocks of attention start? A model of an H100, for `crates/flow-attention-cube/src/order.rs`.
+"""In which order should blocks of attention start? A model of an H100, for `crates/flow-attention-cube/src/launch_order.rs`.
 
     attention_cache.py [--cache-mb 28]
 

@@ -85,9 +85,9 @@ pub struct Options {
     /// Leave out the tests on Mesa's lavapipe, where no Vulkan driver can be installed.
     #[arg(long)]
     without_lavapipe: bool,
-    /// Leave out the compile gate of the CUDA kernels, where its compilers cannot be fetched.
+    /// Leave out the compile check of the CUDA kernels, where its compilers cannot be fetched.
     #[arg(long)]
-    without_compile_gate: bool,
+    without_compile_check: bool,
     /// Leave out building and linting the program for NVIDIA GPUs.
     #[arg(long)]
     without_cuda: bool,
@@ -130,10 +130,10 @@ fn tests(workspace: &Workspace, options: &Options, steps: &mut Steps) -> Result<
     steps.step_if_possible("files of diffusers and peft", || {
         interop::run(workspace, &interop::Options::default(), vulkan)
     })?;
-    let gate = "compile gate of the CUDA kernels";
-    match options.without_compile_gate {
-        true => steps.skips.step(gate, "its compilers cannot be fetched"),
-        false => steps.step(gate, |_| ptx::run(workspace, &ptx::Options::default()))?,
+    let compile_check = "compile check of the CUDA kernels";
+    match options.without_compile_check {
+        true => steps.skips.step(compile_check, "its compilers cannot be fetched"),
+        false => steps.step(compile_check, |_| ptx::run(workspace, &ptx::Options::default()))?,
     }
     on_devices(workspace, options, steps)
 }

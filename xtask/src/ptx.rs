@@ -1,4 +1,4 @@
-//! `cargo xtask ptx`: the compile gate of the CUDA kernels, on a machine without a GPU.
+//! `cargo xtask ptx`: the compile check of the CUDA kernels, on a machine without a GPU.
 
 use crate::pip;
 use crate::process::{cargo, output, run as run_command};
@@ -12,8 +12,8 @@ use std::process::Command;
 /// Packages, versions and sums of what is fetched.
 const PACKAGES: &str = "xtask/cuda-13.0.txt";
 
-/// Packages that have a gate.
-const GATED: [(&str, &str); 3] = [
+/// Packages that have a compile check.
+const CHECKED: [(&str, &str); 3] = [
     ("flow-attention-cube", "ptx"),
     ("flow-kernels-cube", "ptx"),
     ("flow-matmul-cube", "ptx"),
@@ -40,17 +40,17 @@ impl Default for Options {
     }
 }
 
-/// Compiles every kernel that the tables choose, and judges what ptxas says.
+/// Compiles every kernel that the tables choose, and checks what ptxas reports.
 pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let tree = match &options.cuda {
         Some(tree) => tree.clone(),
         None => fetched(workspace, &options.python)?,
     };
     // All of the workspace's features as CI's other tests have them, so that CubeCL is compiled once.
-    let gates = GATED.map(|(package, _)| format!("{package}/ptx-gate"));
-    let features = format!("{},{}", crate::ci::LAVAPIPE, gates.join(","));
+    let features_of_checks = CHECKED.map(|(package, _)| format!("{package}/compile-check"));
+    let features = format!("{},{}", crate::ci::LAVAPIPE, features_of_checks.join(","));
     let mut arguments = vec!["test", "--release", "--workspace", "--features", &features];
-    for (_, test) in GATED {
+    for (_, test) in CHECKED {
         if !arguments.contains(&test) {
             arguments.extend(["--test", test]);
         }
@@ -76,8 +76,12 @@ fn programs(messages: &str) -> Result<Vec<(PathBuf, PathBuf)>> {
             found.push((program, folder.to_path_buf()));
         }
     }
-    if found.len() != GATED.len() {
-        bail!("Cargo built {} gates instead of {}", found.len(), GATED.len());
+    if found.len() != CHECKED.len() {
+        bail!(
+            "Cargo built {} compile checks instead of {}",
+            found.len(),
+            CHECKED.len()
+        );
     }
     Ok(found)
 }

@@ -59,7 +59,7 @@ mod tests {
         ] {
             skips.hear(line);
         }
-        skips.step("compile gate", "pip is missing");
+        skips.step("compile check", "pip is missing");
         assert_eq!(skips.count(), 3);
     }
 }

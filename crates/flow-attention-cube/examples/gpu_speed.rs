@@ -6,12 +6,12 @@
 
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
-use flow_attention_cube::call::Call;
-use flow_attention_cube::run::{Kernels, Offer, Prepared};
-use flow_attention_cube::tensors::{Heads, Part};
+use flow_attention_cube::prepared::{DeviceCapabilities, Kernels, Prepared};
+use flow_attention_cube::problem::Problem;
+use flow_attention_cube::tensors::{Heads, KvSegment};
 use flow_attention_cube::wgmma::Wgmma;
 use flow_attention_mask::{Extent, Mask};
-use flow_cube::wgmma::Factor;
+use flow_cube::wgmma::OperandType;
 use half::bf16;
 use std::io::BufRead;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ const CALLS: usize = 4;
 
 struct Case {
     name: String,
-    call: Call,
+    problem: Problem,
     mask: Option<Mask>,
 }
 
@@ -29,14 +29,14 @@ struct Case {
 fn cases() -> Vec<Case> {
     let of = |name: &str, batch, heads, rows: [usize; 3], head_dim, mask| Case {
         name: name.into(),
-        call: Call {
+        problem: Problem {
             batch,
             heads,
             kv_heads: heads,
             queries: rows[0],
             keys: [rows[1], rows[2]],
             head_dim,
-            factor: Factor::Bf16,
+            operand_type: OperandType::Bf16,
         },
         mask,
     };
@@ -113,10 +113,10 @@ struct Pool {
 
 /// Room for each tensor of the largest case, none of which overlap: what the cache holds of one would serve another.
 fn pool(client: &Client, cases: &[Case]) -> Pool {
-    let rows = |call: &Call| call.queries.max(call.keys[0]).max(call.keys[1]);
+    let rows = |problem: &Problem| problem.queries.max(problem.keys[0]).max(problem.keys[1]);
     let most = cases
         .iter()
-        .map(|Case { call, .. }| call.batch * call.heads * rows(call) * call.head_dim)
+        .map(|Case { problem, .. }| problem.batch * problem.heads * rows(problem) * problem.head_dim)
         .max();
     let apart = most.unwrap_or(0).next_multiple_of(64);
     let mut state = 0x9E37_79B9_7F4A_7C15u64;
@@ -188,12 +188,12 @@ enum Wanted {
 
 /// Serves a request; the answer describes the case.
 fn serve(client: &Client, pool: &Pool, case: Case, wanted: Wanted) -> Result<String, String> {
-    let Case { name, call, mask } = case;
-    let scale = 1.0 / (call.head_dim as f32).sqrt();
+    let Case { name, problem, mask } = case;
+    let scale = 1.0 / (problem.head_dim as f32).sqrt();
     let counts = match &mask {
         Some(mask) => Some(
-            Wgmma::select(&call, true, Offer::of(client))
-                .forward_list(mask, call.sizes())
+            Wgmma::select(&problem, true, DeviceCapabilities::of(client))
+                .forward_mask(mask, problem.sizes())
                 .map_err(|e| e.to_string())?
                 .counts,
         ),
@@ -205,18 +205,18 @@ fn serve(client: &Client, pool: &Pool, case: Case, wanted: Wanted) -> Result<Str
     let causal = mask == Some(Mask::Causal);
     let masked = mask.is_some();
     let prepared =
-        Prepared::<Wgmma>::new(client, call, scale, mask.map(Arc::new)).map_err(|e| e.to_string())?;
+        Prepared::<Wgmma>::new(client, problem, scale, mask.map(Arc::new)).map_err(|e| e.to_string())?;
     let rows = |rows, kv: bool| {
         [
-            call.batch,
-            if kv { call.kv_heads } else { call.heads },
+            problem.batch,
+            if kv { problem.kv_heads } else { problem.heads },
             rows,
-            call.head_dim,
+            problem.head_dim,
         ]
     };
-    let [q, d_o] = [0, 1].map(|place| tensor(pool, rows(call.queries, false), place));
-    let [o, dq] = [(); 2].map(|()| result(client, rows(call.queries, false)));
-    let parts: Vec<[Heads; 4]> = call
+    let [q, d_o] = [0, 1].map(|place| tensor(pool, rows(problem.queries, false), place));
+    let [o, dq] = [(); 2].map(|()| result(client, rows(problem.queries, false)));
+    let kv_segments: Vec<[Heads; 4]> = problem
         .keys
         .into_iter()
         .enumerate()
@@ -229,13 +229,13 @@ fn serve(client: &Client, pool: &Pool, case: Case, wanted: Wanted) -> Result<Str
             [k, v, dk, dv]
         })
         .collect();
-    let keys: Vec<Part<'_>> = parts.iter().map(|[k, v, ..]| Part { k, v }).collect();
-    let gradients: Vec<[&Heads; 2]> = parts.iter().map(|[.., dk, dv]| [dk, dv]).collect();
+    let keys: Vec<KvSegment<'_>> = kv_segments.iter().map(|[k, v, ..]| KvSegment { k, v }).collect();
+    let gradients: Vec<[&Heads; 2]> = kv_segments.iter().map(|[.., dk, dv]| [dk, dv]).collect();
     let lse = client.empty(prepared.statistics() * 4);
     let delta = client.empty(prepared.scratch() * 4);
     let flops = 4.0
-        * (call.batch * call.heads * call.head_dim * call.queries) as f64
-        * (call.keys[0] + call.keys[1]) as f64
+        * (problem.batch * problem.heads * problem.head_dim * problem.queries) as f64
+        * (problem.keys[0] + problem.keys[1]) as f64
         * pairs;
     let forward = || prepared.forward(&q, &keys, &o, &lse);
     let backward = || prepared.backward([&q, &o, &d_o], &keys, &lse, &delta, &dq, &gradients);
@@ -256,7 +256,7 @@ fn serve(client: &Client, pool: &Pool, case: Case, wanted: Wanted) -> Result<Str
         "wgmma {}x{}{}",
         tiles_of.forward.queries(),
         tiles_of.forward.keys,
-        match (tiles_of.forward.ping_pong, tiles_of.forward.stays) {
+        match (tiles_of.forward.ping_pong, tiles_of.forward.persistent) {
             (_, true) => " in turns, blocks stay",
             (true, false) => " in turns",
             (false, false) => "",
@@ -264,17 +264,17 @@ fn serve(client: &Client, pool: &Pool, case: Case, wanted: Wanted) -> Result<Str
     );
     let backward_kernel = format!(
         "wgmma {}x{}",
-        tiles_of.queries.resident(),
-        tiles_of.queries.passing
+        tiles_of.queries.stationary_rows(),
+        tiles_of.queries.streamed_rows
     );
     Ok(format!(
-        r#"{{"name":"{name}","kernel":"{kernel}","backward_kernel":"{backward_kernel}","batch":{},"heads":{},"queries":{},"keys":{},"head_dim":{},"causal":{causal},"masked":{masked},"parts":{},"pairs":{pairs},"tiles":{tiles},"flops":{flops},"forward":{forward:?},"backward":{backward:?}}}"#,
-        call.batch,
-        call.heads,
-        call.queries,
-        call.keys[0] + call.keys[1],
-        call.head_dim,
-        parts.len()
+        r#"{{"name":"{name}","kernel":"{kernel}","backward_kernel":"{backward_kernel}","batch":{},"heads":{},"queries":{},"keys":{},"head_dim":{},"causal":{causal},"masked":{masked},"segments":{},"pairs":{pairs},"tiles":{tiles},"flops":{flops},"forward":{forward:?},"backward":{backward:?}}}"#,
+        problem.batch,
+        problem.heads,
+        problem.queries,
+        problem.keys[0] + problem.keys[1],
+        problem.head_dim,
+        kv_segments.len()
     ))
 }
 

@@ -1,10 +1,10 @@
 //! The portable kernels on the first CUDA device (or, built with the feature `lavapipe`, on Vulkan): one call spelled
-//! out, the whole catalogue, and times. `cargo run --release --example portable -- cuda bf16`; with a number of tokens
-//! behind it, the catalogue's cases up to that length and no times, as `compute-sanitizer` wants it.
+//! out, the whole cases, and times. `cargo run --release --example portable -- cuda bf16`; with a number of tokens
+//! behind it, the cases's cases up to that length and no times, as `compute-sanitizer` wants it.
 
 use cubecl::prelude::*;
 use flow_attention_cube::Element;
-use flow_attention_cube::catalogue::{Buffers, Case, Data, MaskKind, cases, reference};
+use flow_attention_cube::cases::{Buffers, Case, Data, MaskKind, cases, reference};
 use flow_attention_cube::portable::{Call, PortableMask, backward, forward};
 use std::error::Error;
 use std::time::Instant;
@@ -14,7 +14,7 @@ fn launch(client: &Client, case: &Case, on: &Buffers, mask: &PortableMask) -> Re
     let scale = case.scale as f32;
     let call = Call {
         q: &on.q,
-        segments: &on.segments,
+        kv_segments: &on.kv_segments,
         scale,
         element: case.element,
         mask,
@@ -69,7 +69,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             Ok((on.results(case, &data, &bytes)?, bytes))
         };
         let ((results, first), (_, second)) = (pass()?, pass()?);
-        let judgement = reference(case, &data)?.judge(case, &results);
+        let judgement = reference(case, &data)?.compare(case, &results);
         let same = first == second;
         let holds = judgement.holds() && same;
         right += usize::from(holds);

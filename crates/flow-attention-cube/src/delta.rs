@@ -1,15 +1,15 @@
-//! Sums over channels of `dO ∘ O`, which backward subtracts from the gradients of probabilities.
+//! `delta`, the row sums of `dO ∘ O`, which backward subtracts from the gradients of probabilities.
 
 use cubecl::prelude::*;
 use flow_cube::register::{unpack_high, unpack_low};
-use flow_cube::wgmma::Factor;
+use flow_cube::wgmma::OperandType;
 
 /// Eight values of 16 bits.
 pub(crate) type Eight = Vector<u32, Const<4>>;
 
 /// Sum of the products of two times eight values of 16 bits, in order.
 #[cube]
-fn dot(a: Eight, b: Eight, before: f32, #[comptime] element: Factor) -> f32 {
+fn dot(a: Eight, b: Eight, before: f32, #[comptime] element: OperandType) -> f32 {
     let mut sum = before;
     #[unroll]
     for i in 0..4usize {
@@ -23,7 +23,7 @@ fn dot(a: Eight, b: Eight, before: f32, #[comptime] element: Factor) -> f32 {
 
 /// A thread's share of a row of outputs and of their gradients: every other eight values, since two threads that are neighbours have a row.
 #[derive(CubeType)]
-pub(crate) struct RowShare {
+pub(crate) struct RowFragment {
     o: Sequence<Eight>,
     d_o: Sequence<Eight>,
 }
@@ -37,8 +37,8 @@ pub(crate) fn read_row(
     do_from: u32,
     exists: bool,
     #[comptime] head_dim: usize,
-) -> RowShare {
-    let mut share = RowShare {
+) -> RowFragment {
+    let mut share = RowFragment {
         o: Sequence::new(),
         d_o: Sequence::new(),
     };
@@ -59,7 +59,11 @@ pub(crate) fn read_row(
 
 /// The row's sum; both of its threads get it.
 #[cube]
-pub(crate) fn row_product(row: &RowShare, #[comptime] head_dim: usize, #[comptime] element: Factor) -> f32 {
+pub(crate) fn row_product(
+    row: &RowFragment,
+    #[comptime] head_dim: usize,
+    #[comptime] element: OperandType,
+) -> f32 {
     let mut sum = 0.0f32;
     #[unroll]
     for i in 0..comptime!((head_dim / 8).div_ceil(2)) {

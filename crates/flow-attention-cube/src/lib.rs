@@ -3,22 +3,22 @@
 // CubeCL copies a kernel's documentation into a module that it makes, where `super` is another module.
 #![allow(rustdoc::broken_intra_doc_links, rustdoc::private_intra_doc_links)]
 
-pub mod call;
-pub mod catalogue;
-mod columns;
-mod deal;
+pub mod cases;
 mod delta;
+pub mod problem;
+mod softmax_by_columns;
+mod tile_scheduler;
 // `#[cube]` makes modules that cannot be documented.
+pub mod block_mask;
+#[cfg(feature = "compile-check")]
+#[allow(missing_docs)]
+pub mod block_mask_test_kernel;
+pub mod launch_order;
 #[allow(missing_docs)]
 pub mod mma;
-pub mod order;
-pub mod passing;
-#[cfg(feature = "ptx-gate")]
-#[allow(missing_docs)]
-pub mod passing_alone;
 #[allow(missing_docs)]
 pub mod portable;
-pub mod run;
+pub mod prepared;
 mod softmax;
 pub mod sources;
 pub mod tensors;

@@ -6,7 +6,7 @@ use flow_cube::register::{
     exp2_approximate, load_shared, log2_approximate, maximum, multiply_add, pack as pack_pair, store_shared,
     vector_of,
 };
-use flow_cube::wgmma::Factor;
+use flow_cube::wgmma::OperandType;
 
 /// The first `used` lanes, and those of `before` behind them: accumulators are a power of two of registers, of which some may not be used.
 #[cube]
@@ -40,31 +40,35 @@ pub(crate) fn row_maximum<N: Size>(
     maximum(largest, plane_shuffle_xor(largest, 2))
 }
 
-/// `max` times the factor, 0 for a row without a key.
+/// `max` times the scale, 0 for a row without a key.
 #[cube]
-pub(crate) fn shift_of(max: f32, factor: f32) -> f32 {
-    let shift = max * factor;
-    select(max == -f32::INFINITY, 0.0f32, shift)
+pub(crate) fn scaled_row_max(max: f32, scale_log2: f32) -> f32 {
+    let offset = max * scale_log2;
+    select(max == -f32::INFINITY, 0.0f32, offset)
 }
 
-/// `2^(score · factor - shift)` in place.
+/// `2^(score · scale_log2 - offset)` in place.
 #[cube]
 pub(crate) fn exponentiate<N: Size>(
     scores: Vector<f32, N>,
-    factor: f32,
-    shift_0: f32,
-    shift_1: f32,
+    scale_log2: f32,
+    offset_0: f32,
+    offset_1: f32,
     #[comptime] keys: usize,
 ) -> Vector<f32, N> {
     let mut out = Sequence::<f32>::new();
     #[unroll]
     for i in 0..comptime!(keys / 2) {
-        let shift = if comptime!((i / 2) % 2 == 0) {
-            shift_0
+        let offset = if comptime!((i / 2) % 2 == 0) {
+            offset_0
         } else {
-            shift_1
+            offset_1
         };
-        out.push(exp2_approximate(multiply_add(scores.extract(i), factor, -shift)));
+        out.push(exp2_approximate(multiply_add(
+            scores.extract(i),
+            scale_log2,
+            -offset,
+        )));
     }
     with_rest::<N>(out, scores, comptime!(keys / 2))
 }
@@ -84,18 +88,22 @@ pub(crate) fn row_sum<N: Size>(
     sum
 }
 
-/// Both rows of `values` times their factor.
+/// Both rows of `values` each scaled.
 #[cube]
 pub(crate) fn scale_rows<N: Size>(
     values: Vector<f32, N>,
-    by_0: f32,
-    by_1: f32,
+    scale_0: f32,
+    scale_1: f32,
     #[comptime] columns: usize,
 ) -> Vector<f32, N> {
     let mut out = Sequence::<f32>::new();
     #[unroll]
     for i in 0..comptime!(columns / 2) {
-        let by = if comptime!((i / 2) % 2 == 0) { by_0 } else { by_1 };
+        let by = if comptime!((i / 2) % 2 == 0) {
+            scale_0
+        } else {
+            scale_1
+        };
         out.push(values.extract(i) * by);
     }
     with_rest::<N>(out, values, comptime!(columns / 2))
@@ -106,7 +114,7 @@ pub(crate) fn scale_rows<N: Size>(
 pub(crate) fn pack<N: Size, P: Size>(
     probabilities: Vector<f32, N>,
     #[comptime] keys: usize,
-    #[comptime] factor: Factor,
+    #[comptime] operand_type: OperandType,
 ) -> Vector<u32, P> {
     let mut out = Sequence::<u32>::new();
     #[unroll]
@@ -114,7 +122,7 @@ pub(crate) fn pack<N: Size, P: Size>(
         out.push(pack_pair(
             probabilities.extract(comptime!(2 * i)),
             probabilities.extract(comptime!(2 * i + 1)),
-            factor,
+            operand_type,
         ));
     }
     #[unroll]
@@ -126,7 +134,7 @@ pub(crate) fn pack<N: Size, P: Size>(
 
 /// Scores of the columns from `columns` on become minus infinity; `first` is this thread's first column.
 #[cube]
-pub(crate) fn cut<N: Size>(
+pub(crate) fn mask_out_of_bounds<N: Size>(
     scores: Vector<f32, N>,
     first: u32,
     columns: u32,
@@ -141,7 +149,7 @@ pub(crate) fn cut<N: Size>(
     with_rest::<N>(out, scores, comptime!(keys / 2))
 }
 
-/// Writes both rows, times their factor, to a tile of panels of `rows` rows; `at` is the byte address of this thread's
+/// Writes both rows, each scaled, to a tile of panels of `rows` rows; `at` is the byte address of this thread's
 /// first row in the first panel, `row` that row within its 64.
 #[cube]
 pub(crate) fn stage_rows<N: Size>(
@@ -149,11 +157,11 @@ pub(crate) fn stage_rows<N: Size>(
     row: u32,
     lane: u32,
     values: Vector<f32, N>,
-    by_0: f32,
-    by_1: f32,
+    scale_0: f32,
+    scale_1: f32,
     #[comptime] columns: usize,
     #[comptime] rows: usize,
-    #[comptime] factor: Factor,
+    #[comptime] operand_type: OperandType,
 ) {
     let base = at + (lane % 4) * 4;
     let swizzle = (row % 8) * 16;
@@ -163,17 +171,17 @@ pub(crate) fn stage_rows<N: Size>(
         store_shared(
             to,
             pack_pair(
-                values.extract(comptime!(4 * j)) * by_0,
-                values.extract(comptime!(4 * j + 1)) * by_0,
-                factor,
+                values.extract(comptime!(4 * j)) * scale_0,
+                values.extract(comptime!(4 * j + 1)) * scale_0,
+                operand_type,
             ),
         );
         store_shared(
             to + 1024,
             pack_pair(
-                values.extract(comptime!(4 * j + 2)) * by_1,
-                values.extract(comptime!(4 * j + 3)) * by_1,
-                factor,
+                values.extract(comptime!(4 * j + 2)) * scale_1,
+                values.extract(comptime!(4 * j + 3)) * scale_1,
+                operand_type,
             ),
         );
     }
@@ -228,10 +236,10 @@ pub(crate) fn score_gradients<N: Size>(
     with_rest::<N>(out, gradients, comptime!(columns / 2))
 }
 
-/// Log-sum-exp of a row whose weights were divided by `2^shift`; plus infinity where there is no row or no key, so that its
+/// Log-sum-exp of a row whose weights were divided by `2^offset`; plus infinity where there is no row or no key, so that its
 /// probabilities read zero.
 #[cube]
-pub(crate) fn log_sum(shift: f32, sum: f32, exists: bool) -> f32 {
-    let value = (shift + log2_approximate(sum)) * std::f32::consts::LN_2;
+pub(crate) fn log_sum(offset: f32, sum: f32, exists: bool) -> f32 {
+    let value = (offset + log2_approximate(sum)) * std::f32::consts::LN_2;
     select(exists && sum > 0.0f32, value, f32::INFINITY)
 }

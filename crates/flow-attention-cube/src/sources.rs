@@ -1,18 +1,18 @@
-//! Kernels by themselves: as they are launched, for who compiles them before; and the CUDA sources of those that the tables
-//! choose, which need no GPU, for the compile gate and for reading.
+//! Kernels by themselves: as they are launched, for precompilation; and the CUDA sources of those that the tables
+//! choose, which need no GPU, for the compile check and for reading.
 
-use crate::call::Call;
 use crate::mma::Mma;
 use crate::mma::backward_keys::mma_backward_keys::MmaBackwardKeys;
 use crate::mma::backward_queries::mma_backward_queries::MmaBackwardQueries;
 use crate::mma::forward::mma_forward::MmaForward;
-use crate::run::{Kernels, Offer, Prepared, Selection};
+use crate::prepared::{DeviceCapabilities, Kernels, Prepared, Selection};
+use crate::problem::Problem;
 use crate::wgmma::Wgmma;
-use crate::wgmma::add_up::{THREADS, add_up::AddUp};
 use crate::wgmma::backward_keys::backward_keys::BackwardKeys;
 use crate::wgmma::backward_queries::backward_queries::BackwardQueries;
 use crate::wgmma::forward::forward::Forward;
-use crate::wgmma::staying::forward_staying::ForwardStaying;
+use crate::wgmma::forward_persistent::forward_persistent::ForwardPersistent;
+use crate::wgmma::reduce_partials::{THREADS, reduce_partials::ReducePartials};
 use crate::{mma, wgmma};
 use cubecl::prelude::*;
 use cubecl_runtime::kernel::CubeKernel;
@@ -29,8 +29,8 @@ pub trait Sources: Kernels {
     /// The kernel for keys.
     fn keys_kernel(on: &Properties, tiles: Self::Backward) -> Box<dyn CubeKernel>;
 
-    /// The kernel that adds up what the kernel for keys leaves in pieces, if it does.
-    fn add_up_kernel(_on: &Properties, _tiles: Self::Backward) -> Option<Box<dyn CubeKernel>> {
+    /// The kernel that sums what the kernel for keys leaves in splits, if it does.
+    fn reduce_partials_kernel(_on: &Properties, _tiles: Self::Backward) -> Option<Box<dyn CubeKernel>> {
         None
     }
 }
@@ -44,21 +44,25 @@ pub struct Source {
     pub cuda: CudaSource,
 }
 
-/// The kernels that `call` gets on a device that offers `offer`.
+/// The kernels that `problem` gets on a device that offers `capabilities`.
 ///
 /// # Errors
 /// If CubeCL refuses a kernel.
-pub fn sources<K: Sources>(call: &Call, masked: bool, offer: Offer) -> Result<Vec<Source>, CannotCompile> {
+pub fn sources<K: Sources>(
+    problem: &Problem,
+    masked: bool,
+    capabilities: DeviceCapabilities,
+) -> Result<Vec<Source>, CannotCompile> {
     let Selection {
         forward,
         queries,
         keys,
-    } = K::select(call, masked, offer);
+    } = K::select(problem, masked, capabilities);
     let on = Properties::h100();
     let mut out = Vec::new();
     let mut add =
         |kernel: &str, tiles: String, definition: Box<dyn CubeKernel>| -> Result<(), CannotCompile> {
-            // `ForwardTiles { head_dim: 64, kept: [4, 3], … }` as `64_4_3_…`.
+            // `ForwardTiles { head_dim: 64, register_steps: [4, 3], … }` as `64_4_3_…`.
             let fields = tiles.split_once('{').map_or("", |(_, fields)| fields);
             let words = fields.split_whitespace().filter(|word| !word.ends_with(':'));
             let values = words.map(|word| word.trim_matches(|c: char| !c.is_alphanumeric()));
@@ -74,15 +78,15 @@ pub fn sources<K: Sources>(call: &Call, masked: bool, offer: Offer) -> Result<Ve
     add("queries", format!("{queries:?}"), K::queries_kernel(&on, queries))?;
     for tiles in keys {
         add("keys", format!("{tiles:?}"), K::keys_kernel(&on, tiles))?;
-        if let Some(kernel) = K::add_up_kernel(&on, tiles) {
-            add("add_up", format!("{tiles:?}"), kernel)?;
+        if let Some(kernel) = K::reduce_partials_kernel(&on, tiles) {
+            add("reduce_partials", format!("{tiles:?}"), kernel)?;
         }
     }
     Ok(out)
 }
 
 impl<K: Sources> Prepared<K> {
-    /// The kernels that forward and backward launch, for who compiles them before.
+    /// The kernels that forward and backward launch, for precompilation.
     pub fn kernels(&self) -> Vec<Box<dyn CubeKernel>> {
         let (on, chosen) = (Properties::of(self.client()), self.selection());
         let mut out = vec![
@@ -91,7 +95,7 @@ impl<K: Sources> Prepared<K> {
         ];
         for tiles in &chosen.keys {
             out.push(K::keys_kernel(&on, *tiles));
-            out.extend(K::add_up_kernel(&on, *tiles));
+            out.extend(K::reduce_partials_kernel(&on, *tiles));
         }
         out
     }
@@ -126,37 +130,37 @@ macro_rules! kernel {
     };
 }
 
-/// The softmax of `tiles`, alone: see [`alone`](wgmma::alone).
+/// The test kernel of the softmax of `tiles`: see [`softmax_test_kernel`](wgmma::softmax_test_kernel).
 ///
 /// # Errors
 /// If CubeCL refuses it.
-#[cfg(feature = "ptx-gate")]
-pub fn softmax_alone(tiles: wgmma::ForwardTiles) -> Result<CudaSource, CannotCompile> {
-    use crate::wgmma::alone::softmax_alone::SoftmaxAlone;
+#[cfg(feature = "compile-check")]
+pub fn softmax_test_kernel(tiles: wgmma::ForwardTiles) -> Result<CudaSource, CannotCompile> {
+    use crate::wgmma::softmax_test_kernel::softmax_test_kernel::SoftmaxTestKernel;
     let on = Properties::h100();
     let [scores, output, probabilities, ..] = tiles.vectors();
-    let kernel: Box<dyn CubeKernel> = kernel!(SoftmaxAlone, on, 32;
+    let kernel: Box<dyn CubeKernel> = kernel!(SoftmaxTestKernel, on, 32;
         buffer(scores results)
-        scalar(tile_count before factor);
+        scalar(tile_count before scale_log2);
         tiles, [scores, probabilities, output]
     );
     offline::cuda_source(kernel.define())
 }
 
-/// What a unit sees of the tiles of a mask's list, alone: see [`passing_alone`](crate::passing_alone).
+/// The test kernel of block masks: see [`block_mask_test_kernel`](crate::block_mask_test_kernel).
 ///
 /// # Errors
 /// If CubeCL refuses it.
-#[cfg(feature = "ptx-gate")]
-pub fn passing_alone(units: usize, columns: usize) -> Result<CudaSource, CannotCompile> {
-    use crate::passing::words_at_once;
-    use crate::passing_alone::passing_alone::PassingAlone;
+#[cfg(feature = "compile-check")]
+pub fn block_mask_test_kernel(row_groups: usize, columns: usize) -> Result<CudaSource, CannotCompile> {
+    use crate::block_mask::words_per_load;
+    use crate::block_mask_test_kernel::block_mask_test_kernel::BlockMaskTestKernel;
     let on = Properties::h100();
     let registers = (columns / 2).next_power_of_two();
-    let kernel: Box<dyn CubeKernel> = kernel!(PassingAlone, on, 128;
-        buffer(turns entries patterns tiles results)
-        scalar(stride unit);
-        units, columns, [registers, words_at_once(columns)]
+    let kernel: Box<dyn CubeKernel> = kernel!(BlockMaskTestKernel, on, 128;
+        buffer(work_tiles entries partial_masks tiles results)
+        scalar(stride row_group);
+        row_groups, columns, [registers, words_per_load(columns)]
     );
     offline::cuda_source(kernel.define())
 }
@@ -165,8 +169,8 @@ impl Sources for Mma {
     fn forward_kernel(on: &Properties, tiles: mma::ForwardTiles) -> Box<dyn CubeKernel> {
         kernel!(MmaForward, on, tiles.threads() as u32;
             tensor(q k v k_2 v_2 o)
-            buffer(lse turns entries patterns)
-            scalar(queries lse_rows first_keys second_keys group factor);
+            buffer(lse work_tiles entries partial_masks)
+            scalar(queries lse_rows first_keys second_keys group scale_log2);
             tiles, tiles.vectors()
         )
     }
@@ -174,8 +178,8 @@ impl Sources for Mma {
     fn queries_kernel(on: &Properties, tiles: mma::BackwardTiles) -> Box<dyn CubeKernel> {
         kernel!(MmaBackwardQueries, on, tiles.threads() as u32;
             tensor(q k v k_2 v_2 o d_o dq)
-            buffer(lse delta turns entries patterns)
-            scalar(queries lse_rows first_keys second_keys group factor scale);
+            buffer(lse delta work_tiles entries partial_masks)
+            scalar(queries lse_rows first_keys second_keys group scale_log2 scale);
             tiles, tiles.vectors()
         )
     }
@@ -183,8 +187,8 @@ impl Sources for Mma {
     fn keys_kernel(on: &Properties, tiles: mma::BackwardTiles) -> Box<dyn CubeKernel> {
         kernel!(MmaBackwardKeys, on, tiles.threads() as u32;
             tensor(q k v d_o dk dv)
-            buffer(lse delta turns entries patterns)
-            scalar(queries keys lse_rows group factor scale);
+            buffer(lse delta work_tiles entries partial_masks)
+            scalar(queries keys lse_rows group scale_log2 scale);
             tiles, tiles.vectors()
         )
     }
@@ -192,19 +196,19 @@ impl Sources for Mma {
 
 impl Sources for Wgmma {
     fn forward_kernel(on: &Properties, tiles: wgmma::ForwardTiles) -> Box<dyn CubeKernel> {
-        if tiles.stays {
-            return kernel!(ForwardStaying, on, tiles.threads();
+        if tiles.persistent {
+            return kernel!(ForwardPersistent, on, tiles.threads();
                 tensor_map(q k v k_2 v_2 o)
-                buffer(lse shares records record_words patterns)
-                scalar(head_count queries lse_rows factor);
-                tiles, tiles.factor.element(), tiles.vectors()
+                buffer(lse assignments records record_words partial_masks)
+                scalar(head_count queries lse_rows scale_log2);
+                tiles, tiles.operand_type.element(), tiles.vectors()
             );
         }
         kernel!(Forward, on, tiles.threads();
             tensor_map(q k v k_2 v_2 o)
-            buffer(lse turns entries patterns)
-            scalar(queries lse_rows first_keys second_keys group factor);
-            tiles, tiles.factor.element(), tiles.vectors()
+            buffer(lse work_tiles entries partial_masks)
+            scalar(queries lse_rows first_keys second_keys group scale_log2);
+            tiles, tiles.operand_type.element(), tiles.vectors()
         )
     }
 
@@ -213,27 +217,27 @@ impl Sources for Wgmma {
             tensor_map(q k v k_2 v_2 d_o dq)
             buffer(o_rows do_rows)
             scalar(o_batch o_head o_row do_batch do_head do_row)
-            buffer(lse delta turns entries patterns)
-            scalar(queries lse_rows first_keys second_keys group factor scale);
-            tiles, tiles.factor.element(), tiles.vectors()
+            buffer(lse delta work_tiles entries partial_masks)
+            scalar(queries lse_rows first_keys second_keys group scale_log2 scale);
+            tiles, tiles.operand_type.element(), tiles.vectors()
         )
     }
 
     fn keys_kernel(on: &Properties, tiles: wgmma::BackwardTiles) -> Box<dyn CubeKernel> {
         kernel!(BackwardKeys, on, tiles.threads();
             tensor_map(q k v d_o dk dv)
-            buffer(sums lse delta turns entries patterns)
-            scalar(queries lse_rows group factor scale);
-            tiles, tiles.factor.element(), tiles.vectors()
+            buffer(sums lse delta work_tiles entries partial_masks)
+            scalar(queries lse_rows group scale_log2 scale);
+            tiles, tiles.operand_type.element(), tiles.vectors()
         )
     }
 
-    fn add_up_kernel(on: &Properties, tiles: wgmma::BackwardTiles) -> Option<Box<dyn CubeKernel>> {
-        (tiles.pieces > 1).then(|| -> Box<dyn CubeKernel> {
-            kernel!(AddUp, on, THREADS as u32;
+    fn reduce_partials_kernel(on: &Properties, tiles: wgmma::BackwardTiles) -> Option<Box<dyn CubeKernel>> {
+        (tiles.split_q > 1).then(|| -> Box<dyn CubeKernel> {
+            kernel!(ReducePartials, on, THREADS as u32;
                 buffer(sums gradient)
                 scalar(batch_stride head_stride row_stride rows keys scale);
-                tiles.pieces, tiles.head_dim, tiles.factor
+                tiles.split_q, tiles.head_dim, tiles.operand_type
             )
         })
     }

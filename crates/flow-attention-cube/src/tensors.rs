@@ -1,7 +1,7 @@
 //! Tensors, masks and statistics on the device, as the kernels for tensor cores take them.
 
-use crate::order::{Grid, GridBlock};
-use crate::passing::{BEHIND, EARLY};
+use crate::block_mask::{PREFETCHED, READ_AHEAD};
+use crate::launch_order::{Grid, GridBlock};
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
 use flow_attention_mask::MaskTiles;
@@ -40,9 +40,9 @@ impl Heads {
     }
 }
 
-/// Keys and values of one part.
+/// Keys and values of one segment.
 #[derive(Clone, Copy, Debug)]
-pub struct Part<'a> {
+pub struct KvSegment<'a> {
     /// Keys.
     pub k: &'a Heads,
     /// Values.
@@ -51,54 +51,54 @@ pub struct Part<'a> {
 
 /// A mask on the device: what each block has to do, which tiles pass it, and what of them is seen.
 #[derive(Clone, Debug)]
-pub struct TileList {
-    turns: (Handle, usize),
+pub struct BlockMask {
+    work_tiles: (Handle, usize),
     entries: (Handle, usize),
-    patterns: (Handle, usize),
+    partial_masks: (Handle, usize),
 }
 
-impl TileList {
+impl BlockMask {
     /// Uploads what a mask was compiled to, for `grid`.
     pub fn new(client: &Client, tiles: &MaskTiles, grid: Grid) -> Self {
-        let [turns, entries] = Self::words(tiles, grid);
-        Self::upload(client, [&turns, &entries, &tiles.patterns])
+        let [work_tiles, entries] = Self::words(tiles, grid);
+        Self::upload(client, [&work_tiles, &entries, &tiles.partial_masks])
     }
 
-    /// Turns, and entries.
+    /// Work tiles, and entries.
     ///
-    /// A turn has eight words: the head and, in the upper half, the sample; the block of rows; where its entries begin, how many tiles there are, and
+    /// A work tile has eight words: the head and, in the upper half, the sample; the block of rows; where its entries begin, how many tiles there are, and
     /// the first of these. Turns are in the order in which blocks start ([`Grid`]). For each tile there is an entry of two words for each
-    /// 64 rows of a block: the tile, and the number of a pattern. Behind the last list are entries that kernels read ahead and do not use.
+    /// 64 rows of a block: the tile, and the number of a partial mask. Behind the last list are entries that kernels read ahead and do not use.
     pub fn words(tiles: &MaskTiles, grid: Grid) -> [Vec<u32>; 2] {
-        let units = tiles.tiling.units_per_block;
-        let mut turns = Vec::with_capacity(8 * grid.samples * grid.heads * tiles.row_blocks);
+        let row_groups = tiles.tiling.row_groups_per_block;
+        let mut work_tiles = Vec::with_capacity(8 * grid.samples * grid.heads * tiles.row_blocks);
         for GridBlock { sample, head, block } in grid.order(tiles) {
             let list = tiles.list(sample, block);
             let numbers = [sample << 16 | head, block, list.start, list.len()];
-            turns.extend(numbers.map(|number| number as u32));
-            let tile = |number: usize| tiles.entries[number * (1 + units)];
-            turns.extend((0..EARLY).map(|early| match list.len() {
+            work_tiles.extend(numbers.map(|number| number as u32));
+            let tile = |number: usize| tiles.entries[number * (1 + row_groups)];
+            work_tiles.extend((0..PREFETCHED).map(|prefetched| match list.len() {
                 0 => 0,
-                length => tile(list.start + early % length),
+                length => tile(list.start + prefetched % length),
             }));
         }
-        let tile_count = tiles.entries.len() / (1 + units);
-        let mut entries = Vec::with_capacity(2 * units * (tile_count + BEHIND));
-        for entry in tiles.entries.chunks(1 + units) {
-            for pattern in &entry[1..] {
-                entries.extend([entry[0], *pattern]);
+        let tile_count = tiles.entries.len() / (1 + row_groups);
+        let mut entries = Vec::with_capacity(2 * row_groups * (tile_count + READ_AHEAD));
+        for entry in tiles.entries.chunks(1 + row_groups) {
+            for partial_mask in &entry[1..] {
+                entries.extend([entry[0], *partial_mask]);
             }
         }
-        entries.resize(entries.len() + 2 * units * BEHIND, 0);
-        [turns, entries]
+        entries.resize(entries.len() + 2 * row_groups * READ_AHEAD, 0);
+        [work_tiles, entries]
     }
 
     fn upload(client: &Client, words: [&[u32]; 3]) -> Self {
-        let [turns, entries, patterns] = words.map(|words| uploaded_words(client, words));
+        let [work_tiles, entries, partial_masks] = words.map(|words| uploaded_words(client, words));
         Self {
-            turns,
+            work_tiles,
             entries,
-            patterns,
+            partial_masks,
         }
     }
 
@@ -107,13 +107,17 @@ impl TileList {
         Self::upload(client, [&[]; 3])
     }
 
-    /// Turns, entries and patterns.
+    /// Work tiles, entries and partial masks.
     pub(crate) fn arguments(&self) -> [BufferArg; 3] {
         // SAFETY: each buffer is as long as it was uploaded, in words.
         let of = |(handle, length): &(Handle, usize), width| unsafe {
             BufferArg::from_raw_parts(handle.clone(), length / width)
         };
-        [of(&self.turns, 4), of(&self.entries, 2), of(&self.patterns, 1)]
+        [
+            of(&self.work_tiles, 4),
+            of(&self.entries, 2),
+            of(&self.partial_masks, 1),
+        ]
     }
 }
 
@@ -140,17 +144,17 @@ pub struct Backward<'a> {
     /// Log-sum-exp of forward, `[B, H, lse_rows]`.
     pub lse: &'a Handle,
     /// Scratch in f32: sums over channels of `d_o ∘ o`, `[B, H, lse_rows]`, which the kernel for queries writes; then sums of the
-    /// kernel for keys, if it takes queries in pieces.
+    /// kernel for keys, if it takes queries in splits.
     pub delta: &'a Handle,
-    /// Factor on the scores.
+    /// Scale of the scores.
     pub scale: f32,
 }
 
 #[cfg(test)]
 mod tests {
-    use super::TileList;
-    use crate::order::Grid;
-    use crate::passing::{BEHIND, EARLY};
+    use super::BlockMask;
+    use crate::block_mask::{PREFETCHED, READ_AHEAD};
+    use crate::launch_order::Grid;
     use flow_attention_mask::{Mask, MaskTiles, Side, Sizes, Tiling};
 
     #[test]
@@ -158,29 +162,32 @@ mod tests {
         let mask = Mask::packed(vec![0, 10, 700, 1000], vec![0, 10, 700, 1000]).expect("a mask");
         let tiling = Tiling {
             side: Side::Queries,
-            units_per_block: 2,
+            row_groups_per_block: 2,
             columns: 64,
         };
         let tiles = MaskTiles::new(&mask, Sizes::new(2, 1000, 1000), tiling).expect("a mask that fits");
         let grid = Grid {
             samples: 2,
             heads: 3,
-            passing_bytes: 1,
+            streamed_bytes: 1,
         };
-        let [turns, entries] = TileList::words(&tiles, grid);
-        assert_eq!(turns.len(), 8 * 2 * 3 * tiles.row_blocks);
+        let [work_tiles, entries] = BlockMask::words(&tiles, grid);
+        assert_eq!(work_tiles.len(), 8 * 2 * 3 * tiles.row_blocks);
         let tile = |entry: u32| entries[4 * entry as usize];
-        for turn in turns.chunks(8) {
-            let [_, block, begin, length] = [0, 1, 2, 3].map(|at| turn[at]);
+        for work_tile in work_tiles.chunks(8) {
+            let [_, block, begin, length] = [0, 1, 2, 3].map(|at| work_tile[at]);
             assert_eq!(begin, tiles.offsets[block as usize]);
             assert_eq!(begin + length, tiles.offsets[block as usize + 1]);
-            assert!(turn[0] >> 16 < 2 && turn[0] & 0xFFFF < 3 && length > 0);
-            for early in 0..EARLY as u32 {
-                assert_eq!(turn[4 + early as usize], tile(begin + early % length));
+            assert!(work_tile[0] >> 16 < 2 && work_tile[0] & 0xFFFF < 3 && length > 0);
+            for prefetched in 0..PREFETCHED as u32 {
+                assert_eq!(
+                    work_tile[4 + prefetched as usize],
+                    tile(begin + prefetched % length)
+                );
             }
         }
         // Kernels read that far behind the last list.
         let last = tiles.offsets[tiles.row_blocks] as usize;
-        assert_eq!(entries.len(), 4 * (last + BEHIND));
+        assert_eq!(entries.len(), 4 * (last + READ_AHEAD));
     }
 }

@@ -1,23 +1,23 @@
 //! The `mma` backend without a GPU: its table, and where its accumulators are.
 
-use flow_attention_cube::call::Call;
 use flow_attention_cube::mma::{ForwardTiles, Mma, SHARED_BYTES};
-use flow_attention_cube::run::{Kernels, Offer, Sums};
+use flow_attention_cube::prepared::{DeviceCapabilities, Kernels, KvGradients};
+use flow_attention_cube::problem::Problem;
 use flow_attention_mask::element;
 use flow_cube::emulator::{LANES, Warp};
 use flow_cube::mma::{lane_by_columns, lane_by_rows};
-use flow_cube::wgmma::Factor;
+use flow_cube::wgmma::OperandType;
 use half::bf16;
 
-fn call(head_dim: usize) -> Call {
-    Call {
+fn problem(head_dim: usize) -> Problem {
+    Problem {
         batch: 1,
         heads: 4,
         kv_heads: 2,
         queries: 333,
         keys: [357, 20],
         head_dim,
-        factor: Factor::Bf16,
+        operand_type: OperandType::Bf16,
     }
 }
 
@@ -27,7 +27,7 @@ fn every_head_gets_tiles_that_fit_the_device_and_each_other() {
         for shared_bytes in [SHARED_BYTES, 163 * 1024, 227 * 1024] {
             for masked in [false, true] {
                 let what = format!("{head_dim} channels, {shared_bytes} bytes");
-                let chosen = Mma::select(&call(head_dim), masked, Offer { shared_bytes });
+                let chosen = Mma::select(&problem(head_dim), masked, DeviceCapabilities { shared_bytes });
                 let forward = chosen.forward;
                 assert!(forward.shared_bytes() <= shared_bytes, "{what}: {forward:?}");
                 assert_eq!(
@@ -42,29 +42,37 @@ fn every_head_gets_tiles_that_fit_the_device_and_each_other() {
                 for backward in chosen.keys.iter().chain([&chosen.queries]) {
                     assert!(backward.shared_bytes() <= shared_bytes, "{what}: {backward:?}");
                     assert_eq!(
-                        backward.passing * 8 % backward.threads(),
+                        backward.streamed_rows * 8 % backward.threads(),
                         0,
                         "{what}: {backward:?}"
                     );
                     assert!(
-                        backward.passing % 16 == 0 && backward.stages >= 2,
+                        backward.streamed_rows % 16 == 0 && backward.stages >= 2,
                         "{what}: {backward:?}"
                     );
                     // Statistics are there for all rows that forward's blocks have.
-                    assert!(backward.passing <= forward.queries(), "{what}: {backward:?}");
+                    assert!(
+                        backward.streamed_rows <= forward.queries(),
+                        "{what}: {backward:?}"
+                    );
                 }
-                assert!(chosen.queries.units <= forward.units, "{what}: {chosen:?}");
+                assert!(
+                    chosen.queries.row_groups <= forward.row_groups,
+                    "{what}: {chosen:?}"
+                );
                 let first = chosen.keys[0];
                 assert!(
                     chosen
                         .keys
                         .iter()
-                        .all(|tiles| (tiles.units, tiles.passing) == (first.units, first.passing))
+                        .all(|tiles| (tiles.row_groups, tiles.streamed_rows)
+                            == (first.row_groups, first.streamed_rows))
                 );
-                let made =
-                    |which: fn(Sums) -> bool| chosen.keys.iter().filter(|tiles| which(tiles.sums)).count();
+                let made = |which: fn(KvGradients) -> bool| {
+                    chosen.keys.iter().filter(|tiles| which(tiles.sums)).count()
+                };
                 assert_eq!(
-                    (made(Sums::keys), made(Sums::values)),
+                    (made(KvGradients::keys), made(KvGradients::values)),
                     (1, 1),
                     "{what}: each gradient once"
                 );
@@ -79,11 +87,11 @@ fn scores_of_four_warps_are_where_masks_expect_them() {
     let tiles = ForwardTiles {
         head_dim: 16,
         keys: 64,
-        units: 1,
+        row_groups: 1,
         stages: 2,
-        factor: Factor::Bf16,
+        operand_type: OperandType::Bf16,
         masked: true,
-        two_parts: false,
+        two_segments: false,
     };
     // Channel 0 of a query is its row, channel 1 is one; of a key one and 64 times its column: small enough to be exact.
     let mut warp = Warp {

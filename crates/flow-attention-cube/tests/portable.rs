@@ -1,8 +1,8 @@
-//! The portable kernels on Vulkan, on the catalogue. Needs a Vulkan driver: Mesa's lavapipe will do, as in CI.
+//! The portable kernels on Vulkan, on the cases. Needs a Vulkan driver: Mesa's lavapipe will do, as in CI.
 
 use cubecl::prelude::*;
 use flow_attention_cube::Element;
-use flow_attention_cube::catalogue::{Buffers, Case, Data, MaskKind, Operand, Results, cases, reference};
+use flow_attention_cube::cases::{Buffers, Case, Data, MaskKind, Operand, Results, cases, reference};
 use flow_attention_cube::portable::{Call, Declined, PortableMask, backward, forward};
 use flow_attention_mask::{Mask, Sizes};
 
@@ -23,7 +23,7 @@ fn run(client: &Client, case: &Case, data: &Data) -> Result<(Results, Vec<Vec<u8
     )?;
     let call = Call {
         q: &buffers.q,
-        segments: &buffers.segments,
+        kv_segments: &buffers.kv_segments,
         scale: case.scale as f32,
         element: case.element,
         mask: &mask,
@@ -68,8 +68,8 @@ fn check(client: &Client, element: Element, head_dims: &[usize]) {
             wrong.push(format!("{case:?}: two runs differ"));
         }
         let judgement = reference(case, &data)
-            .expect("the catalogue's masks fit")
-            .judge(case, &results);
+            .expect("the masks of the cases fit")
+            .compare(case, &results);
         if !judgement.holds() {
             wrong.push(format!("{case:?}: {judgement}"));
         }
@@ -110,7 +110,7 @@ fn results_do_not_depend_on_batch_mates_nor_on_the_place_in_the_batch() {
         ..Case::new(77, 90, 64)
     };
     let data = Data::new(&case, 3);
-    let (together, _) = run(&client, &case, &data).expect("it runs");
+    let (interleaved_heads, _) = run(&client, &case, &data).expect("it runs");
     for entry in 0..case.batch {
         let alone = Case { batch: 1, ..case };
         let take = |operand: &Operand| {
@@ -130,14 +130,14 @@ fn results_do_not_depend_on_batch_mates_nor_on_the_place_in_the_batch() {
         };
         let (results, _) = run(&client, &alone, &part).expect("it runs");
         let pairs = [
-            (&results.o, &together.o),
-            (&results.lse, &together.lse),
-            (&results.dq, &together.dq),
-            (&results.dk[0], &together.dk[0]),
-            (&results.dv[0], &together.dv[0]),
+            (&results.o, &interleaved_heads.o),
+            (&results.lse, &interleaved_heads.lse),
+            (&results.dq, &interleaved_heads.dq),
+            (&results.dk[0], &interleaved_heads.dk[0]),
+            (&results.dv[0], &interleaved_heads.dv[0]),
         ];
-        for (alone, together) in pairs {
-            assert_eq!(**alone, together[entry * alone.len()..][..alone.len()]);
+        for (alone, interleaved_heads) in pairs {
+            assert_eq!(**alone, interleaved_heads[entry * alone.len()..][..alone.len()]);
         }
     }
 }
@@ -147,12 +147,16 @@ fn declines(client: &Client, case: &Case, change: impl Fn(&mut Buffers), mask: S
     let mut buffers = Buffers::new(client, case, &Data::new(case, 1), case.queries);
     change(&mut buffers);
     let Buffers {
-        q, segments, o, lse, ..
+        q,
+        kv_segments,
+        o,
+        lse,
+        ..
     } = &buffers;
     let mask = PortableMask::new(client, &Mask::Causal, mask, case.head_dim).expect("a mask");
     let call = Call {
         q,
-        segments,
+        kv_segments,
         scale: 1.0,
         element: case.element,
         mask: &mask,
@@ -188,11 +192,11 @@ fn what_the_kernels_do_not_take_is_declined_with_the_reason() {
         sizes,
         "3 heads of queries do not divide among 2",
     );
-    declines(&client, &case, |on| on.segments.clear(), sizes, "0 segments");
+    declines(&client, &case, |on| on.kv_segments.clear(), sizes, "0 segments");
     declines(
         &client,
         &case,
-        |on| on.segments[0].v.shape[2] = 3,
+        |on| on.kv_segments[0].v.shape[2] = 3,
         sizes,
         "`v` is [2, 2, 3, 8]",
     );
@@ -213,7 +217,7 @@ fn what_the_kernels_do_not_take_is_declined_with_the_reason() {
     declines(
         &client,
         &case,
-        |on| on.segments[0].k.strides[0] = 4000,
+        |on| on.kv_segments[0].k.strides[0] = 4000,
         sizes,
         "check its shape and strides",
     );

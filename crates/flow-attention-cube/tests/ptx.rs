@@ -1,19 +1,19 @@
-//! The compile gate: the CUDA source of every kernel that the tables choose goes through NVRTC and ptxas of CUDA 13.0,
+//! The compile check: the CUDA source of every kernel that the tables choose goes through NVRTC and ptxas of CUDA 13.0,
 //! without a GPU. Nothing may spill, leave its budget of registers, or make ptxas wait after each `wgmma` (C75xx).
 //!
 //! `cargo xtask ptx` fetches the compilers and runs this; they are looked for where CubeCL does, at `CUDA_PATH`.
 
-use flow_attention_cube::call::Call;
 use flow_attention_cube::mma::Mma;
-use flow_attention_cube::run::Offer;
+use flow_attention_cube::prepared::DeviceCapabilities;
+use flow_attention_cube::problem::Problem;
 use flow_attention_cube::sources::{Source, Sources, sources};
 use flow_attention_cube::wgmma::Wgmma;
-use flow_cube::gate::{self, Compiler, Gated};
-use flow_cube::wgmma::Factor;
+use flow_cube::compile_check::{self, CheckedKernel, Compiler};
+use flow_cube::wgmma::OperandType;
 use std::collections::BTreeMap;
 
-#[path = "ptx/passing.rs"]
-mod passing;
+#[path = "ptx/block_mask.rs"]
+mod block_mask;
 #[path = "ptx/softmax.rs"]
 mod softmax;
 
@@ -33,28 +33,28 @@ type Kernels = BTreeMap<(&'static str, String), Source>;
 fn add<K: Sources>(
     to: &mut Kernels,
     (arch, shared_bytes): (&'static str, usize),
-    factor: Factor,
+    operand_type: OperandType,
     whole: bool,
 ) {
     for head_dim in HEAD_DIMS {
         // With or without a mask, in one or two parts; for the common heads all four, for others the ends.
-        for (masked, two_parts) in [(false, false), (true, false), (false, true), (true, true)] {
-            if masked != two_parts && !(whole && [64, 128].contains(&head_dim)) {
+        for (masked, two_segments) in [(false, false), (true, false), (false, true), (true, true)] {
+            if masked != two_segments && !(whole && [64, 128].contains(&head_dim)) {
                 continue;
             }
             for [queries, keys] in [[4096, 1024], [4096, 8192], [1024, 8192]] {
-                let keys = [keys, if two_parts { 333 } else { 0 }];
-                let call = Call {
+                let keys = [keys, if two_segments { 333 } else { 0 }];
+                let problem = Problem {
                     batch: 1,
                     heads: 8,
                     kv_heads: 4,
                     queries,
                     keys,
                     head_dim,
-                    factor,
+                    operand_type,
                 };
-                let all =
-                    sources::<K>(&call, masked, Offer { shared_bytes }).expect("CubeCL compiles the kernels");
+                let all = sources::<K>(&problem, masked, DeviceCapabilities { shared_bytes })
+                    .expect("CubeCL compiles the kernels");
                 to.extend(
                     all.into_iter()
                         .map(|source| ((arch, source.name.clone()), source)),
@@ -95,16 +95,16 @@ fn check(kernels: Kernels) {
             "{name} for {arch}: {bytes} bytes of shared memory, there are {limit}"
         );
     }
-    let gated: Vec<Gated<'_>> = kernels
+    let gated: Vec<CheckedKernel<'_>> = kernels
         .iter()
-        .map(|((arch, name), source)| Gated {
+        .map(|((arch, name), source)| CheckedKernel {
             arch,
             name,
             text: &source.cuda.text,
             budget: budget(name),
         })
         .collect();
-    let wrong = gate::check(&compiler(), &gated);
+    let wrong = compile_check::check(&compiler(), &gated);
     println!("{} kernels compiled", gated.len());
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
@@ -112,16 +112,16 @@ fn check(kernels: Kernels) {
 #[test]
 fn wgmma_kernels_keep_their_registers_and_stay_asynchronous() {
     let mut kernels = Kernels::new();
-    add::<Wgmma>(&mut kernels, SHARED[2], Factor::Bf16, true);
+    add::<Wgmma>(&mut kernels, SHARED[2], OperandType::Bf16, true);
     check(kernels);
 }
 
 #[test]
 fn mma_kernels_keep_their_registers_on_all_architectures() {
     let mut kernels = Kernels::new();
-    add::<Mma>(&mut kernels, SHARED[0], Factor::F16, false);
-    add::<Mma>(&mut kernels, SHARED[1], Factor::Bf16, false);
-    add::<Mma>(&mut kernels, SHARED[2], Factor::Bf16, true);
+    add::<Mma>(&mut kernels, SHARED[0], OperandType::F16, false);
+    add::<Mma>(&mut kernels, SHARED[1], OperandType::Bf16, false);
+    add::<Mma>(&mut kernels, SHARED[2], OperandType::Bf16, true);
     check(kernels);
 }
 
@@ -138,5 +138,5 @@ fn a_kernel_that_spills_is_noticed() {
         for (int i = 0; i < 1000; ++i) x[i * 1024 + threadIdx.x] = v[i] * v[(i * 7 + 1) % 1000];
     }";
     let report = compiler.compile("sm_80", source).expect("it compiles");
-    assert!(report.judge(255).expect("something is wrong").contains("spill"));
+    assert!(report.problem(255).expect("something is wrong").contains("spill"));
 }

@@ -39,15 +39,15 @@ fn main() -> Result<(), MaskError> {
             let start = Instant::now();
             let tiling = Tiling {
                 side,
-                units_per_block: 2,
+                row_groups_per_block: 2,
                 columns: 128,
             };
             let tiles = MaskTiles::new(&mask, Sizes::new(1, tokens, tokens), tiling)?;
             let wall_ms = start.elapsed().as_secs_f64() * 1e3;
-            let (c, patterns) = (tiles.counts, tiles.pattern_count);
+            let (c, partial_masks) = (tiles.counts, tiles.partial_mask_count);
             println!(
                 "{name} by {side:?}: {:.1} % of the pairs in {:.1} % of the tiles, {} of them in part, \
-                 {patterns} patterns, {wall_ms:.1} ms",
+                 {partial_masks} partial_masks, {wall_ms:.1} ms",
                 100.0 * c.allowed_pairs as f64 / c.dense_pairs as f64,
                 100.0 * c.tiles_visited as f64 / c.tiles_dense as f64,
                 c.tiles_partial,

@@ -6,7 +6,7 @@ mod coverage;
 mod error;
 mod kinds;
 mod mask;
-mod pattern;
+mod partial_masks;
 mod rows;
 mod tiles;
 
@@ -14,6 +14,6 @@ pub use coverage::Coverage;
 pub use error::MaskError;
 pub use kinds::{BlockSparse, Documents, Extent, Grid, KeyPadding, Packed};
 pub use mask::{Bound, Mask, Sizes};
-pub use pattern::{UNIT_ROWS, UNIT_THREADS, element, pattern_words};
+pub use partial_masks::{ROW_GROUP, ROW_GROUP_THREADS, element, partial_mask_words};
 pub use rows::KeyRun;
-pub use tiles::{ALL, Counts, FIRST_PATTERN, MaskTiles, NONE, Side, Tiling};
+pub use tiles::{ALL, Counts, FIRST_PARTIAL, MaskTiles, NONE, Side, Tiling};

@@ -11,7 +11,7 @@ pub struct Sizes {
     /// Query tokens, S_q.
     pub queries: usize,
     /// Key tokens of each segment; the second may be 0. A mask numbers them through: S_k is their sum.
-    pub key_segments: [usize; 2],
+    pub kv_segments: [usize; 2],
 }
 
 impl Sizes {
@@ -20,13 +20,13 @@ impl Sizes {
         Self {
             batch,
             queries,
-            key_segments: [keys, 0],
+            kv_segments: [keys, 0],
         }
     }
 
     /// Key tokens, S_k.
     pub fn keys(&self) -> usize {
-        self.key_segments[0] + self.key_segments[1]
+        self.kv_segments[0] + self.kv_segments[1]
     }
 }
 

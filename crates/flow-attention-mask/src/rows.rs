@@ -25,7 +25,7 @@ impl Bound<'_> {
             "queries of the call"
         );
         let tile = self.tokens(batch, Axis::Queries, queries);
-        let [first, second] = self.sizes.key_segments;
+        let [first, second] = self.sizes.kv_segments;
         let mut runs: Vec<KeyRun> = Vec::new();
         for segment in [0..first, first..first + second] {
             let mut open = false;

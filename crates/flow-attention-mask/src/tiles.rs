@@ -4,7 +4,7 @@ use crate::bits::Bits;
 use crate::coverage::{Axis, Coverage, Tokens};
 use crate::error::MaskError;
 use crate::mask::{Bound, Mask, Sizes};
-use crate::pattern::{Patterns, UNIT_ROWS, UNIT_THREADS, pattern_words};
+use crate::partial_masks::{PartialMasks, ROW_GROUP, ROW_GROUP_THREADS, partial_mask_words};
 use std::ops::Range;
 
 /// Everything in the tile is allowed.
@@ -13,8 +13,8 @@ pub const ALL: u32 = 0;
 /// Nothing in the tile is allowed.
 pub const NONE: u32 = 1;
 
-/// The number of pattern 0.
-pub const FIRST_PATTERN: u32 = 2;
+/// The number of partial mask 0.
+pub const FIRST_PARTIAL: u32 = 2;
 
 /// What a kernel keeps while it walks through the other side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -31,10 +31,10 @@ pub enum Side {
 /// How a kernel cuts its work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tiling {
-    /// What stays.
+    /// What is stationary.
     pub side: Side,
-    /// Units of [`UNIT_ROWS`] rows in a block.
-    pub units_per_block: usize,
+    /// Row groups of [`ROW_GROUP`] rows in a block.
+    pub row_groups_per_block: usize,
     /// Columns of a tile; a multiple of 8, at most 256.
     pub columns: usize,
 }
@@ -49,11 +49,11 @@ pub struct Counts {
     pub dense_pairs: u64,
     /// Tiles that blocks walk through.
     pub listed: u64,
-    /// Tiles of units in which anything is allowed.
+    /// Tiles of row groups in which anything is allowed.
     pub tiles_visited: u64,
     /// Those in which not everything is, or that stick out of the tensor.
     pub tiles_partial: u64,
-    /// Tiles of units that a full mask would visit.
+    /// Tiles of row groups that a full mask would visit.
     pub tiles_dense: u64,
 }
 
@@ -65,17 +65,17 @@ pub struct MaskTiles {
     pub offsets: Vec<u32>,
     /// Row blocks, or 0 if all batch entries have the same mask.
     pub mask_batch_stride: u32,
-    /// For each listed tile `1 + units_per_block` words: its index, and for each unit of the block [`ALL`], [`NONE`] or
-    /// [`FIRST_PATTERN`] plus the number of a pattern. Indices ascend ([`whole_first`](Self::whole_first) aside). Every block has at least
+    /// For each listed tile `1 + row_groups_per_block` words: its index, and for each row group of the block [`ALL`], [`NONE`] or
+    /// [`FIRST_PARTIAL`] plus the number of a partial mask. Indices ascend ([`whole_first`](Self::whole_first) aside). Every block has at least
     /// one entry.
     pub entries: Vec<u32>,
-    /// Bit `i` of thread `t` of pattern `p` is in word `(p * 128 + t) * pattern_words + i / 32`. One blank pattern if
+    /// Bit `i` of thread `t` of partial mask `p` is in word `(p * 128 + t) * partial_mask_words + i / 32`. One blank partial mask if
     /// there is none.
-    pub patterns: Vec<u32>,
-    /// Words of a thread's part of a pattern.
-    pub pattern_words: usize,
-    /// Distinct patterns.
-    pub pattern_count: usize,
+    pub partial_masks: Vec<u32>,
+    /// Words of a thread's part of a partial mask.
+    pub partial_mask_words: usize,
+    /// Distinct partial masks.
+    pub partial_mask_count: usize,
     /// Blocks of rows.
     pub row_blocks: usize,
     /// Tiles of the other side.
@@ -103,10 +103,10 @@ impl MaskTiles {
     /// the first tile how large scores are. Indices ascend behind it.
     #[must_use]
     pub fn whole_first(mut self) -> Self {
-        let words = 1 + self.tiling.units_per_block;
+        let words = 1 + self.tiling.row_groups_per_block;
         for ends in self.offsets.windows(2) {
             let list = &mut self.entries[ends[0] as usize * words..ends[1] as usize * words];
-            let whole = |entry: &[u32]| entry[1..].iter().all(|pattern| *pattern == ALL);
+            let whole = |entry: &[u32]| entry[1..].iter().all(|partial_mask| *partial_mask == ALL);
             if let Some(at) = list.chunks(words).position(whole) {
                 list[..(at + 1) * words].rotate_right(words);
             }
@@ -116,7 +116,7 @@ impl MaskTiles {
 }
 
 /// Ranges of `step` tokens that cover `range`.
-fn cut(range: Range<usize>, step: usize) -> impl Iterator<Item = Range<usize>> {
+fn split_range(range: Range<usize>, step: usize) -> impl Iterator<Item = Range<usize>> {
     range
         .clone()
         .step_by(step)
@@ -132,7 +132,7 @@ impl MaskTiles {
         let bound = mask.bind(sizes)?;
         let Tiling {
             side,
-            units_per_block,
+            row_groups_per_block,
             columns,
         } = tiling;
         if columns == 0 || columns % 8 != 0 || columns > 256 {
@@ -143,21 +143,21 @@ impl MaskTiles {
                 allowed,
             });
         }
-        if units_per_block == 0 || units_per_block > 16 {
-            let (what, allowed) = ("the number of units in a block", "1 to 16");
+        if row_groups_per_block == 0 || row_groups_per_block > 16 {
+            let (what, allowed) = ("the number of row groups in a block", "1 to 16");
             return Err(MaskError::Tiling {
                 what,
-                found: units_per_block,
+                found: row_groups_per_block,
                 allowed,
             });
         }
-        let [first, second] = sizes.key_segments;
+        let [first, second] = sizes.kv_segments;
         let segments = [0..first, first..first + second];
         let (row_axis, rows, column_ranges) = match side {
             Side::Queries => {
                 let ranges = segments
                     .into_iter()
-                    .flat_map(|segment| cut(segment, columns))
+                    .flat_map(|segment| split_range(segment, columns))
                     .collect();
                 (Axis::Queries, 0..sizes.queries, ranges)
             }
@@ -173,19 +173,19 @@ impl MaskTiles {
                 (
                     Axis::Keys,
                     rows,
-                    cut(0..sizes.queries, columns).collect::<Vec<_>>(),
+                    split_range(0..sizes.queries, columns).collect::<Vec<_>>(),
                 )
             }
         };
         let mask_batches = if mask.depends_on_batch() { sizes.batch } else { 1 };
-        let row_ranges: Vec<_> = cut(rows, UNIT_ROWS).collect();
-        let row_blocks = row_ranges.len().div_ceil(units_per_block);
+        let row_ranges: Vec<_> = split_range(rows, ROW_GROUP).collect();
+        let row_blocks = row_ranges.len().div_ceil(row_groups_per_block);
         let mut builder = Builder {
             bound,
             tiling,
             transposed: row_axis == Axis::Keys,
             entries: Vec::new(),
-            patterns: Patterns::default(),
+            partial_masks: PartialMasks::default(),
             counts: Counts::default(),
             bits: Bits::default(),
         };
@@ -203,29 +203,29 @@ impl MaskTiles {
                 Axis::Keys
             };
             let (rows, columns) = (sum_up(row_axis, &row_ranges), sum_up(column_axis, &column_ranges));
-            for block in rows.chunks(units_per_block) {
+            for block in rows.chunks(row_groups_per_block) {
                 builder.block(batch, block, &columns);
-                offsets.push((builder.entries.len() / (1 + units_per_block)) as u32);
+                offsets.push((builder.entries.len() / (1 + row_groups_per_block)) as u32);
             }
         }
         let Builder {
             entries,
-            patterns,
+            partial_masks,
             counts,
             ..
         } = builder;
-        let pattern_count = patterns.count();
-        let mut patterns = patterns.words;
-        if patterns.is_empty() {
-            patterns.resize(UNIT_THREADS * pattern_words(columns), 0);
+        let partial_mask_count = partial_masks.count();
+        let mut partial_masks = partial_masks.words;
+        if partial_masks.is_empty() {
+            partial_masks.resize(ROW_GROUP_THREADS * partial_mask_words(columns), 0);
         }
         Ok(Self {
             offsets,
             mask_batch_stride: if mask_batches > 1 { row_blocks as u32 } else { 0 },
             entries,
-            patterns,
-            pattern_words: pattern_words(columns),
-            pattern_count,
+            partial_masks,
+            partial_mask_words: partial_mask_words(columns),
+            partial_mask_count,
             row_blocks,
             column_tiles: column_ranges.len(),
             mask_batches,
@@ -240,21 +240,21 @@ struct Builder<'a> {
     tiling: Tiling,
     transposed: bool,
     entries: Vec<u32>,
-    patterns: Patterns,
+    partial_masks: PartialMasks,
     counts: Counts,
     bits: Bits,
 }
 
 impl Builder<'_> {
     /// Appends the list of one block.
-    fn block(&mut self, batch: usize, units: &[Tokens], tiles: &[Tokens]) {
-        let per_entry = 1 + self.tiling.units_per_block;
+    fn block(&mut self, batch: usize, row_groups: &[Tokens], tiles: &[Tokens]) {
+        let per_entry = 1 + self.tiling.row_groups_per_block;
         let before = self.entries.len();
         for (index, tile) in tiles.iter().enumerate() {
             let at = self.entries.len();
             self.entries.push(index as u32);
-            for unit in units {
-                let number = self.unit(batch, unit, tile);
+            for row_group in row_groups {
+                let number = self.row_group(batch, row_group, tile);
                 self.entries.push(number);
             }
             // Units that begin behind the last row.
@@ -270,17 +270,17 @@ impl Builder<'_> {
         }
     }
 
-    /// What is allowed in one tile of one unit.
-    fn unit(&mut self, batch: usize, unit: &Tokens, tile: &Tokens) -> u32 {
-        let pairs = (unit.range.len() * tile.range.len()) as u64;
+    /// What is allowed in one tile of one row group.
+    fn row_group(&mut self, batch: usize, row_group: &Tokens, tile: &Tokens) -> u32 {
+        let pairs = (row_group.range.len() * tile.range.len()) as u64;
         self.counts.dense_pairs += pairs;
         self.counts.tiles_dense += 1;
         let (queries, keys) = if self.transposed {
-            (tile, unit)
+            (tile, row_group)
         } else {
-            (unit, tile)
+            (row_group, tile)
         };
-        let whole = pairs == (UNIT_ROWS * self.tiling.columns) as u64;
+        let whole = pairs == (ROW_GROUP * self.tiling.columns) as u64;
         let allowed = match self.bound.coverage(batch, queries, keys) {
             Coverage::None => 0,
             Coverage::All if whole => pairs,
@@ -300,9 +300,9 @@ impl Builder<'_> {
         }
         self.counts.tiles_partial += 1;
         let queries = queries.range.len();
-        FIRST_PATTERN
+        FIRST_PARTIAL
             + self
-                .patterns
+                .partial_masks
                 .number(&self.bits, queries, self.transposed, self.tiling.columns)
     }
 }

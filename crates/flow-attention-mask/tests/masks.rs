@@ -101,7 +101,7 @@ fn expand(
     column_ranges: &[std::ops::Range<usize>],
 ) -> Vec<Vec<bool>> {
     let Tiling {
-        units_per_block,
+        row_groups_per_block,
         columns,
         ..
     } = tiles.tiling;
@@ -115,22 +115,23 @@ fn expand(
             "every block has an entry"
         );
         for entry in tiles.offsets[at] as usize..tiles.offsets[at + 1] as usize {
-            let words = &tiles.entries[entry * (1 + units_per_block)..][..1 + units_per_block];
+            let words = &tiles.entries[entry * (1 + row_groups_per_block)..][..1 + row_groups_per_block];
             assert!(last < Some(words[0]), "indices ascend");
             last = Some(words[0]);
             let range = &column_ranges[words[0] as usize];
-            for (unit, &number) in words[1..].iter().enumerate() {
-                for thread in 0..UNIT_THREADS {
+            for (row_group, &number) in words[1..].iter().enumerate() {
+                for thread in 0..ROW_GROUP_THREADS {
                     for register in 0..columns / 2 {
                         let [row, column] = element(thread, register);
-                        let row = (block * units_per_block + unit) * UNIT_ROWS + row;
+                        let row = (block * row_groups_per_block + row_group) * ROW_GROUP + row;
                         let set = match number {
                             ALL => true,
                             NONE => false,
                             p => {
-                                let p = (p - FIRST_PATTERN) as usize;
-                                let word = (p * UNIT_THREADS + thread) * tiles.pattern_words + register / 32;
-                                tiles.patterns[word] >> (register % 32) & 1 == 1
+                                let p = (p - FIRST_PARTIAL) as usize;
+                                let word = (p * ROW_GROUP_THREADS + thread) * tiles.partial_mask_words
+                                    + register / 32;
+                                tiles.partial_masks[word] >> (register % 32) & 1 == 1
                             }
                         };
                         if set {
@@ -149,7 +150,7 @@ fn expand(
     allowed
 }
 
-fn cut(range: std::ops::Range<usize>, step: usize) -> Vec<std::ops::Range<usize>> {
+fn split_range(range: std::ops::Range<usize>, step: usize) -> Vec<std::ops::Range<usize>> {
     range
         .clone()
         .step_by(step)
@@ -163,20 +164,20 @@ proptest! {
     #[test]
     fn a_compiled_mask_allows_what_the_mask_allows(
         kind in 0usize..9, seed: u64, batch in 1usize..3, q in 0usize..4, k in 0usize..4, second in 0usize..3,
-        units in 1usize..3, columns in 0usize..4,
+        row_groups in 1usize..3, columns in 0usize..4,
     ) {
         let queries = LENGTHS[q];
         // A video has as many queries as keys.
         let keys = if kind == 7 { queries } else { LENGTHS[k] };
         let second = [0, keys / 3, keys][second];
-        let sizes = Sizes { batch, queries, key_segments: [keys - second, second] };
+        let sizes = Sizes { batch, queries, kv_segments: [keys - second, second] };
         let columns = COLUMNS[columns];
         let mask = mask(kind, sizes, seed);
         let bound = mask.bind(sizes).unwrap();
-        let tiling = Tiling { side: Side::Queries, units_per_block: units, columns };
+        let tiling = Tiling { side: Side::Queries, row_groups_per_block: row_groups, columns };
         let tiles = MaskTiles::new(&mask, sizes, tiling).unwrap();
-        let mut ranges = cut(0..keys - second, columns);
-        ranges.extend(cut(keys - second..keys, columns));
+        let mut ranges = split_range(0..keys - second, columns);
+        ranges.extend(split_range(keys - second..keys, columns));
         prop_assert_eq!(tiles.column_tiles, ranges.len());
         let mut pairs = 0;
         for b in 0..batch {
@@ -191,13 +192,13 @@ proptest! {
 
         // With a whole tile first it is the same list in another order.
         let reordered = tiles.clone().whole_first();
-        let words = 1 + units;
+        let words = 1 + row_groups;
         for ends in tiles.offsets.windows(2) {
             let list = |of: &MaskTiles| -> Vec<Vec<u32>> {
                 let entries = &of.entries[ends[0] as usize * words..ends[1] as usize * words];
                 entries.chunks(words).map(<[u32]>::to_vec).collect()
             };
-            let whole = |entry: &Vec<u32>| entry[1..].iter().all(|pattern| *pattern == ALL);
+            let whole = |entry: &Vec<u32>| entry[1..].iter().all(|partial_mask| *partial_mask == ALL);
             let (before, mut after) = (list(&tiles), list(&reordered));
             prop_assert_eq!(before.iter().any(whole), whole(&after[0]));
             prop_assert!(after[1..].is_sorted());
@@ -206,11 +207,11 @@ proptest! {
         }
         prop_assert_eq!(tiles.counts.dense_pairs, (tiles.mask_batches * queries * keys) as u64);
         for segment in 0..2 {
-            let tiling = Tiling { side: Side::Keys { segment }, units_per_block: units, columns };
+            let tiling = Tiling { side: Side::Keys { segment }, row_groups_per_block: row_groups, columns };
             let tiles = MaskTiles::new(&mask, sizes, tiling).unwrap();
             let (offset, length) = [(0, keys - second), (keys - second, second)][segment];
             for b in 0..batch {
-                for (j, row) in expand(&tiles, b, length, &cut(0..queries, columns)).iter().enumerate() {
+                for (j, row) in expand(&tiles, b, length, &split_range(0..queries, columns)).iter().enumerate() {
                     for (i, &allowed) in row.iter().enumerate() {
                         let expected = bound.allows(b, i, offset + j);
                         prop_assert_eq!(allowed, expected, "batch {} query {} key {}", b, i, offset + j);
@@ -224,7 +225,7 @@ proptest! {
 fn compile(mask: &Mask, queries: usize, keys: usize, columns: usize) -> MaskTiles {
     let tiling = Tiling {
         side: Side::Queries,
-        units_per_block: 2,
+        row_groups_per_block: 2,
         columns,
     };
     MaskTiles::new(mask, Sizes::new(1, queries, keys), tiling).unwrap()
@@ -232,8 +233,8 @@ fn compile(mask: &Mask, queries: usize, keys: usize, columns: usize) -> MaskTile
 
 #[test]
 fn each_register_of_a_unit_holds_an_element_of_its_own() {
-    let mut seen = vec![false; UNIT_ROWS * 176];
-    for thread in 0..UNIT_THREADS {
+    let mut seen = vec![false; ROW_GROUP * 176];
+    for thread in 0..ROW_GROUP_THREADS {
         for register in 0..88 {
             let [row, column] = element(thread, register);
             assert!(!std::mem::replace(&mut seen[row * 176 + column], true));
@@ -245,7 +246,7 @@ fn each_register_of_a_unit_holds_an_element_of_its_own() {
 #[test]
 fn a_full_mask_on_whole_tiles_has_no_pattern() {
     let tiles = compile(&Mask::Full, 256, 384, 128);
-    assert_eq!(tiles.pattern_count, 0);
+    assert_eq!(tiles.partial_mask_count, 0);
     assert_eq!(
         tiles.entries,
         [0, 0, 0, 1, 0, 0, 2, 0, 0, 0, 0, 0, 1, 0, 0, 2, 0, 0]
@@ -257,11 +258,11 @@ fn a_full_mask_on_whole_tiles_has_no_pattern() {
 fn causal_tiles_share_one_pattern_for_each_place_on_the_diagonal() {
     let tiles = compile(&Mask::Causal, 4096, 4096, 128);
     // 64 rows meet the diagonal in the left or the right half of a tile of 128.
-    assert_eq!(tiles.pattern_count, 2);
+    assert_eq!(tiles.partial_mask_count, 2);
     assert_eq!(tiles.counts.tiles_partial, 64);
     assert_eq!(
         tiles.counts.tiles_visited,
-        (0..64).map(|unit| unit / 2 + 1).sum::<u64>()
+        (0..64).map(|row_group| row_group / 2 + 1).sum::<u64>()
     );
     assert_eq!(tiles.counts.allowed_pairs, 4096 * 4097 / 2);
 }
@@ -331,7 +332,7 @@ fn a_long_video_has_few_patterns_and_few_tiles() {
     let expected = along(21, 2) * along(30, 4) * along(52, 4);
     assert_eq!(tiles.counts.allowed_pairs, expected);
     assert!(tiles.counts.tiles_visited * 5 < tiles.counts.tiles_dense);
-    assert!((tiles.pattern_count as u64) < tiles.counts.tiles_partial);
+    assert!((tiles.partial_mask_count as u64) < tiles.counts.tiles_partial);
 }
 
 #[test]
@@ -339,13 +340,13 @@ fn masks_that_differ_between_batch_entries_have_lists_of_their_own() {
     let sizes = Sizes::new(2, 64, 128);
     let tiling = Tiling {
         side: Side::Queries,
-        units_per_block: 1,
+        row_groups_per_block: 1,
         columns: 64,
     };
     let tiles = |keys: Vec<usize>| MaskTiles::new(&Mask::key_padding(keys).unwrap(), sizes, tiling).unwrap();
     let differing = tiles(vec![128, 40]);
     assert_eq!((differing.mask_batches, differing.mask_batch_stride), (2, 1));
-    assert_eq!(differing.entries, [0, ALL, 1, ALL, 0, FIRST_PATTERN]);
+    assert_eq!(differing.entries, [0, ALL, 1, ALL, 0, FIRST_PARTIAL]);
     let same = tiles(vec![64, 64]);
     assert_eq!((same.mask_batches, same.mask_batch_stride), (1, 0));
     assert_eq!(same.entries, [0, ALL]);
@@ -439,7 +440,7 @@ fn masks_for_another_call_are_refused_with_both_sizes() {
     );
     let tiling = Tiling {
         side: Side::Queries,
-        units_per_block: 1,
+        row_groups_per_block: 1,
         columns: 60,
     };
     says(
@@ -458,7 +459,7 @@ proptest! {
         block in prop::sample::select(vec![1usize, 7, 64]),
         seed in any::<u64>(),
     ) {
-        let sizes = Sizes { batch: 2, queries, key_segments: [keys, second] };
+        let sizes = Sizes { batch: 2, queries, kv_segments: [keys, second] };
         let mask = mask(kind, sizes, seed);
         prop_assume!(mask.bind(sizes).is_ok());
         let bound = mask.bind(sizes).unwrap();

@@ -95,7 +95,7 @@ impl Case {
         let sizes = flow_core::ops::attention::Sizes {
             batch: self.batch,
             queries: self.queries,
-            key_segments: self.keys,
+            kv_segments: self.keys,
         };
         let bound = self
             .mask

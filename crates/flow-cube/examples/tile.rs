@@ -4,7 +4,7 @@ use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::generic_to_shared;
 use cubecl_runtime::kernel::CubeKernel;
 use flow_cube::offline;
-use flow_cube::wgmma::{self, Factor, Steps};
+use flow_cube::wgmma::{self, OperandType, Steps};
 use half::bf16;
 
 /// Both factors K-major; four steps of 16 channels, 32 bytes apart.
@@ -16,7 +16,7 @@ fn steps() -> Steps {
         b: vec![0, 2, 4, 6],
         a_transposed: false,
         b_transposed: false,
-        factor: Factor::Bf16,
+        operand_type: OperandType::Bf16,
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Addresses are byte addresses of shared memory, as [`first`] and [`at`] give.
 
-use crate::caller::Caller;
+use crate::issue::Issue;
 use crate::register::read;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::generic_to_shared;
@@ -27,10 +27,10 @@ pub fn wait(barrier: u32, parity: u32) {
 
 /// Arrives, and adds `bytes` to what copies must bring before the phase completes.
 #[cube]
-pub fn arrive_and_expect(barrier: u32, bytes: u32, #[comptime] caller: Caller) {
+pub fn arrive_and_expect(barrier: u32, bytes: u32, #[comptime] issue: Issue) {
     let barrier = read::<u32>(barrier);
     let bytes = read::<u32>(bytes);
-    if comptime!(caller == Caller::Warp) {
+    if comptime!(issue == Issue::ElectedLane) {
         gpu_asm!(
             "{{",
             ".reg .b64 token;",
@@ -68,10 +68,10 @@ pub fn named_arrive(number: u32, #[comptime] threads: u32) {
 /// Adds one to a counter in shared memory, or sets it back to 0 where it is `last`, and returns what it was. Asks for the
 /// value and goes on: only what uses it waits.
 ///
-/// Without an order of its own: for who has waited for products that read shared memory (`wgmma::wait`) and lets who comes
-/// last overwrite what they read by a copy. Nothing was written that the copy should see, and the reads are over when
+/// The count is relaxed: the caller has waited for the products that read shared memory (`wgmma::wait`), and the last warp may
+/// overwrite what they read by a copy. Nothing was written that the copy should see, and the reads are over when
 /// their wait is. With an order (`acq_rel`) each warp would stand still for a fence, twice a tile; a sum by `add` would
-/// do the same, since ptxas adds up the lanes of a warp first and hands their values out.
+/// do the same, since ptxas sums the lanes of a warp first and hands their values out.
 #[cube]
 pub fn count_around(counter: u32, #[comptime] last: u32) -> u32 {
     let counter = read::<u32>(counter);
@@ -143,11 +143,11 @@ pub fn bulk_copy<T: CubePrimitive>(
     from: *const T,
     #[comptime] bytes: u32,
     barrier: u32,
-    #[comptime] caller: Caller,
+    #[comptime] issue: Issue,
 ) {
     let to = read::<u32>(to);
     let barrier = read::<u32>(barrier);
-    if comptime!(caller == Caller::Warp) {
+    if comptime!(issue == Issue::ElectedLane) {
         gpu_asm!(
             "{{",
             ".reg .pred one;",

@@ -1,6 +1,6 @@
 //! Types of the elements of tensors.
 
-use crate::wgmma::Factor;
+use crate::wgmma::OperandType;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 use half::{bf16, f16};
@@ -31,12 +31,12 @@ impl Element {
         if self == Self::F32 { 4 } else { 2 }
     }
 
-    /// As a factor of tensor cores; f32 is none, since it is never rounded to TF32.
-    pub fn factor(self) -> Option<Factor> {
+    /// As an operand type of tensor cores; f32 is none, since it is never rounded to TF32.
+    pub fn operand_type(self) -> Option<OperandType> {
         match self {
             Self::F32 => None,
-            Self::F16 => Some(Factor::F16),
-            Self::Bf16 => Some(Factor::Bf16),
+            Self::F16 => Some(OperandType::F16),
+            Self::Bf16 => Some(OperandType::Bf16),
         }
     }
 

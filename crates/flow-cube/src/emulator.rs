@@ -1,7 +1,7 @@
 //! The instructions of [`mma`](crate::mma) on the host: what a warp computes, without a GPU.
 //!
 //! It executes the PTX that the GPU gets, by the definitions of the PTX ISA: `ldmatrix` (9.7.14.5.15) and `mma.sync` of
-//! 16 x 8 x 16 (9.7.14.5.8). Sums are in f32, in order of the summands; tensor cores add up in another order.
+//! 16 x 8 x 16 (9.7.14.5.8). Sums are in f32, in order of the summands; tensor cores sum in another order.
 
 use half::{bf16, f16};
 use std::collections::HashMap;

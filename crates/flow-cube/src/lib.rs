@@ -7,34 +7,30 @@
 // `#[cube]` makes modules that cannot be documented.
 #[allow(missing_docs)]
 pub mod activation;
-#[cfg(feature = "ptx-gate")]
-mod arithmetic;
 #[allow(missing_docs)]
 pub mod barrier;
-pub mod caller;
+#[cfg(feature = "compile-check")]
+pub mod compile_check;
 #[allow(missing_docs)]
-pub mod copy;
+pub mod cp_async;
 pub mod element;
 pub mod emulator;
-#[cfg(feature = "ptx-gate")]
-pub mod gate;
+pub mod issue;
 #[allow(missing_docs)]
 pub mod mma;
 pub mod offline;
+#[cfg(feature = "compile-check")]
+pub mod ptx_interpreter;
 #[allow(missing_docs)]
 pub mod register;
-#[cfg(feature = "ptx-gate")]
-pub mod thread;
 #[allow(missing_docs)]
 pub mod tma;
 #[cfg(feature = "vulkan")]
 pub mod vulkan;
-#[cfg(feature = "ptx-gate")]
-mod warp;
 #[allow(missing_docs)]
 pub mod warpgroup;
 #[allow(missing_docs)]
 pub mod wgmma;
 
-pub use caller::Caller;
 pub use element::Element;
+pub use issue::Issue;

@@ -10,10 +10,10 @@
 //! `8 (i / 4) + 2 (t mod 4) + i mod 2`: what warp 0 of [`wgmma`](crate::wgmma)'s accumulator holds.
 
 use crate::register::read;
-use crate::wgmma::Factor;
+use crate::wgmma::OperandType;
 use cubecl::prelude::*;
 
-/// Where the left factor, 16 rows, comes from.
+/// Where the left operand, 16 rows, comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Left {
     /// A tile whose panels have this many rows, summed over channels.
@@ -28,18 +28,18 @@ pub enum Left {
 /// A product of 16 rows with a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Product {
-    /// Columns of the result. A multiple of 16 if the right factor's rows become columns, else of 8.
+    /// Columns of the result. A multiple of 16 if the right operand's rows become columns, else of 8.
     pub n: usize,
     /// Summands; a multiple of 16.
     pub k: usize,
-    /// The left factor.
+    /// The left operand.
     pub left: Left,
-    /// Rows of a panel of the right factor.
+    /// Rows of a panel of the right operand.
     pub rows: usize,
-    /// Whether the right factor's rows become columns, so that channels are summed over: `A Bᵀ`. Else `A B`.
+    /// Whether the right operand's rows become columns, so that channels are summed over: `A Bᵀ`. Else `A B`.
     pub over_channels: bool,
-    /// Type of the factors.
-    pub factor: Factor,
+    /// Type of the operands.
+    pub operand_type: OperandType,
 }
 
 /// How far apart panels are, and what `xor`s the lane's address, for the chunk `chunk`, which is even.
@@ -53,8 +53,8 @@ impl Product {
         (self.n / 2).next_power_of_two()
     }
 
-    /// Text of the instructions. Operands are the accumulator's result, the accumulator (unless `zero`), the left factor's
-    /// address or registers, the right factor's address. Before: the addresses for each of a panel's four pairs of chunks.
+    /// Text of the instructions. Operands are the accumulator's result, the accumulator (unless `zero`), the left operand's
+    /// address or registers, the right operand's address. Before: the addresses for each of a panel's four pairs of chunks.
     pub fn text(&self, zero: bool) -> String {
         let given = if zero {
             self.accumulator()
@@ -105,9 +105,9 @@ impl Product {
                 .collect::<Vec<_>>()
                 .join(", "),
         };
-        let kind = match self.factor {
-            Factor::Bf16 => "bf16",
-            Factor::F16 => "f16",
+        let kind = match self.operand_type {
+            OperandType::Bf16 => "bf16",
+            OperandType::F16 => "f16",
         };
         for group in 0..self.n.div_ceil(16) {
             let (transpose, row, column) = if self.over_channels {
@@ -139,14 +139,14 @@ impl Product {
     }
 }
 
-/// Where lane `lane` reads in a tile whose rows are walked through by sixteens: a left factor, or a right one that is not
+/// Where lane `lane` reads in a tile whose rows are walked through by sixteens: a left operand, or a right one that is not
 /// [`over_channels`](Product::over_channels). In bytes from the first of the 16 rows (a multiple of 8) of the tile.
 #[cube]
 pub fn lane_by_rows(lane: u32) -> u32 {
     (lane % 16) * 128 + ((lane / 16) ^ (lane % 8)) * 16
 }
 
-/// Where lane `lane` reads in a right factor [`over_channels`](Product::over_channels).
+/// Where lane `lane` reads in a right operand [`over_channels`](Product::over_channels).
 #[cube]
 pub fn lane_by_columns(lane: u32) -> u32 {
     ((lane / 16) * 8 + lane % 8) * 128 + (((lane / 8) % 2) ^ (lane % 8)) * 16

@@ -1,4 +1,4 @@
-//! CUDA sources without a GPU: what a kernel becomes on an H100, for compile gates and for reading.
+//! CUDA sources without a GPU: what a kernel becomes on an H100, for compile checks and for reading.
 
 use cubecl::ir::{AddressType, DeviceProperties, VectorSize};
 use cubecl::prelude::*;

@@ -1,6 +1,6 @@
 //! Single values in registers: what CubeCL has no operation for.
 
-use crate::wgmma::Factor;
+use crate::wgmma::OperandType;
 use cubecl::ir::dialect::vector::CompositeConstructOp;
 use cubecl::prelude::*;
 
@@ -81,20 +81,20 @@ pub fn pack_f16(low: f32, high: f32) -> u32 {
     out
 }
 
-/// Two f32 as two values of `factor`, `low` in the low half.
+/// Two f32 as two values of `operand_type`, `low` in the low half.
 #[cube]
-pub fn pack(low: f32, high: f32, #[comptime] factor: Factor) -> u32 {
-    if comptime!(factor == Factor::Bf16) {
+pub fn pack(low: f32, high: f32, #[comptime] operand_type: OperandType) -> u32 {
+    if comptime!(operand_type == OperandType::Bf16) {
         pack_bf16(low, high)
     } else {
         pack_f16(low, high)
     }
 }
 
-/// The value of `factor` in the low half.
+/// The value of `operand_type` in the low half.
 #[cube]
-pub fn unpack_low(pair: u32, #[comptime] factor: Factor) -> f32 {
-    if comptime!(factor == Factor::Bf16) {
+pub fn unpack_low(pair: u32, #[comptime] operand_type: OperandType) -> f32 {
+    if comptime!(operand_type == OperandType::Bf16) {
         f32::reinterpret(pair << 16u32)
     } else {
         let pair = read::<u32>(pair);
@@ -111,13 +111,13 @@ pub fn unpack_low(pair: u32, #[comptime] factor: Factor) -> f32 {
     }
 }
 
-/// The value of `factor` in the high half.
+/// The value of `operand_type` in the high half.
 #[cube]
-pub fn unpack_high(pair: u32, #[comptime] factor: Factor) -> f32 {
-    if comptime!(factor == Factor::Bf16) {
+pub fn unpack_high(pair: u32, #[comptime] operand_type: OperandType) -> f32 {
+    if comptime!(operand_type == OperandType::Bf16) {
         f32::reinterpret(pair & 0xFFFF_0000u32)
     } else {
-        unpack_low(pair >> 16u32, factor)
+        unpack_low(pair >> 16u32, operand_type)
     }
 }
 

@@ -3,7 +3,7 @@
 //! By inline PTX. CubeCL's own operations of the same name reach the same instructions through libcu++, whose headers NVRTC would
 //! read for each kernel anew: a second of compilation, of the one to three that a kernel takes.
 
-use crate::caller::Caller;
+use crate::issue::Issue;
 use crate::register::read;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::{generic_to_shared, tensor_map_address};
@@ -16,14 +16,14 @@ pub fn load_2d<E: Numeric>(
     barrier: u32,
     row: i32,
     column: i32,
-    #[comptime] caller: Caller,
+    #[comptime] issue: Issue,
 ) {
     // SAFETY: only the address is taken, of memory that holds a tile, as the caller sees to.
     let to = generic_to_shared::<E>(unsafe { to.as_ptr_unchecked() });
     let map = tensor_map_address(map);
     let barrier = read::<u32>(barrier);
     let (row, column) = (read::<i32>(row), read::<i32>(column));
-    if comptime!(caller == Caller::Warp) {
+    if comptime!(issue == Issue::ElectedLane) {
         gpu_asm!(
             "{{",
             ".reg .pred one;",
@@ -50,7 +50,7 @@ pub fn load_4d<E: Numeric>(
     head: i32,
     row: i32,
     channel: i32,
-    #[comptime] caller: Caller,
+    #[comptime] issue: Issue,
 ) {
     // SAFETY: only the address is taken, of memory that holds a tile, as the caller sees to.
     let to = generic_to_shared::<E>(unsafe { to.as_ptr_unchecked() });
@@ -58,7 +58,7 @@ pub fn load_4d<E: Numeric>(
     let barrier = read::<u32>(barrier);
     let (batch, head) = (read::<i32>(batch), read::<i32>(head));
     let (row, channel) = (read::<i32>(row), read::<i32>(channel));
-    if comptime!(caller == Caller::Warp) {
+    if comptime!(issue == Issue::ElectedLane) {
         gpu_asm!(
             "{{",
             ".reg .pred one;",
@@ -116,14 +116,14 @@ pub fn store_4d<E: Numeric>(
     head: i32,
     row: i32,
     channel: i32,
-    #[comptime] caller: Caller,
+    #[comptime] issue: Issue,
 ) {
     // SAFETY: only the address is taken, of memory that holds a tile, as the caller sees to.
     let from = generic_to_shared::<E>(unsafe { from.as_ptr_unchecked() });
     let map = tensor_map_address::<E, Tiled>(&*map);
     let (batch, head) = (read::<i32>(batch), read::<i32>(head));
     let (row, channel) = (read::<i32>(row), read::<i32>(channel));
-    if comptime!(caller == Caller::Warp) {
+    if comptime!(issue == Issue::ElectedLane) {
         gpu_asm!(
             "{{",
             ".reg .pred one;",

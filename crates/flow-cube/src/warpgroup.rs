@@ -1,11 +1,12 @@
-//! Which warpgroup a thread is in: 128 threads, four warps, that issue one `wgmma` together.
+//! The warpgroup of a thread: four warps, 128 threads, that issue one `wgmma` together.
 
 use cubecl::prelude::*;
 
-/// This thread's warpgroup, of `warpgroups`, and its number in it.
+/// This thread's warpgroup among `warpgroups`, and its index within the warpgroup.
 ///
-/// A single warpgroup's number is known. With more of them, a warpgroup's number is the same in all threads of a warp, which the compiler sees if it
-/// is `uniform`: then what is computed with it, as descriptors of resident rows are, takes uniform registers and none of a product's time.
+/// With one warpgroup the index is a constant. With more, all threads of a warp have the same warpgroup; if `uniform`, a
+/// shuffle shows that to the compiler, which then keeps what follows from it (such as descriptors of stationary tiles) in
+/// uniform registers, off the critical path of a product.
 #[cube]
 pub fn warpgroup_and_thread(#[comptime] warpgroups: usize, #[comptime] uniform: bool) -> (u32, u32) {
     if comptime!(warpgroups == 1) {

@@ -13,16 +13,16 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 use std::ops::Range;
 
-/// Type of the factors.
+/// Type of the operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Factor {
+pub enum OperandType {
     /// bfloat16.
     Bf16,
     /// IEEE half precision.
     F16,
 }
 
-impl Factor {
+impl OperandType {
     /// For CubeCL.
     pub fn element(self) -> ElemType {
         match self {
@@ -55,7 +55,7 @@ pub struct Steps {
     /// Whether A is M-major (its rows along k).
     pub a_transposed: bool,
     /// Type of A and B.
-    pub factor: Factor,
+    pub operand_type: OperandType,
 }
 
 impl Steps {
@@ -66,8 +66,9 @@ impl Steps {
             .map(|i| format!("%{i}"))
             .collect::<Vec<_>>()
             .join(", ");
-        let (n, factor) = (self.n, self.factor.ptx());
-        let instruction = format!("wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{factor}.{factor}");
+        let (n, operand_type) = (self.n, self.operand_type.ptx());
+        let instruction =
+            format!("wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{operand_type}.{operand_type}");
         let (ta, tb) = (u8::from(self.a_transposed), u8::from(self.b_transposed));
         let mut text = String::new();
         for (k, offset) in self.b.iter().enumerate() {

@@ -2,7 +2,7 @@
 
 use flow_cube::emulator::{LANES, Warp};
 use flow_cube::mma::{Left, Product, lane_by_columns, lane_by_rows};
-use flow_cube::wgmma::Factor;
+use flow_cube::wgmma::OperandType;
 use half::{bf16, f16};
 
 /// Small integers: their products and sums are exact.
@@ -13,16 +13,16 @@ fn matrix(rows: usize, columns: usize, seed: usize) -> Vec<Vec<f32>> {
         .collect()
 }
 
-fn bits(value: f32, factor: Factor) -> u16 {
-    match factor {
-        Factor::Bf16 => bf16::from_f32(value).to_bits(),
-        Factor::F16 => f16::from_f32(value).to_bits(),
+fn bits(value: f32, operand_type: OperandType) -> u16 {
+    match operand_type {
+        OperandType::Bf16 => bf16::from_f32(value).to_bits(),
+        OperandType::F16 => f16::from_f32(value).to_bits(),
     }
 }
 
 /// Adds a tile to shared memory: panels of 64 channels, chunks of 8 at `chunk xor row mod 8`, channels up to a multiple of 16
 /// zero, and NaN where nothing is to be read. Returns its address.
-fn put(warp: &mut Warp, tile: &[Vec<f32>], factor: Factor) -> u32 {
+fn put(warp: &mut Warp, tile: &[Vec<f32>], operand_type: OperandType) -> u32 {
     let (rows, channels) = (tile.len(), tile[0].len());
     let start = warp.shared.len();
     warp.shared
@@ -32,7 +32,7 @@ fn put(warp: &mut Warp, tile: &[Vec<f32>], factor: Factor) -> u32 {
             let (panel, chunk) = (channel / 64, channel % 64 / 8);
             let at = start + panel * rows * 128 + r * 128 + (chunk ^ (r % 8)) * 16 + channel % 8 * 2;
             let value = row.get(channel).copied().unwrap_or(0.0);
-            warp.shared[at..at + 2].copy_from_slice(&bits(value, factor).to_le_bytes());
+            warp.shared[at..at + 2].copy_from_slice(&bits(value, operand_type).to_le_bytes());
         }
     }
     start as u32
@@ -63,7 +63,7 @@ fn compare(warp: &Warp, want: &[Vec<f32>], what: &str) {
 
 #[test]
 fn rows_of_two_tiles_are_multiplied_over_channels() {
-    for factor in [Factor::Bf16, Factor::F16] {
+    for operand_type in [OperandType::Bf16, OperandType::F16] {
         for channels in [8, 16, 40, 64, 72, 96, 128, 192, 256] {
             for (resident, passing, from) in [(64, 64, 16), (128, 32, 112), (64, 16, 0), (128, 176, 48)] {
                 let (a, b) = (matrix(resident, channels, 1), matrix(passing, channels, 2));
@@ -71,15 +71,15 @@ fn rows_of_two_tiles_are_multiplied_over_channels() {
                     shared: vec![0xff; 1024],
                     ..Warp::default()
                 };
-                let left = put(&mut warp, &a, factor) + from as u32 * 128;
-                let right = put(&mut warp, &b, factor);
+                let left = put(&mut warp, &a, operand_type) + from as u32 * 128;
+                let right = put(&mut warp, &b, operand_type);
                 let product = Product {
                     n: passing,
                     k: channels.next_multiple_of(16),
                     left: Left::Tile { rows: resident },
                     rows: passing,
                     over_channels: true,
-                    factor,
+                    operand_type,
                 };
                 let first = product.accumulator();
                 warp.registers
@@ -96,7 +96,7 @@ fn rows_of_two_tiles_are_multiplied_over_channels() {
                 compare(
                     &warp,
                     &want,
-                    &format!("{factor:?} {resident} x {passing} over {channels}"),
+                    &format!("{operand_type:?} {resident} x {passing} over {channels}"),
                 );
             }
         }
@@ -105,20 +105,20 @@ fn rows_of_two_tiles_are_multiplied_over_channels() {
 
 #[test]
 fn an_accumulator_packed_in_pairs_is_the_left_factor_of_the_next_product() {
-    for factor in [Factor::Bf16, Factor::F16] {
+    for operand_type in [OperandType::Bf16, OperandType::F16] {
         for channels in [8, 16, 40, 64, 72, 96, 128, 192, 256] {
             for rows in [16, 32, 48, 64, 176] {
                 let (weights, tile) = (matrix(16, rows, 3), matrix(rows, channels, 4));
                 let before = matrix(16, channels, 5);
                 let mut warp = Warp::default();
-                let right = put(&mut warp, &tile, factor);
+                let right = put(&mut warp, &tile, operand_type);
                 let product = Product {
                     n: channels,
                     k: rows,
                     left: Left::Registers,
                     rows,
                     over_channels: false,
-                    factor,
+                    operand_type,
                 };
                 let accumulator = product.accumulator();
                 let held = |matrix: &[Vec<f32>], lane: u32, register: usize| {
@@ -132,7 +132,8 @@ fn an_accumulator_packed_in_pairs_is_the_left_factor_of_the_next_product() {
                 }
                 for pair in 0..rows / 4 {
                     let packed = lanes(|lane| {
-                        let [low, high] = [0, 1].map(|i| bits(held(&weights, lane, 2 * pair + i), factor));
+                        let [low, high] =
+                            [0, 1].map(|i| bits(held(&weights, lane, 2 * pair + i), operand_type));
                         u32::from(low) | u32::from(high) << 16
                     });
                     warp.registers
@@ -148,7 +149,11 @@ fn an_accumulator_packed_in_pairs_is_the_left_factor_of_the_next_product() {
                 let want: Vec<Vec<f32>> = (0..16)
                     .map(|r| (0..channels).map(|c| sum(r, c)).collect())
                     .collect();
-                compare(&warp, &want, &format!("{factor:?} {rows} rows of {channels}"));
+                compare(
+                    &warp,
+                    &want,
+                    &format!("{operand_type:?} {rows} rows of {channels}"),
+                );
             }
         }
     }

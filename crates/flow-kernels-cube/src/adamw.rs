@@ -1,10 +1,10 @@
-//! AdamW on many weights at once. Weights are f32, in one piece or in two halves, or bf16; moments may be bf16; arithmetic is f32.
+//! AdamW on many weights at once. Weights are f32, in one piece or as a split f32, or bf16; moments may be bf16; arithmetic is f32.
 
 mod narrow;
 
 use crate::Element;
 use crate::buffer::{Buffer, Refused, grid, width, with_type};
-use crate::groups::{address_of, groups};
+use crate::multi_tensor::{address_of, groups};
 use cubecl::ir::AddressType;
 use cubecl::prelude::*;
 use half::bf16;
@@ -187,7 +187,7 @@ pub struct Rounding {
 
 /// A weight with what its step reads and writes, all of one length.
 #[derive(Clone, Copy, Debug)]
-pub struct Updated<'a> {
+pub struct AdamWParam<'a> {
     /// Changed: f32, or bf16.
     pub weight: &'a Buffer,
     /// Of any type.
@@ -197,20 +197,20 @@ pub struct Updated<'a> {
     /// Second moment, of the type of the first; changed.
     pub second: &'a Buffer,
     /// What is there beside the weight.
-    pub beside: Beside<'a>,
+    pub beside: MasterWeight<'a>,
     /// Decoupled weight decay, times the learning rate.
     pub weight_decay: f32,
 }
 
 /// What is there beside a weight.
 #[derive(Clone, Copy, Debug)]
-pub enum Beside<'a> {
+pub enum MasterWeight<'a> {
     /// Nothing, of a weight in f32.
     Nothing,
     /// A copy in bf16, of a weight in f32: receives the new weight, rounded to nearest, to even where two are equally near.
     Copy(&'a Buffer),
-    /// The lower half of an f32 whose upper half is the weight, in bf16 ([`Halves`](crate::halves::Halves)); changed.
-    Lower(&'a Buffer),
+    /// The low half of an f32 whose high half is the weight, in bf16 ([`SplitF32`](crate::split_f32::SplitF32)); changed.
+    Low(&'a Buffer),
     /// Nothing, of a weight in bf16: the result is rounded at random, by the numbers of this stream.
     Stream(u32),
 }
@@ -219,12 +219,12 @@ pub enum Beside<'a> {
 /// thread reads at once.
 type Kind = (Element, Element, u8, usize);
 
-impl Updated<'_> {
+impl AdamWParam<'_> {
     fn check(&self) -> Result<(), Refused> {
         let length = self.weight.length;
         let stored = match self.beside {
-            Beside::Nothing | Beside::Copy(_) => Element::F32,
-            Beside::Lower(_) | Beside::Stream(_) => Element::Bf16,
+            MasterWeight::Nothing | MasterWeight::Copy(_) => Element::F32,
+            MasterWeight::Low(_) | MasterWeight::Stream(_) => Element::Bf16,
         };
         self.weight.expect_of("weight", length, stored)?;
         self.gradient.expect("gradient", length)?;
@@ -245,14 +245,14 @@ impl Updated<'_> {
 
     fn beside(&self) -> Option<&Buffer> {
         match self.beside {
-            Beside::Copy(beside) | Beside::Lower(beside) => Some(beside),
-            Beside::Nothing | Beside::Stream(_) => None,
+            MasterWeight::Copy(beside) | MasterWeight::Low(beside) => Some(beside),
+            MasterWeight::Nothing | MasterWeight::Stream(_) => None,
         }
     }
 
     fn stream(&self) -> u32 {
         match self.beside {
-            Beside::Stream(stream) => stream,
+            MasterWeight::Stream(stream) => stream,
             _ => 0,
         }
     }
@@ -264,10 +264,10 @@ impl Updated<'_> {
     fn kind(&self) -> Kind {
         let (gradient, moments) = (self.gradient.element, self.first.element);
         let beside = match self.beside {
-            Beside::Nothing => 0,
-            Beside::Copy(_) => 1,
-            Beside::Lower(_) => 2,
-            Beside::Stream(_) => 3,
+            MasterWeight::Nothing => 0,
+            MasterWeight::Copy(_) => 1,
+            MasterWeight::Low(_) => 2,
+            MasterWeight::Stream(_) => 3,
         };
         (gradient, moments, beside, width(self.weight.length, Element::F32))
     }
@@ -279,17 +279,17 @@ impl AdamW<'_> {
     ///
     /// # Errors
     /// [`Refused`] if a tensor does not fit; nothing was launched then.
-    pub fn update(&self, client: &Client, all: &[Updated<'_>]) -> Result<(), Refused> {
+    pub fn update(&self, client: &Client, all: &[AdamWParam<'_>]) -> Result<(), Refused> {
         let values = self.varying.length.max(4);
         self.varying.expect_of("varying", values, Element::F32)?;
-        all.iter().try_for_each(Updated::check)?;
-        for group in groups(client, all, BUFFERS, Updated::kind, |one| one.weight.length) {
+        all.iter().try_for_each(AdamWParam::check)?;
+        for group in groups(client, all, BUFFERS, AdamWParam::kind, |one| one.weight.length) {
             let (gradient, moments, ..) = group[0].kind();
             with_type!(gradient, G => match (moments, group[0].beside) {
-                (Element::Bf16, Beside::Copy(_)) => self.launch::<G, bf16, bf16>(client, &group),
-                (Element::Bf16, Beside::Nothing) => self.launch::<G, bf16, f32>(client, &group),
-                (_, Beside::Copy(_)) => self.launch::<G, f32, bf16>(client, &group),
-                (_, Beside::Nothing) => self.launch::<G, f32, f32>(client, &group),
+                (Element::Bf16, MasterWeight::Copy(_)) => self.launch::<G, bf16, bf16>(client, &group),
+                (Element::Bf16, MasterWeight::Nothing) => self.launch::<G, bf16, f32>(client, &group),
+                (_, MasterWeight::Copy(_)) => self.launch::<G, f32, bf16>(client, &group),
+                (_, MasterWeight::Nothing) => self.launch::<G, f32, f32>(client, &group),
                 (Element::Bf16, _) => self.launch_narrow::<G, bf16>(client, &group),
                 _ => self.launch_narrow::<G, f32>(client, &group),
             });
@@ -297,7 +297,7 @@ impl AdamW<'_> {
         Ok(())
     }
 
-    fn launch<G: Float, M: Float, C: Float>(&self, client: &Client, group: &[Updated<'_>]) {
+    fn launch<G: Float, M: Float, C: Float>(&self, client: &Client, group: &[AdamWParam<'_>]) {
         let Shared { grid, width, address } = self.shared(client, group);
         let (beta1, beta2) = self.betas;
         // SAFETY: `update` checked all lengths.
@@ -317,17 +317,17 @@ impl AdamW<'_> {
                     .filter_map(|one| one.beside().map(Buffer::argument))
                     .collect(),
                 self.varying.argument(),
-                group.iter().map(Updated::vectors).collect(),
+                group.iter().map(AdamWParam::vectors).collect(),
                 group.iter().map(|one| one.weight_decay).collect(),
                 beta1,
                 beta2,
                 self.epsilon,
-                matches!(group[0].beside, Beside::Copy(_)),
+                matches!(group[0].beside, MasterWeight::Copy(_)),
             );
         }
     }
 
-    fn launch_narrow<G: Float, M: Float>(&self, client: &Client, group: &[Updated<'_>]) {
+    fn launch_narrow<G: Float, M: Float>(&self, client: &Client, group: &[AdamWParam<'_>]) {
         let Shared { grid, width, address } = self.shared(client, group);
         let (beta1, beta2) = self.betas;
         let Rounding { seed, purpose, step } = self.rounding;
@@ -348,21 +348,21 @@ impl AdamW<'_> {
                     .filter_map(|one| one.beside().map(Buffer::argument))
                     .collect(),
                 self.varying.argument(),
-                group.iter().map(Updated::vectors).collect(),
+                group.iter().map(AdamWParam::vectors).collect(),
                 group.iter().map(|one| one.weight_decay).collect(),
-                group.iter().map(Updated::stream).collect(),
+                group.iter().map(AdamWParam::stream).collect(),
                 beta1,
                 beta2,
                 self.epsilon,
                 seed as u32,
                 (seed >> 32) as u32,
                 (u32::from(purpose) << 24) | (step & 0xFF_FFFF),
-                matches!(group[0].beside, Beside::Lower(_)),
+                matches!(group[0].beside, MasterWeight::Low(_)),
             );
         }
     }
 
-    fn shared(&self, client: &Client, group: &[Updated<'_>]) -> Shared {
+    fn shared(&self, client: &Client, group: &[AdamWParam<'_>]) -> Shared {
         let blocks = group.iter().map(|one| one.vectors().div_ceil(THREADS)).sum();
         let weights: Vec<&Buffer> = group.iter().map(|one| one.weight).collect();
         Shared {

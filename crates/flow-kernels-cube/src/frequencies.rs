@@ -6,7 +6,7 @@
 
 use crate::Element;
 use crate::buffer::{Buffer, Refused, address_type, at_least_one, grid, with_type};
-use crate::lanes::Row;
+use crate::feature_cache::Row;
 use cubecl::prelude::*;
 
 /// Threads of a block.
@@ -156,7 +156,7 @@ impl Frequencies {
     }
 
     /// Writes the low and the high frequencies of `a - b`, latents of the same type, which `low` and `high` have too. They
-    /// add up to it, but for the rounding of what is stored.
+    /// sum to it, but for the rounding of what is stored.
     ///
     /// # Errors
     /// [`Refused`] if a row is not there, a type differs or the disc is too large.

@@ -9,25 +9,23 @@ pub mod activation;
 pub mod adamw;
 #[allow(missing_docs)]
 mod buffer;
+pub mod cases;
 #[allow(missing_docs)]
 pub mod cast;
-pub mod catalogue;
 mod columns;
 #[allow(missing_docs)]
 pub mod embedding;
 #[allow(missing_docs)]
 pub mod experts;
 #[allow(missing_docs)]
+pub mod feature_cache;
+#[allow(missing_docs)]
 pub mod frequencies;
 #[allow(missing_docs)]
 pub mod gated_residual;
-mod groups;
-#[allow(missing_docs)]
-pub mod halves;
-#[allow(missing_docs)]
-pub mod lanes;
 #[allow(missing_docs)]
 pub mod modulated_layer_norm;
+mod multi_tensor;
 #[allow(missing_docs)]
 pub mod normals;
 #[allow(missing_docs)]
@@ -46,6 +44,8 @@ pub mod sde;
 #[allow(missing_docs)]
 pub mod softmax;
 pub mod sources;
+#[allow(missing_docs)]
+pub mod split_f32;
 
 pub use activation::Activation;
 pub use buffer::{Buffer, Refused};

@@ -49,8 +49,8 @@ pub(crate) fn norm_forward<F: Float, N: Size>(
     let held = comptime!(rows.held());
     let vectors = comptime!(rows.vectors());
     let mut shared: Shared<[f32]> = Shared::new_slice(comptime!(rows.shared(1)));
-    let lane = UNIT_POS as usize % rows.lanes;
-    let asked = CUBE_POS * rows.groups + UNIT_POS as usize / rows.lanes;
+    let lane = UNIT_POS as usize % rows.threads_per_row;
+    let asked = CUBE_POS * rows.groups + UNIT_POS as usize / rows.threads_per_row;
     let exists = asked < row_count;
     let row = select(exists, asked, 0usize);
 
@@ -59,7 +59,7 @@ pub(crate) fn norm_forward<F: Float, N: Size>(
     sum[0] = 0.0f32;
     #[unroll]
     for i in 0..held {
-        let at = lane + comptime!(i * rows.lanes);
+        let at = lane + comptime!(i * rows.threads_per_row);
         let inside = at < vectors;
         let value = Vector::<f32, N>::cast_from(x[row * vectors + select(inside, at, 0usize)]);
         values[i] = value;
@@ -70,7 +70,7 @@ pub(crate) fn norm_forward<F: Float, N: Size>(
     sum[0] = 0.0f32;
     #[unroll]
     for i in 0..held {
-        let inside = lane + comptime!(i * rows.lanes) < vectors;
+        let inside = lane + comptime!(i * rows.threads_per_row) < vectors;
         let deviation = values[i] - Vector::new(mean);
         values[i] = deviation;
         sum[0] += select(inside, total(deviation * deviation), 0.0f32);
@@ -82,7 +82,7 @@ pub(crate) fn norm_forward<F: Float, N: Size>(
     if exists {
         #[unroll]
         for i in 0..held {
-            let at = lane + comptime!(i * rows.lanes);
+            let at = lane + comptime!(i * rows.threads_per_row);
             if at < vectors {
                 let scaled = Vector::<f32, N>::cast_from(modulation[(of_sample + scale) * vectors + at]);
                 let shifted = Vector::<f32, N>::cast_from(modulation[(of_sample + shift) * vectors + at]);
@@ -136,7 +136,7 @@ pub(crate) fn norm_backward<F: Float, N: Size>(
     let mut scales = Array::<Vector<f32, N>>::new(held);
     #[unroll]
     for i in 0..held {
-        let at = lane + comptime!(i * rows.lanes);
+        let at = lane + comptime!(i * rows.threads_per_row);
         let at = select(at < vectors, at, 0usize);
         let scaled = Vector::<f32, N>::cast_from(modulation[(sample * chunks + scale) * vectors + at]);
         factors[i] = scaled + Vector::new(unit);
@@ -160,7 +160,7 @@ pub(crate) fn norm_backward<F: Float, N: Size>(
             let mut weighted = 0.0f32;
             #[unroll]
             for i in 0..held {
-                let at = lane + comptime!(i * rows.lanes);
+                let at = lane + comptime!(i * rows.threads_per_row);
                 let inside = at < vectors;
                 let place = row * vectors + select(inside, at, 0usize);
                 let value = Vector::<f32, N>::cast_from(x[place]);
@@ -190,7 +190,7 @@ pub(crate) fn norm_backward<F: Float, N: Size>(
             if token < end && sample_exists {
                 #[unroll]
                 for i in 0..held {
-                    let at = lane + comptime!(i * rows.lanes);
+                    let at = lane + comptime!(i * rows.threads_per_row);
                     if at < vectors {
                         let value = normed[comptime!(r * held + i)];
                         let slope = slopes[comptime!(r * held + i)] - Vector::new(average);
@@ -215,7 +215,7 @@ pub(crate) fn norm_backward<F: Float, N: Size>(
             let base = CUBE_POS * 2 * vectors;
             #[unroll]
             for i in 0..held {
-                let at = lane + comptime!(i * rows.lanes);
+                let at = lane + comptime!(i * rows.threads_per_row);
                 if at < vectors {
                     partials[base + at] = shifts[i];
                     partials[base + vectors + at] = scales[i];

@@ -2,13 +2,13 @@
 
 use crate::Element;
 use crate::buffer::{Buffer, Refused, address_type, grid, width, with_type};
-use crate::groups::{address_of, groups};
+use crate::multi_tensor::{address_of, groups};
 use crate::sde::block_sum;
 use cubecl::prelude::*;
 
 /// Threads of a block.
 const THREADS: usize = 256;
-/// Values whose squares one block adds up.
+/// Values whose squares one block sums.
 const PIECE: usize = 16 * THREADS;
 
 /// Sums of squares of the pieces of several tensors of one type and width: tensor `i` has `vectors[i]` vectors, and its pieces'
@@ -63,7 +63,7 @@ pub struct Factors {
     pub max_norm: f32,
     /// Added to the norm before the bound is divided by it.
     pub small: f32,
-    /// How many gradients were added up.
+    /// How many gradients were summed.
     pub units: f32,
 }
 

@@ -1,4 +1,4 @@
-//! The second stage of sums over tokens or rows: partial sums of pieces, added up in the order of the pieces.
+//! The second stage of sums over tokens or rows: partial sums of pieces, summed in the order of the pieces.
 
 use crate::buffer::{Buffer, address_type, grid, with_type};
 use cubecl::prelude::*;

@@ -24,7 +24,7 @@ pub struct RmsNorm {
 /// Tables of a rotary embedding of what was normalised: `x` is `[B, tokens, heads, head_dim]`, and a row of the norm is a head
 /// or several whole heads of a token.
 #[derive(Clone, Copy, Debug)]
-pub struct Turn<'a> {
+pub struct RotaryAfterNorm<'a> {
     /// `S`.
     pub tokens: usize,
     /// `H`.
@@ -68,8 +68,8 @@ pub(crate) fn rms_forward<F: Float, W: Float, N: Size>(
     let held = comptime!(rows.held());
     let vectors = comptime!(rows.vectors());
     let mut shared: Shared<[f32]> = Shared::new_slice(comptime!(rows.shared(1)));
-    let lane = UNIT_POS as usize % rows.lanes;
-    let asked = CUBE_POS * rows.groups + UNIT_POS as usize / rows.lanes;
+    let lane = UNIT_POS as usize % rows.threads_per_row;
+    let asked = CUBE_POS * rows.groups + UNIT_POS as usize / rows.threads_per_row;
     let exists = asked < row_count;
     let row = select(exists, asked, 0usize);
     let mut values = Array::<Vector<f32, N>>::new(held);
@@ -77,7 +77,7 @@ pub(crate) fn rms_forward<F: Float, W: Float, N: Size>(
     sum[0] = 0.0f32;
     #[unroll]
     for i in 0..held {
-        let at = lane + comptime!(i * rows.lanes);
+        let at = lane + comptime!(i * rows.threads_per_row);
         let inside = at < vectors;
         let value = Vector::<f32, N>::cast_from(x[row * vectors + select(inside, at, 0usize)]);
         values[i] = value;
@@ -88,7 +88,7 @@ pub(crate) fn rms_forward<F: Float, W: Float, N: Size>(
     if exists {
         #[unroll]
         for i in 0..held {
-            let at = lane + comptime!(i * rows.lanes);
+            let at = lane + comptime!(i * rows.threads_per_row);
             if at < vectors {
                 let mut result = values[i] * Vector::new(reciprocal);
                 if comptime!(weighted) {
@@ -96,7 +96,7 @@ pub(crate) fn rms_forward<F: Float, W: Float, N: Size>(
                 }
                 if comptime!(turn > 0) {
                     let first = (row / rows_of_token % tokens * turn
-                        + place_in_head(at, lane, rows.lanes, turn))
+                        + place_in_head(at, lane, rows.threads_per_row, turn))
                         * pairs;
                     let stored = Vector::<F, N>::cast_from(result);
                     result = rotate::<N>(Vector::cast_from(stored), cos, sin, first, 1.0f32);
@@ -131,8 +131,8 @@ pub(crate) fn rms_backward<F: Float, W: Float, N: Size>(
     let held = comptime!(rows.held());
     let vectors = comptime!(rows.vectors());
     let mut shared: Shared<[f32]> = Shared::new_slice(comptime!(rows.shared(1)));
-    let lane = UNIT_POS as usize % rows.lanes;
-    let asked = CUBE_POS * rows.groups + UNIT_POS as usize / rows.lanes;
+    let lane = UNIT_POS as usize % rows.threads_per_row;
+    let asked = CUBE_POS * rows.groups + UNIT_POS as usize / rows.threads_per_row;
     let exists = asked < row_count;
     let row = select(exists, asked, 0usize);
     let reciprocal = reciprocals[row];
@@ -142,14 +142,15 @@ pub(crate) fn rms_backward<F: Float, W: Float, N: Size>(
     sum[0] = 0.0f32;
     #[unroll]
     for i in 0..held {
-        let at = lane + comptime!(i * rows.lanes);
+        let at = lane + comptime!(i * rows.threads_per_row);
         let inside = at < vectors;
         let at = select(inside, at, 0usize);
         let value = Vector::<f32, N>::cast_from(x[row * vectors + at]) * Vector::new(reciprocal);
         let mut slope = Vector::<f32, N>::cast_from(gradient[row * vectors + at]);
         if comptime!(turn > 0) {
-            let first =
-                (row / rows_of_token % tokens * turn + place_in_head(at, lane, rows.lanes, turn)) * pairs;
+            let first = (row / rows_of_token % tokens * turn
+                + place_in_head(at, lane, rows.threads_per_row, turn))
+                * pairs;
             let stored = Vector::<F, N>::cast_from(rotate::<N>(slope, cos, sin, first, -1.0f32));
             slope = Vector::cast_from(stored);
         }
@@ -165,7 +166,7 @@ pub(crate) fn rms_backward<F: Float, W: Float, N: Size>(
     if exists {
         #[unroll]
         for i in 0..held {
-            let at = lane + comptime!(i * rows.lanes);
+            let at = lane + comptime!(i * rows.threads_per_row);
             if at < vectors {
                 let result = (slopes[i] - normed[i] * Vector::new(along)) * Vector::new(reciprocal);
                 dx[row * vectors + at] = Vector::cast_from(result);
@@ -246,7 +247,7 @@ impl RmsNorm {
         &self,
         x: &'a Buffer,
         weight: Option<&'a Buffer>,
-        turn: Option<Turn<'a>>,
+        turn: Option<RotaryAfterNorm<'a>>,
         reciprocals: &'a Buffer,
     ) -> Result<Read<'a>, Refused> {
         at_least_one("channels", self.channels)?;
@@ -306,7 +307,7 @@ impl RmsNorm {
         client: &Client,
         x: &Buffer,
         weight: Option<&Buffer>,
-        turn: Option<Turn<'_>>,
+        turn: Option<RotaryAfterNorm<'_>>,
         y: &Buffer,
         reciprocals: &Buffer,
     ) -> Result<(), Refused> {
@@ -359,7 +360,7 @@ impl RmsNorm {
         client: &Client,
         x: &Buffer,
         weight: Option<&Buffer>,
-        turn: Option<Turn<'_>>,
+        turn: Option<RotaryAfterNorm<'_>>,
         reciprocals: &Buffer,
         gradient: &Buffer,
         dx: Option<&Buffer>,

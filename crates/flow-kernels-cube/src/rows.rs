@@ -1,6 +1,6 @@
 //! How threads share the rows of a matrix, and sums over a row in one order.
 //!
-//! A row belongs to `lanes` threads: at most a plane (a warp), several rows to a block, where that keeps the row in
+//! A row belongs to `threads_per_row` threads: at most a plane (a warp), several rows to a block, where that keeps the row in
 //! registers; a whole block otherwise. The order of additions depends on the row's length, its type and the device.
 
 use cubecl::prelude::*;
@@ -20,7 +20,7 @@ pub struct Rows {
     /// Values of a vector; they divide a row.
     pub width: usize,
     /// Threads of a row.
-    pub lanes: usize,
+    pub threads_per_row: usize,
     /// Rows of a block at a time.
     pub groups: usize,
     /// Threads of a plane, or 1 if the device does not say.
@@ -40,15 +40,15 @@ impl Rows {
     /// For rows of `columns` values, several to a block if they are short.
     pub fn several(columns: usize, width: usize, plane: usize) -> Self {
         let vectors = columns / width;
-        let lanes = plane.min(vectors.next_power_of_two());
-        if columns > lanes * HELD {
+        let threads_per_row = plane.min(vectors.next_power_of_two());
+        if columns > threads_per_row * HELD {
             return Self::whole(columns, width, plane);
         }
         Self {
             columns,
             width,
-            lanes,
-            groups: NARROW_THREADS / lanes,
+            threads_per_row,
+            groups: NARROW_THREADS / threads_per_row,
             plane,
         }
     }
@@ -57,11 +57,11 @@ impl Rows {
     pub fn whole(columns: usize, width: usize, plane: usize) -> Self {
         let vectors = columns / width;
         let each = vectors.div_ceil(THREADS);
-        let lanes = vectors.div_ceil(each).next_multiple_of(plane);
+        let threads_per_row = vectors.div_ceil(each).next_multiple_of(plane);
         Self {
             columns,
             width,
-            lanes,
+            threads_per_row,
             groups: 1,
             plane,
         }
@@ -69,7 +69,7 @@ impl Rows {
 
     /// Threads of a block.
     pub fn threads(self) -> usize {
-        self.lanes * self.groups
+        self.threads_per_row * self.groups
     }
 
     /// Vectors of a row.
@@ -79,17 +79,17 @@ impl Rows {
 
     /// Vectors of a row that a thread keeps.
     pub fn held(self) -> usize {
-        self.vectors().div_ceil(self.lanes)
+        self.vectors().div_ceil(self.threads_per_row)
     }
 
     /// Steps of the sum within a plane.
     pub fn steps(self) -> usize {
-        self.lanes.min(self.plane).trailing_zeros() as usize
+        self.threads_per_row.min(self.plane).trailing_zeros() as usize
     }
 
     /// Planes that share a row.
     pub fn planes(self) -> usize {
-        self.lanes.div_ceil(self.plane)
+        self.threads_per_row.div_ceil(self.plane)
     }
 
     /// Numbers in shared memory for `count` sums at once.

@@ -1,4 +1,4 @@
-//! CUDA sources of the kernels for the sizes of known models, without a GPU: for the compile gate and for reading.
+//! CUDA sources of the kernels for the sizes of known models, without a GPU: for the compile check and for reading.
 
 use crate::Element;
 use crate::activation::Activation;
@@ -20,19 +20,18 @@ use crate::experts::route::choose_experts::ChooseExperts;
 use crate::experts::route::load_experts::LoadExperts;
 use crate::experts::route::route_backward::RouteBackward;
 use crate::experts::route::softmax::Softmax;
+use crate::feature_cache::MOST_SOURCES;
+use crate::feature_cache::change_pieces::ChangePieces;
+use crate::feature_cache::combine_rows::CombineRows;
 use crate::frequencies::restore_lines::RestoreLines;
 use crate::frequencies::transform_columns::TransformColumns;
 use crate::frequencies::transform_lines::TransformLines;
 use crate::gated_residual::gate_backward::GateBackward;
 use crate::gated_residual::gate_forward::GateForward;
-use crate::groups::MOST;
-use crate::halves::{join_kernel::JoinKernel as JoinHalves, split_kernel::SplitKernel};
-use crate::lanes::MOST_SOURCES;
-use crate::lanes::change_pieces::ChangePieces;
-use crate::lanes::combine_rows::CombineRows;
 use crate::modulated_layer_norm::at_once;
 use crate::modulated_layer_norm::norm_backward::NormBackward;
 use crate::modulated_layer_norm::norm_forward::NormForward;
+use crate::multi_tensor::MOST;
 use crate::normals::draw_normals::DrawNormals;
 use crate::optimizer::squares::Squares;
 use crate::optimizer::step_values_kernel::StepValuesKernel;
@@ -44,6 +43,7 @@ use crate::rows::Rows;
 use crate::sde::Origin;
 use crate::sde::sde_mean::SdeMean;
 use crate::sde::squared_distance::SquaredDistance;
+use crate::split_f32::{join_kernel::JoinKernel as JoinHalves, split_kernel::SplitKernel};
 use cubecl::prelude::*;
 use cubecl_runtime::kernel::CubeKernel;
 use flow_cube::activation::Arithmetic;
@@ -141,7 +141,7 @@ fn adamw<F: Float>() -> KernelDefinition {
 
 /// With gradients of type `F` and f32 moments, of weights in halves or rounded at random.
 fn adamw_narrow<F: Float>(halves: bool) -> KernelDefinition {
-    let lowers = if halves { MOST } else { 0 };
+    let lows = if halves { MOST } else { 0 };
     AdamwNarrowKernel::<F, f32>::new(
         offline::settings(THREADS),
         offline::h100(),
@@ -150,7 +150,7 @@ fn adamw_narrow<F: Float>(halves: bool) -> KernelDefinition {
         each(MOST, buffer),
         each(MOST, buffer),
         each(MOST, buffer),
-        each(lowers, buffer),
+        each(lows, buffer),
         buffer(),
         each(MOST, || ()),
         each(MOST, || ()),

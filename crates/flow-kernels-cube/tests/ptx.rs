@@ -1,8 +1,8 @@
-//! The compile gate: the CUDA source of every kernel, for the channels of known models, goes through NVRTC and ptxas of
+//! The compile check: the CUDA source of every kernel, for the channels of known models, goes through NVRTC and ptxas of
 //! CUDA 13.0, without a GPU. Nothing may spill. `cargo xtask ptx` fetches the compilers and runs this.
 
-use flow_cube::gate::{self, Compiler, Gated};
-use flow_cube::thread::{Kernel, Memory, Parameter, Place};
+use flow_cube::compile_check::{self, CheckedKernel, Compiler};
+use flow_cube::ptx_interpreter::{Kernel, Memory, Parameter, ThreadIndex};
 use flow_kernels_cube::Element;
 use flow_kernels_cube::sources::sources;
 use flow_rng::{Purpose, Stream, philox4x32_10};
@@ -29,17 +29,17 @@ fn no_kernel_spills_registers() {
         .flat_map(|element| CHANNELS.map(|channels| sources(element, channels)))
         .map(|sources| sources.expect("CubeCL compiles the kernels"))
         .collect();
-    let gated: Vec<Gated<'_>> = all
+    let gated: Vec<CheckedKernel<'_>> = all
         .iter()
         .flatten()
-        .map(|source| Gated {
+        .map(|source| CheckedKernel {
             arch: "sm_90a",
             name: &source.name,
             text: &source.cuda.text,
             budget: BUDGET,
         })
         .collect();
-    let wrong = gate::check(&compiler(), &gated);
+    let wrong = compile_check::check(&compiler(), &gated);
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
@@ -110,7 +110,7 @@ fn what_the_compiler_makes_of_drawn_noise_has_the_bits_of_the_host() {
             for block in blocks {
                 for vector in block * 4 / width..(block + 1) * 4 / width {
                     let at = row * (length / width) + vector;
-                    let place = Place {
+                    let place = ThreadIndex {
                         block: at / 256,
                         thread: at % 256,
                     };

@@ -1,8 +1,8 @@
-//! The kernels on Vulkan, on the catalogue. Needs a Vulkan driver: Mesa's lavapipe will do, as in CI.
+//! The kernels on Vulkan, on the cases. Needs a Vulkan driver: Mesa's lavapipe will do, as in CI.
 
 use cubecl::prelude::*;
 use flow_kernels_cube::Element;
-use flow_kernels_cube::catalogue::check;
+use flow_kernels_cube::cases::check;
 
 fn client() -> Client {
     flow_cube::vulkan::client().unwrap_or_else(|none| panic!("{none}"))
@@ -42,7 +42,7 @@ fn updates_hold_in_f32() {
 
 #[test]
 fn operations_of_a_feature_cache_hold_in_f32() {
-    holds("lanes", Element::F32);
+    holds("feature_cache", Element::F32);
 }
 
 #[test]

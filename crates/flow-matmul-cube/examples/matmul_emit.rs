@@ -1,17 +1,17 @@
 //! Writes the CUDA sources of kernels to a folder, without a GPU: `matmul_emit FOLDER`.
 
-use flow_cube::wgmma::Factor;
+use flow_cube::wgmma::OperandType;
 use flow_matmul_cube::Element;
-use flow_matmul_cube::call::{Activation, Epilogue, Layout, Matmul};
-use flow_matmul_cube::run::{Offer, Plan};
-use flow_matmul_cube::schedule::Cut;
+use flow_matmul_cube::prepared::{DeviceCapabilities, Plan};
+use flow_matmul_cube::problem::{Activation, Epilogue, Layout, Matmul};
+use flow_matmul_cube::schedule::Tiling;
 use flow_matmul_cube::sources::{Source, source};
 use flow_matmul_cube::wgmma::select::{Shape, shape};
 use std::error::Error;
 use std::path::Path;
 
 /// The epilogues that layers use.
-fn calls() -> Vec<Matmul> {
+fn problems() -> Vec<Matmul> {
     let plain = |layout| Matmul::plain(layout, [4096, 4096, 4096], Element::Bf16);
     let forward = |epilogue| Matmul {
         bias: true,
@@ -43,36 +43,36 @@ fn calls() -> Vec<Matmul> {
 fn main() -> Result<(), Box<dyn Error>> {
     let folder = std::env::args().nth(1).ok_or("usage: matmul_emit FOLDER")?;
     std::fs::create_dir_all(&folder)?;
-    for call in calls() {
+    for call in problems() {
         // An H100, by the older instructions.
-        let offer = Offer {
+        let capabilities = DeviceCapabilities {
             multiprocessors: 132,
             hopper: true,
             ampere: true,
             shared_bytes: 227 * 1024,
         };
-        write(&folder, source(&call, &Plan::mma(&call, offer)?)?)?;
+        write(&folder, source(&call, &Plan::mma(&call, capabilities)?)?)?;
         if call.rank == 0 && !call.bias {
             let grouped = Matmul { groups: 8, ..call };
-            write(&folder, source(&grouped, &Plan::mma(&grouped, offer)?)?)?;
+            write(&folder, source(&grouped, &Plan::mma(&grouped, capabilities)?)?)?;
         }
         for kind in [
-            Shape::Turns,
+            Shape::PingPong,
             Shape::Wide,
             Shape::Large,
             Shape::Small,
             Shape::Narrow,
         ] {
-            let tiles = shape(&call, Factor::Bf16, kind);
-            let cut = Cut {
+            let tiles = shape(&call, OperandType::Bf16, kind);
+            let tiling = Tiling {
                 rows: tiles.rows(),
                 columns: tiles.columns,
                 group: 16,
                 blocks: 132,
-                parts: 1,
-                balanced: false,
+                split_k: 1,
+                stream_k: false,
             };
-            write(&folder, source(&call, &Plan::Wgmma { tiles, cut })?)?;
+            write(&folder, source(&call, &Plan::Wgmma { tiles, tiling })?)?;
         }
     }
     Ok(())

@@ -1,7 +1,7 @@
 //! Sums over the rows of a matrix, for each column: a bias's gradient. In f32 and in a fixed order.
 
 use crate::Element;
-use crate::call::{Declined, no};
+use crate::problem::{Declined, no};
 use crate::tensors::Matrix;
 use cubecl::ir::{AddressType, ElemType};
 use cubecl::prelude::*;
@@ -9,13 +9,13 @@ use cubecl_runtime::server::Handle;
 
 /// Threads of a block.
 const THREADS: usize = 256;
-/// Rows that a block of the first pass adds up.
+/// Rows that a block of the first pass sums.
 const ROWS: usize = 512;
 /// Threads that share a column, in the first pass and in the second.
-const LANES: [usize; 2] = [4, 16];
+const THREADS_PER_COLUMN: [usize; 2] = [4, 16];
 
-/// Adds up `per_block` rows from `CUBE_POS_Y * per_block` on. Each of `lanes` threads of a column takes every
-/// `lanes`-th row; then their sums are added up in order. `accumulate`: the result is added to what is there.
+/// Adds up `per_block` rows from `CUBE_POS_Y * per_block` on. Each of `threads_per_column` threads of a column takes every
+/// `threads_per_column`-th row; then their sums are summed in order. `accumulate`: the result is added to what is there.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub fn sum_rows<F: Numeric, O: Numeric>(
     x: &[F],
@@ -24,31 +24,31 @@ pub fn sum_rows<F: Numeric, O: Numeric>(
     columns: u32,
     stride: u32,
     per_block: u32,
-    #[comptime] lanes: usize,
+    #[comptime] threads_per_column: usize,
     #[comptime] accumulate: bool,
     #[define(F, O)] _elements: [ElemType; 2],
 ) {
-    let width = comptime!((THREADS / lanes) as u32);
+    let width = comptime!((THREADS / threads_per_column) as u32);
     let mut sums: Shared<[f32]> = Shared::new_slice(comptime!(THREADS));
-    let lane = UNIT_POS / width;
+    let thread_of_column = UNIT_POS / width;
     let column = CUBE_POS_X * width + UNIT_POS % width;
     let first = CUBE_POS_Y * per_block;
     let end = min(first + per_block, rows);
     let inside = column < columns;
     let mut sum = 0.0f32;
-    let mut row = first + lane;
+    let mut row = first + thread_of_column;
     while row < end {
         let at = row as usize * stride as usize + column as usize;
         let value = f32::cast_from(x[select(inside, at, 0usize)]);
         sum += value;
-        row += comptime!(lanes as u32);
+        row += comptime!(threads_per_column as u32);
     }
     sums[UNIT_POS as usize] = sum;
     sync_cube();
-    if lane == 0 && inside {
+    if thread_of_column == 0 && inside {
         let mut total = 0.0f32;
-        for l in 0..lanes {
-            total += sums[l * comptime!(THREADS / lanes) + UNIT_POS as usize];
+        for l in 0..threads_per_column {
+            total += sums[l * comptime!(THREADS / threads_per_column) + UNIT_POS as usize];
         }
         let to = (CUBE_POS_Y * columns + column) as usize;
         if comptime!(accumulate) {
@@ -62,7 +62,7 @@ pub fn sum_rows<F: Numeric, O: Numeric>(
 /// what is there. The order of the sum depends on the number of rows alone.
 ///
 /// # Errors
-/// [`Declined`] if `out` is too short or there is nothing to add up; nothing was launched then.
+/// [`Declined`] if `out` is too short or there is nothing to sum; nothing was launched then.
 pub fn column_sums(
     client: &Client,
     x: &Matrix,
@@ -86,14 +86,18 @@ pub fn column_sums(
     if x.elements() * from.bytes() > x.handle.size_in_used() as usize {
         return no("the matrix reaches beyond its buffer; check its rows and stride");
     }
-    let parts = x.rows.div_ceil(ROWS);
+    let row_splits = x.rows.div_ceil(ROWS);
     let launch =
         |x: &Matrix, out: (&Handle, usize), [from, to]: [Element; 2], pass: usize, per_block, blocks, add| {
             // SAFETY: rows and columns are within the buffers.
             unsafe {
                 sum_rows::launch_unchecked(
                     client,
-                    CubeCount::Static(x.columns.div_ceil(THREADS / LANES[pass]) as u32, blocks as u32, 1),
+                    CubeCount::Static(
+                        x.columns.div_ceil(THREADS / THREADS_PER_COLUMN[pass]) as u32,
+                        blocks as u32,
+                        1,
+                    ),
                     CubeDim::new_1d(THREADS as u32),
                     AddressType::from_len(x.elements()),
                     BufferArg::from_raw_parts(x.handle.clone(), x.elements()),
@@ -102,20 +106,20 @@ pub fn column_sums(
                     x.columns as u32,
                     x.stride as u32,
                     per_block as u32,
-                    LANES[pass],
+                    THREADS_PER_COLUMN[pass],
                     add,
                     [from.native(), to.native()],
                 );
             }
         };
-    let partial = Matrix::contiguous(client.empty(parts * x.columns * 4), [parts, x.columns]);
+    let partial = Matrix::contiguous(client.empty(row_splits * x.columns * 4), [row_splits, x.columns]);
     launch(
         x,
-        (&partial.handle, parts * x.columns),
+        (&partial.handle, row_splits * x.columns),
         [from, Element::F32],
         0,
         ROWS,
-        parts,
+        row_splits,
         false,
     );
     launch(
@@ -123,7 +127,7 @@ pub fn column_sums(
         (out, x.columns),
         [Element::F32, to],
         1,
-        parts,
+        row_splits,
         1,
         accumulate,
     );

@@ -4,19 +4,19 @@
 // CubeCL copies a kernel's documentation into a module that it makes, where `super` is another module.
 #![allow(rustdoc::broken_intra_doc_links, rustdoc::private_intra_doc_links)]
 
-pub mod call;
-pub mod catalogue;
+pub mod cases;
 #[allow(missing_docs)]
 pub mod column_sums;
-pub mod finish;
+pub mod epilogue;
+pub mod problem;
 // `#[cube]` makes modules that cannot be documented.
 #[allow(missing_docs)]
 pub mod mma;
 #[allow(missing_docs)]
-pub mod parts;
-#[allow(missing_docs)]
 pub mod portable;
-pub mod run;
+pub mod prepared;
+#[allow(missing_docs)]
+pub mod reduce_split_k;
 pub mod schedule;
 pub mod sources;
 pub mod tensors;

@@ -1,15 +1,15 @@
-//! Which block computes what, in which order: data, made on the host once for a call.
+//! The tile schedule: which block computes what, in which order. Data, made on the host once for a problem.
 //!
-//! Work is cut into *items*: a tile of the result, and a range of its summands in steps of 64. A block takes its items one
-//! after another. If all summands of each tile are in one item, items write the result. Else they write tiles of sums,
-//! which another kernel adds up in the order of the summands: so the result does not depend on who was first.
+//! Work is tiled into *items*: a tile of the result, and a range of its summands in steps of 64. A block takes its items one
+//! after another. If all summands of each tile are in one item, items write the result. Else they write partial tiles,
+//! which another kernel sums in the order of the summands: so the result does not depend on who was first.
 
 /// Summands of a step.
 pub const STEP: usize = 64;
 
 /// Sizes of tiles, and how many blocks there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Cut {
+pub struct Tiling {
     /// Rows of a tile.
     pub rows: usize,
     /// Columns of a tile.
@@ -19,10 +19,11 @@ pub struct Cut {
     pub group: usize,
     /// Blocks at work at the same time.
     pub blocks: usize,
-    /// Equal parts that the summands of each tile are cut into.
-    pub parts: usize,
-    /// Whether the tiles that do not fill all blocks once more are cut instead, such that all blocks have the same to do.
-    pub balanced: bool,
+    /// Equal splits of the summands of each tile (split-K).
+    pub split_k: usize,
+    /// Stream-K (Osama et al. 2023, arXiv:2301.03598): the tiles of the last, partial wave are divided so that all blocks have the
+    /// same work.
+    pub stream_k: bool,
 }
 
 /// A tile and a range of its summands.
@@ -36,31 +37,31 @@ pub struct Item {
     pub begin: usize,
     /// Behind the last step.
     pub end: usize,
-    /// Number of the tile of sums it writes, if summands are cut.
-    pub slot: usize,
+    /// Number of the partial tile it writes, if summands are split.
+    pub workspace_tile: usize,
 }
 
 /// All items, by block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
-    /// How it was cut.
-    pub cut: Cut,
+    /// Its tiling.
+    pub tiling: Tiling,
     /// Items of each block, in order.
     pub blocks: Vec<Vec<Item>>,
     /// Steps of a tile.
     pub steps: usize,
     /// Tiles that are made of sums; none if items write the result.
-    pub sums: Vec<Sums>,
+    pub partial_tiles: Vec<PartialTiles>,
 }
 
-/// A tile of the result, and the tiles of sums that it is made of, in the order of their summands.
+/// A tile of the result, and the partial tiles that it is made of, in the order of their summands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sums {
+pub struct PartialTiles {
     /// First row.
     pub row: usize,
     /// First column.
     pub column: usize,
-    /// Number of the first tile of sums.
+    /// Number of the first partial tile.
     pub first: usize,
     /// How many there are.
     pub count: usize,
@@ -78,78 +79,78 @@ fn place(index: usize, [rows, columns]: [usize; 2], group: usize) -> [usize; 2] 
 impl Schedule {
     /// What is launched, one after another, for `m x n` results with `steps` steps of summands: one schedule; or, balanced,
     /// one of whole tiles that keep all blocks busy to the end, and one of what is left.
-    pub fn all([m, n]: [usize; 2], steps: usize, cut: Cut) -> Vec<Self> {
-        let tiles = [m.div_ceil(cut.rows), n.div_ceil(cut.columns)];
+    pub fn all([m, n]: [usize; 2], steps: usize, tiling: Tiling) -> Vec<Self> {
+        let tiles = [m.div_ceil(tiling.rows), n.div_ceil(tiling.columns)];
         let places: Vec<[usize; 2]> = (0..tiles[0] * tiles[1])
             .map(|index| {
-                let [row, column] = place(index, tiles, cut.group);
-                [row * cut.rows, column * cut.columns]
+                let [row, column] = place(index, tiles, tiling.group);
+                [row * tiling.rows, column * tiling.columns]
             })
             .collect();
-        if !cut.balanced {
-            return vec![Self::equal(&places, steps, cut)];
+        if !tiling.stream_k {
+            return vec![Self::equal_splits(&places, steps, tiling)];
         }
-        let (whole, rest) = places.split_at(places.len() / cut.blocks * cut.blocks);
+        let (whole, rest) = places.split_at(places.len() / tiling.blocks * tiling.blocks);
         let mut out = Vec::new();
         if !whole.is_empty() {
-            out.push(Self::equal(whole, steps, Cut { parts: 1, ..cut }));
+            out.push(Self::equal_splits(whole, steps, Tiling { split_k: 1, ..tiling }));
         }
         if !rest.is_empty() {
-            out.push(Self::shared_out(rest, steps, cut));
+            out.push(Self::stream_k_items(rest, steps, tiling));
         }
         out
     }
 
-    /// All tiles whole, or cut into equal parts, part by part: blocks at work at the same time read the same summands.
-    fn equal(places: &[[usize; 2]], steps: usize, cut: Cut) -> Self {
-        let parts = cut.parts.clamp(1, steps.max(1));
-        let bound = |part: usize| part * steps / parts;
-        let mut items = Vec::with_capacity(places.len() * parts);
-        for part in 0..parts {
+    /// All tiles whole, or in equal splits, split by split: blocks at work at the same time read the same summands.
+    fn equal_splits(places: &[[usize; 2]], steps: usize, tiling: Tiling) -> Self {
+        let split_k = tiling.split_k.clamp(1, steps.max(1));
+        let bound = |part: usize| part * steps / split_k;
+        let mut items = Vec::with_capacity(places.len() * split_k);
+        for part in 0..split_k {
             for (tile, [row, column]) in places.iter().copied().enumerate() {
                 items.push(Item {
                     row,
                     column,
                     begin: bound(part),
                     end: bound(part + 1),
-                    slot: tile * parts + part,
+                    workspace_tile: tile * split_k + part,
                 });
             }
         }
-        let sums = match parts {
+        let partial_tiles = match split_k {
             1 => Vec::new(),
             _ => (0..places.len())
-                .map(|tile| Sums {
+                .map(|tile| PartialTiles {
                     row: places[tile][0],
                     column: places[tile][1],
-                    first: tile * parts,
-                    count: parts,
+                    first: tile * split_k,
+                    count: split_k,
                 })
                 .collect(),
         };
-        let blocks = cut.blocks.clamp(1, items.len().max(1));
+        let blocks = tiling.blocks.clamp(1, items.len().max(1));
         Self {
-            cut: Cut { parts, ..cut },
+            tiling: Tiling { split_k, ..tiling },
             blocks: (0..blocks)
                 .map(|block| items.iter().skip(block).step_by(blocks).copied().collect())
                 .collect(),
             steps,
-            sums,
+            partial_tiles,
         }
     }
 
     /// Fewer tiles than blocks: each tile has some blocks to itself, for equal ranges of its summands; the blocks that are
     /// over share the ranges at the end of all tiles. Ranges are the same for all tiles, so that blocks read the same
     /// summands at the same time.
-    fn shared_out(places: &[[usize; 2]], steps: usize, cut: Cut) -> Self {
-        let own = cut.blocks / places.len();
-        let over = cut.blocks - own * places.len();
+    fn stream_k_items(places: &[[usize; 2]], steps: usize, tiling: Tiling) -> Self {
+        let own = tiling.blocks / places.len();
+        let over = tiling.blocks - own * places.len();
         let length = match over {
             0 => steps.div_ceil(own),
-            _ => (places.len() * steps).div_ceil(cut.blocks),
+            _ => (places.len() * steps).div_ceil(tiling.blocks),
         };
         let tail = steps.saturating_sub(own * length);
-        let mut blocks = Vec::with_capacity(cut.blocks);
+        let mut blocks = Vec::with_capacity(tiling.blocks);
         let mut ranges: Vec<Vec<[usize; 2]>> = vec![Vec::new(); places.len()];
         // Blocks by tile, range and place in `blocks`; slots are numbered when all are known.
         for part in 0..own {
@@ -177,12 +178,12 @@ impl Schedule {
             blocks.push(items);
         }
         let mut first = 0;
-        let sums: Vec<Sums> = places
+        let partial_tiles: Vec<PartialTiles> = places
             .iter()
             .zip(&ranges)
             .map(|([row, column], ranges)| {
                 first += ranges.len();
-                Sums {
+                PartialTiles {
                     row: *row,
                     column: *column,
                     first: first - ranges.len(),
@@ -197,28 +198,31 @@ impl Schedule {
                 column: places[tile][1],
                 begin: range[0],
                 end: range[1],
-                slot: sums[tile].first + number.expect("each item's range is among its tile's"),
+                workspace_tile: partial_tiles[tile].first
+                    + number.expect("each item's range is among its tile's"),
             }
         };
         Self {
-            cut,
+            tiling,
             blocks: blocks
                 .into_iter()
                 .map(|items| items.into_iter().map(item).collect())
                 .collect(),
             steps,
-            sums,
+            partial_tiles,
         }
     }
 
-    /// Whether tiles of sums are written, for another kernel to add up.
-    pub fn in_parts(&self) -> bool {
-        !self.sums.is_empty()
+    /// Whether partial tiles are written, for another kernel to sum.
+    pub fn splits_k(&self) -> bool {
+        !self.partial_tiles.is_empty()
     }
 
-    /// Tiles of sums.
-    pub fn slots(&self) -> usize {
-        self.sums.last().map_or(0, |last| last.first + last.count)
+    /// Partial tiles.
+    pub fn workspace_tiles(&self) -> usize {
+        self.partial_tiles
+            .last()
+            .map_or(0, |last| last.first + last.count)
     }
 
     /// Where the items of each block begin, and where the last ones end.
@@ -235,8 +239,8 @@ impl Schedule {
     /// column of what is written, and two that are not used.
     pub fn words(&self) -> Vec<u32> {
         let words = |item: &Item| {
-            let [row, column] = match self.in_parts() {
-                true => [item.slot * self.cut.rows, 0],
+            let [row, column] = match self.splits_k() {
+                true => [item.workspace_tile * self.tiling.rows, 0],
                 false => [item.row, item.column],
             };
             [item.row, item.column, item.begin, item.end, row, column, 0, 0].map(|word| word as u32)
@@ -245,8 +249,16 @@ impl Schedule {
     }
 
     /// Tiles made of sums, four words each.
-    pub fn sums_words(&self) -> Vec<u32> {
-        let words = |sums: &Sums| [sums.row, sums.column, sums.first, sums.count].map(|word| word as u32);
-        self.sums.iter().flat_map(words).collect()
+    pub fn reduction_words(&self) -> Vec<u32> {
+        let words = |partial_tiles: &PartialTiles| {
+            [
+                partial_tiles.row,
+                partial_tiles.column,
+                partial_tiles.first,
+                partial_tiles.count,
+            ]
+            .map(|word| word as u32)
+        };
+        self.partial_tiles.iter().flat_map(words).collect()
     }
 }

@@ -1,15 +1,15 @@
-//! Kernels by themselves: as they are launched, for who compiles them before; and their CUDA sources, which need no GPU, for the
-//! compile gate and for reading.
+//! Kernels by themselves: as they are launched, for precompilation; and their CUDA sources, which need no GPU, for the
+//! compile check and for reading.
 
 use crate::Element;
-use crate::call::Matmul;
-use crate::finish::Finish;
+use crate::epilogue::CompiledEpilogue;
 use crate::mma;
 use crate::mma::THREADS;
 use crate::mma::kernel::mma_matmul::MmaMatmul;
 use crate::portable::kernel::portable_matmul::PortableMatmul;
 use crate::portable::kernel::{Kind, THREADS as PORTABLE_THREADS};
-use crate::run::Plan;
+use crate::prepared::Plan;
+use crate::problem::Matmul;
 use crate::wgmma;
 use crate::wgmma::kernel::matmul::Matmul as WgmmaKernel;
 use cubecl::prelude::*;
@@ -36,7 +36,7 @@ pub(crate) fn wgmma(
     on: &Properties,
     call: &Matmul,
     tiles: wgmma::Tiles,
-    finish: Finish,
+    epilogue: CompiledEpilogue,
 ) -> Box<dyn CubeKernel> {
     Box::new(WgmmaKernel::new(
         offline::settings(tiles.threads()),
@@ -62,14 +62,14 @@ pub(crate) fn wgmma(
         (),
         (),
         tiles,
-        finish,
-        [call.element.native(), finish.output.native()],
+        epilogue,
+        [call.element.native(), epilogue.output.native()],
         tiles.vector(),
     ))
 }
 
 /// The `mma` kernel, as [`mma::launch`] launches it.
-pub(crate) fn mma(on: &Properties, tiles: mma::Tiles, finish: Finish) -> Box<dyn CubeKernel> {
+pub(crate) fn mma(on: &Properties, tiles: mma::Tiles, epilogue: CompiledEpilogue) -> Box<dyn CubeKernel> {
     Box::new(MmaMatmul::new(
         offline::settings(THREADS as u32),
         on.device.clone(),
@@ -99,7 +99,7 @@ pub(crate) fn mma(on: &Properties, tiles: mma::Tiles, finish: Finish) -> Box<dyn
         (),
         (),
         tiles,
-        finish,
+        epilogue,
         tiles.product().accumulator(),
     ))
 }
@@ -143,19 +143,19 @@ fn portable<F: Float, O: Float>(on: &Properties, kind: Kind) -> Box<dyn CubeKern
 /// If CubeCL refuses it.
 pub fn source(call: &Matmul, plan: &Plan) -> Result<Source, CannotCompile> {
     let on = Properties::h100();
-    let (name, finish, low_rank, kernel) = match *plan {
-        Plan::Wgmma { tiles, cut } => {
-            let finish = Finish::new(call, tiles.factor, cut.parts > 1);
+    let (name, epilogue, low_rank, kernel) = match *plan {
+        Plan::Wgmma { tiles, tiling } => {
+            let epilogue = CompiledEpilogue::new(call, tiles.operand_type, tiling.split_k > 1);
             (
                 tiles.name(),
-                finish,
+                epilogue,
                 tiles.low_rank,
-                wgmma(&on, call, tiles, finish),
+                wgmma(&on, call, tiles, epilogue),
             )
         }
         Plan::Mma { tiles, .. } => {
-            let finish = Finish::new(call, tiles.factor, tiles.in_parts);
-            (tiles.name(), finish, tiles.low_rank, mma(&on, tiles, finish))
+            let epilogue = CompiledEpilogue::new(call, tiles.operand_type, tiles.splits_k);
+            (tiles.name(), epilogue, tiles.low_rank, mma(&on, tiles, epilogue))
         }
         Plan::Portable => {
             let kind = Kind {
@@ -185,7 +185,7 @@ pub fn source(call: &Matmul, plan: &Plan) -> Result<Source, CannotCompile> {
             });
         }
     };
-    let words = format!("{:?}_{}", finish.epilogue, finish.output.name());
+    let words = format!("{:?}_{}", epilogue.kind, epilogue.output.name());
     let words: String = words
         .chars()
         .filter(|c| c.is_alphanumeric() || *c == '_')
@@ -193,7 +193,7 @@ pub fn source(call: &Matmul, plan: &Plan) -> Result<Source, CannotCompile> {
     Ok(Source {
         name: format!(
             "{name}_{words}{}{}",
-            if finish.bias { "_bias" } else { "" },
+            if epilogue.bias { "_bias" } else { "" },
             if low_rank { "_low_rank" } else { "" }
         ),
         cuda: offline::cuda_source(kernel.define())?,

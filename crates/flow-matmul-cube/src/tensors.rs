@@ -1,7 +1,7 @@
 //! Matrices on the device, and the operands of a call.
 
 use crate::Element;
-use crate::call::{Declined, Epilogue, KernelRows, Matmul, no};
+use crate::problem::{Declined, Epilogue, KernelRows, Matmul, no};
 use cubecl_runtime::server::Handle;
 
 /// A matrix on the device, row by row; the elements of a row have no gaps.
@@ -34,7 +34,7 @@ impl Matrix {
     }
 }
 
-/// Rows of factors, one for each sample: a chunk of a modulation `[B, chunks, n]`, say.
+/// Rows of operands, one for each sample: a chunk of a modulation `[B, chunks, n]`, say.
 #[derive(Clone, Debug)]
 pub struct Gate {
     /// The buffer it is in.
@@ -55,17 +55,17 @@ impl Gate {
 /// Operands of a call, and where the result goes. What the call does not name is not there.
 #[derive(Clone, Copy, Debug)]
 pub struct Operands<'a> {
-    /// First factor.
+    /// First operand.
     pub a: &'a Matrix,
-    /// Second factor.
+    /// Second operand.
     pub b: &'a Matrix,
     /// The second pair, with `rank` summands.
     pub low_rank: Option<[&'a Matrix; 2]>,
-    /// `[n]`, of the factors' type.
+    /// `[n]`, of the operands' type.
     pub bias: Option<&'a Handle>,
-    /// Of the factors' type.
+    /// Of the operands' type.
     pub gate: Option<&'a Gate>,
-    /// What the epilogue reads or writes beside the result, of the factors' type.
+    /// What the epilogue reads or writes beside the result, of the operands' type.
     pub other: Option<&'a Matrix>,
     /// Where the rows of each group begin, and where the last ones end: `[groups + 1]` of u32.
     pub offsets: Option<&'a Handle>,
@@ -74,7 +74,7 @@ pub struct Operands<'a> {
 }
 
 impl<'a> Operands<'a> {
-    /// Two factors and a result.
+    /// Two operands and a result.
     pub fn new(a: &'a Matrix, b: &'a Matrix, d: &'a Matrix) -> Self {
         Self {
             a,

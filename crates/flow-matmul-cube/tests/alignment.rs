@@ -1,7 +1,7 @@
 //! Which operands the tensor cores' kernels take. Needs a Vulkan driver for buffers; nothing is computed.
 
 use flow_matmul_cube::Element;
-use flow_matmul_cube::call::{Layout, Matmul};
+use flow_matmul_cube::problem::{Layout, Matmul};
 use flow_matmul_cube::tensors::{Matrix, Operands};
 
 #[test]
@@ -17,7 +17,7 @@ fn what_a_product_runs_on_does_not_depend_on_whether_it_has_one_row() {
     ] {
         let is_taken = [1, 2].map(|rows| {
             // Rows of what is read and written are the batch's: of forward those of its result, of a weight's gradient those
-            // that are added up.
+            // that are summed.
             let size = match layout {
                 Layout::Tn => [64, columns, rows],
                 _ => [rows, columns, 64],

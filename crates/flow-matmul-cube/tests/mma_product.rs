@@ -1,8 +1,8 @@
-//! Products of several units of rows, executed as the PTX that the GPU gets, against sums over matrices.
+//! Products of several row groups of rows, executed as the PTX that the GPU gets, against sums over matrices.
 
 use flow_cube::emulator::{LANES, Warp};
 use flow_cube::mma::{lane_by_columns, lane_by_rows};
-use flow_cube::wgmma::Factor;
+use flow_cube::wgmma::OperandType;
 use flow_matmul_cube::mma::product::Product;
 use half::{bf16, f16};
 
@@ -21,15 +21,15 @@ fn transposed(of: &[Vec<f32>]) -> Vec<Vec<f32>> {
 }
 
 /// Adds a panel of rows of 64 values, chunks of 8 at `chunk xor row mod 8`. Returns its address.
-fn put(warp: &mut Warp, panel: &[Vec<f32>], factor: Factor) -> u32 {
+fn upload(warp: &mut Warp, panel: &[Vec<f32>], operand_type: OperandType) -> u32 {
     let start = warp.shared.len();
     warp.shared.resize(start + panel.len() * 128, 0xff);
     for (r, row) in panel.iter().enumerate() {
         for (c, value) in row.iter().enumerate() {
             let at = start + r * 128 + ((c / 8) ^ (r % 8)) * 16 + c % 8 * 2;
-            let bits = match factor {
-                Factor::Bf16 => bf16::from_f32(*value).to_bits(),
-                Factor::F16 => f16::from_f32(*value).to_bits(),
+            let bits = match operand_type {
+                OperandType::Bf16 => bf16::from_f32(*value).to_bits(),
+                OperandType::F16 => f16::from_f32(*value).to_bits(),
             };
             warp.shared[at..at + 2].copy_from_slice(&bits.to_le_bytes());
         }
@@ -43,19 +43,19 @@ fn lanes(value: impl Fn(u32) -> u32) -> [u32; LANES] {
 
 #[test]
 fn units_of_rows_are_multiplied_whichever_way_the_tiles_lie() {
-    for factor in [Factor::Bf16, Factor::F16] {
+    for operand_type in [OperandType::Bf16, OperandType::F16] {
         for [left_transposed, right_transposed] in
             [[false, false], [false, true], [true, true], [true, false]]
         {
             // The second half of a panel's columns, too.
             for half in [0, 1] {
                 let product = Product {
-                    units: 4,
+                    row_groups: 4,
                     n: 32,
                     k: 64,
                     left_transposed,
                     right_transposed,
-                    factor,
+                    operand_type,
                 };
                 let (a, b) = (matrix(64, 64, 1), matrix(64, 64, 2));
                 let before = matrix(64, 32, 3);
@@ -73,8 +73,8 @@ fn units_of_rows_are_multiplied_whichever_way_the_tiles_lie() {
                 } else {
                     b.clone()
                 };
-                let left_at = put(&mut warp, &left, factor);
-                let right_at = put(&mut warp, &right, factor);
+                let left_at = upload(&mut warp, &left, operand_type);
+                let right_at = upload(&mut warp, &right, operand_type);
                 let given = product.accumulator();
                 let row_of = |lane: usize, i: usize| i / 16 * 16 + lane / 4 + 8 * (i / 2 % 2);
                 let column_of = |lane: usize, i: usize| 8 * (i % 16 / 4) + 2 * (lane % 4) + i % 2;

@@ -1,10 +1,10 @@
-//! The portable kernel on Vulkan, on the catalogue. Needs a Vulkan driver: Mesa's lavapipe will do, as in CI.
+//! The portable kernel on Vulkan, on the cases. Needs a Vulkan driver: Mesa's lavapipe will do, as in CI.
 
 use cubecl::prelude::*;
 use flow_matmul_cube::Element;
-use flow_matmul_cube::call::{Activation, Epilogue, Layout, Matmul};
-use flow_matmul_cube::catalogue::{Both, Case, calls, wrong, wrong_groups, wrong_sums};
-use flow_matmul_cube::run::{Plan, Prepared};
+use flow_matmul_cube::cases::{Both, Case, problems, wrong, wrong_groups, wrong_sums};
+use flow_matmul_cube::prepared::{Plan, Prepared};
+use flow_matmul_cube::problem::{Activation, Epilogue, Layout, Matmul};
 use flow_matmul_cube::tensors::Matrix;
 
 fn client() -> Client {
@@ -22,7 +22,7 @@ const SIZES: [[usize; 3]; 6] = [
 ];
 
 fn check(client: &Client, layout: Layout, element: Element, sizes: &[[usize; 3]]) {
-    let wrong: Vec<String> = calls(layout, element, sizes)
+    let wrong: Vec<String> = problems(layout, element, sizes)
         .into_iter()
         // Forward has all epilogues; each kernel takes seconds to compile.
         .filter(|call| {
@@ -107,9 +107,9 @@ fn a_rows_bits_do_not_depend_on_the_other_rows() {
     let case = Case::new(&client, call, 3);
     let run = |m: usize| {
         let d = Both::poisoned(&client, [m, call.n], Element::F32);
-        let cut = |x: &Matrix| Matrix { rows: m, ..x.clone() };
-        let a = cut(&case.a.device);
-        let t = cut(&case.low_rank.as_ref().expect("a second pair")[0].device);
+        let first_rows = |x: &Matrix| Matrix { rows: m, ..x.clone() };
+        let a = first_rows(&case.a.device);
+        let t = first_rows(&case.low_rank.as_ref().expect("a second pair")[0].device);
         let mut operands = case.operands();
         operands.a = &a;
         operands.low_rank = operands.low_rank.map(|[_, u]| [&t, u]);
@@ -182,7 +182,7 @@ fn tiles_of_sums_are_added_up_where_the_table_says() {
     let d = client.create_from_slice(f32::as_bytes(&vec![-1.0; m * stride]));
     // SAFETY: the buffers hold the sums, the table and the result that the sizes say.
     unsafe {
-        flow_matmul_cube::parts::add_parts::launch_unchecked(
+        flow_matmul_cube::reduce_split_k::reduce_split_k::launch_unchecked(
             &client,
             CubeCount::Static(2, 128 / 4, 1),
             CubeDim::new_1d(256),
@@ -202,10 +202,12 @@ fn tiles_of_sums_are_added_up_where_the_table_says() {
     let got = f32::from_bytes(&bytes);
     for row in 0..m {
         for column in 0..stride {
-            let at = |slot: usize, r: usize, c: usize| sums[slot * tile + r * 64 + c];
+            let at = |workspace_tile: usize, r: usize, c: usize| sums[workspace_tile * tile + r * 64 + c];
             let want = match (row / 128, column / 64) {
                 (1, 0) => at(0, row - 128, column) + at(1, row - 128, column),
-                (0, 1) if column < n => (2..5).map(|slot| at(slot, row, column - 64)).sum(),
+                (0, 1) if column < n => (2..5)
+                    .map(|workspace_tile| at(workspace_tile, row, column - 64))
+                    .sum(),
                 _ => -1.0,
             };
             assert_eq!(got[row * stride + column], want, "row {row} column {column}");

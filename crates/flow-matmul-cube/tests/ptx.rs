@@ -1,21 +1,21 @@
-//! The compile gate: the CUDA source of kernels that the tables choose goes through NVRTC and ptxas of CUDA 13.0, without a
+//! The compile check: the CUDA source of kernels that the tables choose goes through NVRTC and ptxas of CUDA 13.0, without a
 //! GPU. Nothing may spill, or make ptxas wait after each `wgmma` (C75xx); `mma` keeps to 128 registers where two blocks fit
 //! on a multiprocessor.
 //!
 //! `cargo xtask ptx` fetches the compilers and runs this; they are looked for where CubeCL does, at `CUDA_PATH`.
 
-use flow_cube::gate::{self, Compiler, Gated};
-use flow_cube::wgmma::Factor;
+use flow_cube::compile_check::{self, CheckedKernel, Compiler};
+use flow_cube::wgmma::OperandType;
 use flow_matmul_cube::Element;
-use flow_matmul_cube::call::{Activation, Epilogue, Layout, Matmul};
-use flow_matmul_cube::run::{Offer, Plan};
-use flow_matmul_cube::schedule::Cut;
+use flow_matmul_cube::prepared::{DeviceCapabilities, Plan};
+use flow_matmul_cube::problem::{Activation, Epilogue, Layout, Matmul};
+use flow_matmul_cube::schedule::Tiling;
 use flow_matmul_cube::sources::{Source, source};
 use flow_matmul_cube::wgmma::select::{Shape, shape};
 use std::collections::BTreeMap;
 
 /// Calls with every epilogue, as layers make them.
-fn calls() -> Vec<Matmul> {
+fn problems() -> Vec<Matmul> {
     let plain = |layout| Matmul::plain(layout, [4096, 4096, 4096], Element::Bf16);
     let with = |layout, rank, bias, epilogue| Matmul {
         rank,
@@ -58,8 +58,8 @@ fn calls() -> Vec<Matmul> {
     ]
 }
 
-fn offer(shared_bytes: usize) -> Offer {
-    Offer {
+fn capabilities(shared_bytes: usize) -> DeviceCapabilities {
+    DeviceCapabilities {
         multiprocessors: 132,
         hopper: true,
         ampere: true,
@@ -80,16 +80,16 @@ fn compile(
     registers: usize,
     shared_bytes: usize,
 ) -> Vec<String> {
-    let gated: Vec<Gated<'_>> = sources
+    let gated: Vec<CheckedKernel<'_>> = sources
         .iter()
-        .map(|(name, source)| Gated {
+        .map(|(name, source)| CheckedKernel {
             arch,
             name,
             text: &source.cuda.text,
             budget: registers,
         })
         .collect();
-    let mut wrong = gate::check(&compiler(), &gated);
+    let mut wrong = compile_check::check(&compiler(), &gated);
     println!("{} kernels compiled for {arch}", gated.len());
     let bytes = |source: &Source| source.cuda.shared_memory_bytes;
     let large = sources.iter().filter(|(_, source)| bytes(source) > shared_bytes);
@@ -102,19 +102,19 @@ fn compile(
 #[test]
 fn wgmma_kernels_keep_their_registers_and_stay_asynchronous() {
     let mut sources = BTreeMap::new();
-    for call in calls() {
-        let factor = call.element.factor().unwrap_or(Factor::Bf16);
-        for kind in [Shape::Turns, Shape::Wide, Shape::Small, Shape::Narrow] {
-            let tiles = shape(&call, factor, kind);
-            let cut = Cut {
+    for call in problems() {
+        let operand_type = call.element.operand_type().unwrap_or(OperandType::Bf16);
+        for kind in [Shape::PingPong, Shape::Wide, Shape::Small, Shape::Narrow] {
+            let tiles = shape(&call, operand_type, kind);
+            let tiling = Tiling {
                 rows: tiles.rows(),
                 columns: tiles.columns,
                 group: 16,
                 blocks: 132,
-                parts: 1,
-                balanced: false,
+                split_k: 1,
+                stream_k: false,
             };
-            let source = source(&call, &Plan::Wgmma { tiles, cut }).expect("CubeCL compiles the kernels");
+            let source = source(&call, &Plan::Wgmma { tiles, tiling }).expect("CubeCL compiles the kernels");
             assert_eq!(
                 source.cuda.shared_memory_bytes,
                 tiles.shared_bytes(),
@@ -138,11 +138,11 @@ fn mma_kernels_keep_their_registers_on_all_architectures() {
         ("sm_90a", 227 * 1024, 128),
     ] {
         let mut sources = BTreeMap::new();
-        for call in calls() {
+        for call in problems() {
             // Layers of experts are those without a second pair; their weight gradients have no bias.
             let grouped = Matmul { groups: 8, ..call };
             for call in [call, grouped] {
-                let Ok(plan) = Plan::mma(&call, offer(shared_bytes)) else {
+                let Ok(plan) = Plan::mma(&call, capabilities(shared_bytes)) else {
                     continue;
                 };
                 let source = source(&call, &plan).expect("CubeCL compiles the kernels");

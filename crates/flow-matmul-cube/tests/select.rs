@@ -1,11 +1,11 @@
 //! The table: plans fit the device and do not depend on anything but the call and what the device offers.
 
 use flow_matmul_cube::Element;
-use flow_matmul_cube::call::{Epilogue, Layout, Matmul};
-use flow_matmul_cube::run::{Offer, Plan};
+use flow_matmul_cube::prepared::{DeviceCapabilities, Plan};
+use flow_matmul_cube::problem::{Epilogue, Layout, Matmul};
 use proptest::prelude::*;
 
-const H100: Offer = Offer {
+const H100: DeviceCapabilities = DeviceCapabilities {
     multiprocessors: 132,
     hopper: true,
     ampere: true,
@@ -43,13 +43,13 @@ proptest! {
     #[test]
     fn plans_fit_the_device(call in any_call()) {
         match Plan::new(&call, H100).expect("something computes every product") {
-            Plan::Wgmma { tiles, cut } => {
+            Plan::Wgmma { tiles, tiling } => {
                 prop_assert!(call.element != Element::F32, "f32 is never rounded to TF32");
                 prop_assert!(tiles.shared_bytes() <= H100.shared_bytes);
-                prop_assert_eq!([cut.rows, cut.columns], [tiles.rows(), tiles.columns]);
+                prop_assert_eq!([tiling.rows, tiling.columns], [tiles.rows(), tiles.columns]);
                 // Pieces of 128 bytes take turns at their places.
-                let pieces = tiles.units * tiles.columns * call.output.bytes() / 128;
-                prop_assert_eq!(pieces % tiles.pieces, 0);
+                let subtile_buffers = tiles.row_groups * tiles.columns * call.output.bytes() / 128;
+                prop_assert_eq!(subtile_buffers % tiles.subtile_buffers, 0);
             }
             Plan::Mma { tiles, .. } => {
                 prop_assert!(call.element != Element::F32);
@@ -61,26 +61,26 @@ proptest! {
 
     #[test]
     fn only_gradients_without_bias_are_cut_into_parts(call in any_call()) {
-        let cut = match Plan::new(&call, H100).expect("something computes every product") {
-            Plan::Wgmma { cut, .. } | Plan::Mma { cut, .. } => cut.parts > 1 || cut.balanced,
+        let tiling = match Plan::new(&call, H100).expect("something computes every product") {
+            Plan::Wgmma { tiling, .. } | Plan::Mma { tiling, .. } => tiling.split_k > 1 || tiling.stream_k,
             Plan::Portable => false,
         };
-        prop_assert!(!cut || call.layout != Layout::Nt && !call.bias);
+        prop_assert!(!tiling || call.layout != Layout::Nt && !call.bias);
     }
 }
 
 #[test]
 fn older_devices_get_older_kernels() {
     let call = Matmul::plain(Layout::Nt, [1024, 1152, 1152], Element::Bf16);
-    let name = |offer| Plan::new(&call, offer).expect("a plan").name();
+    let name = |capabilities| Plan::new(&call, capabilities).expect("a plan").name();
     assert!(name(H100).starts_with("wgmma_nt_"));
-    let ampere = Offer {
+    let ampere = DeviceCapabilities {
         hopper: false,
         ..H100
     };
     assert!(name(ampere).starts_with("mma_nt_"));
     assert_eq!(
-        name(Offer {
+        name(DeviceCapabilities {
             ampere: false,
             ..ampere
         }),

@@ -11,7 +11,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 /// Warnings of libraries that mean nothing is wrong.
 ///
-/// Kernels are compiled by several threads at once (`flow-ahead`): where two compile the same one, CubeCL warns that it finds
+/// Kernels are compiled by several threads at once (`flow-precompile`): where two compile the same one, CubeCL warns that it finds
 /// on the disk what it was about to write there.
 const ROUTINE: [&str; 1] = ["Unable to cache the compiled kernel: another process stored the key first"];
 

@@ -1,12 +1,12 @@
 //! What is said of a GPU's kernels before a run, and whether it is what those kernels say themselves.
 
-use flow_attention_cube::call::Call;
+use flow_attention_cube::problem::Problem;
 use flow_config::Diagnostic;
 use flow_core::device::ComputeDevice;
-use flow_cube::wgmma::Factor;
+use flow_cube::wgmma::OperandType;
 use flow_matmul_cube::Element;
-use flow_matmul_cube::call::{Layout, Matmul};
-use flow_matmul_cube::run::{Offer, Plan};
+use flow_matmul_cube::prepared::{DeviceCapabilities, Plan};
+use flow_matmul_cube::problem::{Layout, Matmul};
 use flow_models::ModelRegistry;
 use flow_validate::kernels::{attends_on_tensor_cores, multiplies_on_tensor_cores};
 use flow_validate::{Capabilities, Gpu, Machine, Question, Trainer, validate};
@@ -146,14 +146,14 @@ fn attention_that_no_kernel_computes_is_an_error_before_anything_starts() {
 #[test]
 fn the_rules_are_those_of_the_kernels() {
     for head_dim in 0..=300 {
-        let call = Call {
+        let call = Problem {
             batch: 2,
             heads: 3,
             kv_heads: 3,
             queries: 65,
             keys: [65, 0],
             head_dim,
-            factor: Factor::Bf16,
+            operand_type: OperandType::Bf16,
         };
         assert_eq!(
             attends_on_tensor_cores(head_dim),
@@ -162,7 +162,7 @@ fn the_rules_are_those_of_the_kernels() {
         );
     }
     for (hopper, ampere) in [(true, true), (false, true)] {
-        let offer = Offer {
+        let offer = DeviceCapabilities {
             multiprocessors: 108,
             hopper,
             ampere,

@@ -2,10 +2,10 @@
 
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
-use flow_attention_cube::call::Call;
+use flow_attention_cube::problem::Problem;
 use flow_attention_cube::tensors::Heads;
 use flow_attention_mask::Mask;
-use flow_cube::wgmma::Factor;
+use flow_cube::wgmma::OperandType;
 use half::{bf16, f16};
 
 /// Xorshift; sums of three are bell-shaped enough.
@@ -28,7 +28,7 @@ pub struct Both {
 
 pub struct Setup {
     pub client: Client,
-    pub call: Call,
+    pub problem: Problem,
     /// Rows before heads in memory.
     pub strided: bool,
     pub random: Random,
@@ -36,8 +36,12 @@ pub struct Setup {
 
 impl Setup {
     pub fn heads(&self, rows: usize, kv: bool) -> [usize; 4] {
-        let heads = if kv { self.call.kv_heads } else { self.call.heads };
-        [self.call.batch, heads, rows, self.call.head_dim]
+        let heads = if kv {
+            self.problem.kv_heads
+        } else {
+            self.problem.heads
+        };
+        [self.problem.batch, heads, rows, self.problem.head_dim]
     }
 
     /// Place of each value of a `[B, H, S, D]` tensor in memory.
@@ -70,9 +74,9 @@ impl Setup {
         for at in 0..count {
             let x =
                 (self.random.next() + self.random.next() + self.random.next()) * by(at / shape[3] % shape[2]);
-            let (word, value) = match self.call.factor {
-                Factor::Bf16 => (bf16::from_f32(x).to_bits(), bf16::from_f32(x).to_f64()),
-                Factor::F16 => (f16::from_f32(x).to_bits(), f16::from_f32(x).to_f64()),
+            let (word, value) = match self.problem.operand_type {
+                OperandType::Bf16 => (bf16::from_f32(x).to_bits(), bf16::from_f32(x).to_f64()),
+                OperandType::F16 => (f16::from_f32(x).to_bits(), f16::from_f32(x).to_f64()),
             };
             words[self.place(shape, at)] = word;
             values.push(value);
@@ -111,9 +115,9 @@ impl Setup {
     pub fn read(&self, tensor: &Heads) -> Vec<f64> {
         let bytes = self.bytes(&tensor.handle);
         let words = u16::from_bytes(&bytes);
-        let value = |at| match self.call.factor {
-            Factor::Bf16 => bf16::from_bits(words[at]).to_f64(),
-            Factor::F16 => f16::from_bits(words[at]).to_f64(),
+        let value = |at| match self.problem.operand_type {
+            OperandType::Bf16 => bf16::from_bits(words[at]).to_f64(),
+            OperandType::F16 => f16::from_bits(words[at]).to_f64(),
         };
         let count: usize = tensor.shape.iter().product();
         if words.len() < count {
@@ -128,43 +132,43 @@ pub struct Reference {
     pub o: Vec<f64>,
     pub lse: Vec<f64>,
     pub dq: Vec<f64>,
-    pub parts: Vec<[Vec<f64>; 2]>,
+    pub kv_segments: Vec<[Vec<f64>; 2]>,
 }
 
 pub fn reference(
-    call: &Call,
+    problem: &Problem,
     mask: Option<&Mask>,
     q: &[f64],
-    parts: &[[&[f64]; 2]],
+    kv_segments: &[[&[f64]; 2]],
     d_o: &[f64],
     scale: f64,
 ) -> Reference {
-    let n = call.head_dim;
-    let bound = mask.map(|mask| mask.bind(call.sizes()).expect("the mask fits"));
+    let n = problem.head_dim;
+    let bound = mask.map(|mask| mask.bind(problem.sizes()).expect("the mask fits"));
     let mut out = Reference {
         o: vec![0.0; q.len()],
         lse: Vec::new(),
         dq: vec![0.0; q.len()],
-        parts: parts
+        kv_segments: kv_segments
             .iter()
             .map(|[k, v]| [vec![0.0; k.len()], vec![0.0; v.len()]])
             .collect(),
     };
-    for r in 0..call.batch * call.heads * call.queries {
+    for r in 0..problem.batch * problem.heads * problem.queries {
         let (b, h, i) = (
-            r / (call.heads * call.queries),
-            r / call.queries % call.heads,
-            r % call.queries,
+            r / (problem.heads * problem.queries),
+            r / problem.queries % problem.heads,
+            r % problem.queries,
         );
-        let kv = b * call.kv_heads + h / (call.heads / call.kv_heads);
+        let kv = b * problem.kv_heads + h / (problem.heads / problem.kv_heads);
         // (part, row of the part's tensor, key over both parts)
-        let keys: Vec<(usize, usize)> = (0..call.keys[0] + call.keys[1])
+        let keys: Vec<(usize, usize)> = (0..problem.keys[0] + problem.keys[1])
             .filter(|j| bound.as_ref().is_none_or(|m| m.allows(b, i, *j)))
             .map(|j| {
-                if j < call.keys[0] {
-                    (0, kv * call.keys[0] + j)
+                if j < problem.keys[0] {
+                    (0, kv * problem.keys[0] + j)
                 } else {
-                    (1, kv * call.keys[1] + j - call.keys[0])
+                    (1, kv * problem.keys[1] + j - problem.keys[0])
                 }
             })
             .collect();
@@ -173,7 +177,7 @@ pub fn reference(
         let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(x, y)| x * y).sum::<f64>();
         let mut p: Vec<f64> = keys
             .iter()
-            .map(|(s, j)| dot(qr, &parts[*s][0][j * n..][..n]) * scale)
+            .map(|(s, j)| dot(qr, &kv_segments[*s][0][j * n..][..n]) * scale)
             .collect();
         let max = p.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         p.iter_mut().for_each(|x| *x = (*x - max).exp());
@@ -186,28 +190,28 @@ pub fn reference(
         p.iter_mut().for_each(|x| *x /= sum);
         let dp: Vec<f64> = keys
             .iter()
-            .map(|(s, j)| dot(dor, &parts[*s][1][j * n..][..n]))
+            .map(|(s, j)| dot(dor, &kv_segments[*s][1][j * n..][..n]))
             .collect();
         for (at, (s, j)) in keys.iter().enumerate() {
             for x in 0..n {
-                out.o[r * n + x] += p[at] * parts[*s][1][j * n + x];
+                out.o[r * n + x] += p[at] * kv_segments[*s][1][j * n + x];
             }
         }
         // Backward starts from the output as it was kept, in 16 bits.
-        let kept: Vec<f64> = out.o[r * n..][..n]
+        let fragment: Vec<f64> = out.o[r * n..][..n]
             .iter()
-            .map(|o| match call.factor {
-                Factor::Bf16 => bf16::from_f64(*o).to_f64(),
-                Factor::F16 => f16::from_f64(*o).to_f64(),
+            .map(|o| match problem.operand_type {
+                OperandType::Bf16 => bf16::from_f64(*o).to_f64(),
+                OperandType::F16 => f16::from_f64(*o).to_f64(),
             })
             .collect();
-        let delta = dot(&kept, dor);
+        let delta = dot(&fragment, dor);
         for (at, (s, j)) in keys.iter().enumerate() {
             let ds = p[at] * (dp[at] - delta) * scale;
             for x in 0..n {
-                out.dq[r * n + x] += ds * parts[*s][0][j * n + x];
-                out.parts[*s][0][j * n + x] += ds * qr[x];
-                out.parts[*s][1][j * n + x] += p[at] * dor[x];
+                out.dq[r * n + x] += ds * kv_segments[*s][0][j * n + x];
+                out.kv_segments[*s][0][j * n + x] += ds * qr[x];
+                out.kv_segments[*s][1][j * n + x] += p[at] * dor[x];
             }
         }
     }

@@ -1,16 +1,16 @@
-//! Checks the Hopper kernels on a GPU against f64 on the host, over a catalogue of shapes and masks, then times them.
+//! Checks the Hopper kernels on a GPU against f64 on the host, over a cases of shapes and masks, then times them.
 //!
 //! `device check`, `device time`, or both without an argument; with `mma` those of older tensor cores. Each group runs in
 //! a process of its own, so that a fault or a hang costs that group alone.
 
 use cubecl::prelude::*;
-use flow_attention_cube::call::Call;
 use flow_attention_cube::mma::Mma;
-use flow_attention_cube::run::{Kernels, Offer, Prepared};
-use flow_attention_cube::tensors::{Heads, Part, lse_rows};
+use flow_attention_cube::prepared::{DeviceCapabilities, Kernels, Prepared};
+use flow_attention_cube::problem::Problem;
+use flow_attention_cube::tensors::{Heads, KvSegment, lse_rows};
 use flow_attention_cube::wgmma::Wgmma;
 use flow_attention_mask::Mask;
-use flow_cube::wgmma::Factor;
+use flow_cube::wgmma::OperandType;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ mod data;
 use data::*;
 
 struct Case {
-    call: Call,
+    problem: Problem,
     mask: Option<Mask>,
     strided: bool,
     scale: f32,
@@ -30,7 +30,7 @@ struct Case {
 
 fn check<K: Kernels>(client: &Client, case: Case) -> bool {
     let Case {
-        call,
+        problem,
         mask,
         strided,
         scale,
@@ -38,21 +38,21 @@ fn check<K: Kernels>(client: &Client, case: Case) -> bool {
     } = case;
     let mut s = Setup {
         client: client.clone(),
-        call,
+        problem,
         strided,
         random: Random(0x9E37_79B9_7F4A_7C15),
     };
     let mask = mask.map(Arc::new);
     let name = format!(
         "B{} H{}/{} {}x{}+{} D{} {:?}{} {}",
-        call.batch,
-        call.heads,
-        call.kv_heads,
-        call.queries,
-        call.keys[0],
-        call.keys[1],
-        call.head_dim,
-        call.factor,
+        problem.batch,
+        problem.heads,
+        problem.kv_heads,
+        problem.queries,
+        problem.keys[0],
+        problem.keys[1],
+        problem.head_dim,
+        problem.operand_type,
         match (strided, rising) {
             (true, _) => " strided".into(),
             (_, true) => format!(" rising x{scale:.2}"),
@@ -63,17 +63,17 @@ fn check<K: Kernels>(client: &Client, case: Case) -> bool {
             .take(40)
             .collect::<String>()),
     );
-    let prepared = match Prepared::<K>::new(client, call, scale, mask.clone()) {
+    let prepared = match Prepared::<K>::new(client, problem, scale, mask.clone()) {
         Ok(prepared) => prepared,
         Err(error) => {
             println!("  {name}: declined: {error}");
             return false;
         }
     };
-    let q = s.tensor(s.heads(call.queries, false));
-    let d_o = s.tensor(s.heads(call.queries, false));
-    let sizes: Vec<usize> = call.keys.into_iter().filter(|n| *n > 0).collect();
-    let parts: Vec<[Both; 2]> = sizes
+    let q = s.tensor(s.heads(problem.queries, false));
+    let d_o = s.tensor(s.heads(problem.queries, false));
+    let sizes: Vec<usize> = problem.keys.into_iter().filter(|n| *n > 0).collect();
+    let kv_segments: Vec<[Both; 2]> = sizes
         .iter()
         .map(|n| {
             let shape = s.heads(*n, true);
@@ -83,20 +83,20 @@ fn check<K: Kernels>(client: &Client, case: Case) -> bool {
         .collect();
     let o = s.poisoned(q.device.shape);
     let dq = s.poisoned(q.device.shape);
-    let d_parts: Vec<[Heads; 2]> = sizes
+    let d_kv_segments: Vec<[Heads; 2]> = sizes
         .iter()
         .map(|n| [0, 1].map(|_| s.poisoned(s.heads(*n, true))))
         .collect();
     let lse = s.floats(prepared.statistics());
     let delta = s.floats(prepared.scratch());
-    let part_refs: Vec<Part<'_>> = parts
+    let part_refs: Vec<KvSegment<'_>> = kv_segments
         .iter()
-        .map(|[k, v]| Part {
+        .map(|[k, v]| KvSegment {
             k: &k.device,
             v: &v.device,
         })
         .collect();
-    let grad_refs: Vec<[&Heads; 2]> = d_parts.iter().map(|[k, v]| [k, v]).collect();
+    let grad_refs: Vec<[&Heads; 2]> = d_kv_segments.iter().map(|[k, v]| [k, v]).collect();
     let run = || {
         prepared.forward(&q.device, &part_refs, &o, &lse);
         prepared.backward(
@@ -107,17 +107,17 @@ fn check<K: Kernels>(client: &Client, case: Case) -> bool {
             &dq,
             &grad_refs,
         );
-        let tensors = [&o, &dq].into_iter().chain(d_parts.iter().flatten());
+        let tensors = [&o, &dq].into_iter().chain(d_kv_segments.iter().flatten());
         tensors.map(|t| s.bytes(&t.handle)).collect::<Vec<_>>()
     };
     let first = run();
     let again = first == run();
-    let values: Vec<[&[f64]; 2]> = parts
+    let values: Vec<[&[f64]; 2]> = kv_segments
         .iter()
         .map(|[k, v]| [&k.values[..], &v.values[..]])
         .collect();
     let want = reference(
-        &call,
+        &problem,
         mask.as_deref(),
         &q.values,
         &values,
@@ -125,21 +125,25 @@ fn check<K: Kernels>(client: &Client, case: Case) -> bool {
         scale as f64,
     );
     let mut errors = vec![distance(&s.read(&o), &want.o), distance(&s.read(&dq), &want.dq)];
-    for (got, want) in d_parts.iter().zip(&want.parts) {
+    for (got, want) in d_kv_segments.iter().zip(&want.kv_segments) {
         errors.extend([0, 1].map(|i| distance(&s.read(&got[i]), &want[i])));
     }
     let got_lse = s.bytes(&lse);
     let got_lse = f32::from_bytes(&got_lse);
-    let padded = lse_rows(call.queries);
+    let padded = lse_rows(problem.queries);
     let lse_error = want.lse.iter().enumerate().fold(0.0f64, |worst, (r, w)| {
-        let got = got_lse[r / call.queries * padded + r % call.queries] as f64;
+        let got = got_lse[r / problem.queries * padded + r % problem.queries] as f64;
         if got == *w {
             worst
         } else {
             worst.max((got - w).abs() / w.abs().max(1.0))
         }
     });
-    let limit = if call.factor == Factor::Bf16 { 6e-3 } else { 1e-3 };
+    let limit = if problem.operand_type == OperandType::Bf16 {
+        6e-3
+    } else {
+        1e-3
+    };
     let judged = if rising { 1 } else { errors.len() };
     let good = errors[..judged].iter().all(|e| *e < limit) && lse_error < 1e-4 && again;
     let errors: Vec<String> = errors.iter().map(|e| format!("{e:.1e}")).collect();
@@ -151,36 +155,36 @@ fn check<K: Kernels>(client: &Client, case: Case) -> bool {
     good
 }
 
-fn call(
+fn problem(
     batch: usize,
     heads: usize,
     kv_heads: usize,
     queries: usize,
     keys: [usize; 2],
     head_dim: usize,
-) -> Call {
-    Call {
+) -> Problem {
+    Problem {
         batch,
         heads,
         kv_heads,
         queries,
         keys,
         head_dim,
-        factor: Factor::Bf16,
+        operand_type: OperandType::Bf16,
     }
 }
 
-fn plain(call: Call) -> Case {
+fn plain(problem: Problem) -> Case {
     Case {
-        call,
+        problem,
         mask: None,
         strided: false,
-        scale: 1.0 / (call.head_dim as f32).sqrt(),
+        scale: 1.0 / (problem.head_dim as f32).sqrt(),
         rising: false,
     }
 }
 
-/// The catalogue of one head dimension.
+/// The cases of one head dimension.
 fn cases(d: usize) -> Vec<Case> {
     use flow_attention_mask::Extent;
     let mut out = Vec::new();
@@ -196,32 +200,32 @@ fn cases(d: usize) -> Vec<Case> {
         // Long rows have tiles of their own.
         (1, 1, 1, 130, [4097, 0]),
         (1, 2, 1, 4097, [130, 0]),
-        // Few keys of many queries: sums from pieces.
+        // Few keys of many queries: sums from splits.
         (1, 2, 2, 8300, [512, 0]),
         (2, 4, 2, 4200, [77, 0]),
     ] {
-        out.push(plain(call(b, h, kv, q, k, d)));
+        out.push(plain(problem(b, h, kv, q, k, d)));
     }
     out.push(Case {
         strided: true,
-        ..plain(call(2, 3, 3, 333, [77, 130], d))
+        ..plain(problem(2, 3, 3, 333, [77, 130], d))
     });
-    let half = call(1, 2, 2, 333, [357, 0], d);
-    out.push(plain(Call {
-        factor: Factor::F16,
+    let half = problem(1, 2, 2, 333, [357, 0], d);
+    out.push(plain(Problem {
+        operand_type: OperandType::F16,
         ..half
     }));
     // large scores
     out.push(Case {
         scale: 3.0,
-        ..plain(call(1, 1, 1, 130, [257, 0], d))
+        ..plain(problem(1, 1, 1, 130, [257, 0], d))
     });
     // weights far above those of the tiles before, and so far that a row is done again
-    for factor in [Factor::Bf16, Factor::F16] {
+    for operand_type in [OperandType::Bf16, OperandType::F16] {
         for times in [1.0, 2.0, 8.0] {
-            let call = Call {
-                factor,
-                ..call(1, 2, 1, 200, [900, 0], d)
+            let problem = Problem {
+                operand_type,
+                ..problem(1, 2, 1, 200, [900, 0], d)
             };
             let scale = times / (d as f32).sqrt();
             for mask in [
@@ -235,43 +239,43 @@ fn cases(d: usize) -> Vec<Case> {
                     scale,
                     mask,
                     rising: true,
-                    ..plain(call)
+                    ..plain(problem)
                 });
             }
         }
     }
-    let with = |call: Call, mask: Mask| Case {
+    let with = |problem: Problem, mask: Mask| Case {
         mask: Some(mask),
-        ..plain(call)
+        ..plain(problem)
     };
     let ok = "a valid mask";
-    out.push(with(call(1, 2, 1, 333, [333, 0], d), Mask::Causal));
-    out.push(with(call(1, 1, 1, 77, [513, 0], d), Mask::Causal));
+    out.push(with(problem(1, 2, 1, 333, [333, 0], d), Mask::Causal));
+    out.push(with(problem(1, 1, 1, 77, [513, 0], d), Mask::Causal));
     // more queries than keys: the first rows see nothing
-    out.push(with(call(1, 1, 1, 513, [77, 0], d), Mask::Causal));
+    out.push(with(problem(1, 1, 1, 513, [77, 0], d), Mask::Causal));
     out.push(with(
-        call(1, 2, 2, 600, [600, 0], d),
+        problem(1, 2, 2, 600, [600, 0], d),
         Mask::Window {
             before: 100,
             after: 30,
         },
     ));
     out.push(with(
-        call(3, 2, 2, 150, [333, 0], d),
+        problem(3, 2, 2, 150, [333, 0], d),
         Mask::key_padding(vec![333, 1, 200]).expect(ok),
     ));
     out.push(with(
-        call(1, 2, 2, 400, [400, 0], d),
+        problem(1, 2, 2, 400, [400, 0], d),
         Mask::packed(vec![0, 13, 90, 290, 400], vec![0, 13, 90, 290, 400]).expect(ok),
     ));
     let ids: Vec<u32> = (0..300).map(|i| (i * i / 700) as u32 % 5).collect();
     out.push(with(
-        call(2, 2, 2, 300, [300, 0], d),
+        problem(2, 2, 2, 300, [300, 0], d),
         Mask::documents(vec![ids.clone()], vec![ids]).expect(ok),
     ));
     let blocks: Vec<bool> = (0..36).map(|i| i % 3 != 1).collect();
     out.push(with(
-        call(1, 2, 2, 333, [333, 0], d),
+        problem(1, 2, 2, 333, [333, 0], d),
         Mask::block_sparse(64, 64, blocks).expect(ok),
     ));
     let grid = Extent {
@@ -280,7 +284,7 @@ fn cases(d: usize) -> Vec<Case> {
         width: 12,
     };
     out.push(with(
-        call(1, 2, 2, 480, [480, 0], d),
+        problem(1, 2, 2, 480, [480, 0], d),
         Mask::video(
             grid,
             Extent {
@@ -292,7 +296,7 @@ fn cases(d: usize) -> Vec<Case> {
         .expect(ok),
     ));
     out.push(with(
-        call(2, 2, 2, 200, [150, 77], d),
+        problem(2, 2, 2, 200, [150, 77], d),
         Mask::key_padding(vec![227, 160]).expect(ok),
     ));
     out
@@ -300,25 +304,25 @@ fn cases(d: usize) -> Vec<Case> {
 
 /// Whether rows keep their bits when others of their block are far above the tiles before, and so are done again.
 fn independent<K: Kernels>(client: &Client, head_dim: usize) -> bool {
-    let call = call(1, 2, 2, 200, [900, 0], head_dim);
+    let problem = problem(1, 2, 2, 200, [900, 0], head_dim);
     let scale = 1.0 / (head_dim as f32).sqrt();
-    let prepared = Prepared::<K>::new(client, call, scale, None).expect("served");
+    let prepared = Prepared::<K>::new(client, problem, scale, None).expect("served");
     let outputs = [1.0f32, 64.0].map(|times| {
         let mut s = Setup {
             client: client.clone(),
-            call,
+            problem,
             strided: false,
             random: Random(0x9E37_79B9_7F4A_7C15),
         };
-        let q = s.tensor_with(s.heads(call.queries, false), |row| {
+        let q = s.tensor_with(s.heads(problem.queries, false), |row| {
             if row % 7 == 3 { times } else { 1.0 }
         });
-        let keys = s.heads(call.keys[0], true);
+        let keys = s.heads(problem.keys[0], true);
         let k = s.tensor_with(keys, |row| 1.0 + row as f32 / 64.0);
         let v = s.tensor(keys);
         let o = s.poisoned(q.device.shape);
         let lse = s.floats(prepared.statistics());
-        let part = Part {
+        let part = KvSegment {
             k: &k.device,
             v: &v.device,
         };
@@ -326,11 +330,11 @@ fn independent<K: Kernels>(client: &Client, head_dim: usize) -> bool {
         s.read(&o)
     });
     let rows = |o: &[f64]| -> Vec<u64> {
-        let kept = o
+        let fragment = o
             .iter()
             .enumerate()
-            .filter(|(at, _)| at / head_dim % call.queries % 7 != 3);
-        kept.map(|(_, value)| value.to_bits()).collect()
+            .filter(|(at, _)| at / head_dim % problem.queries % 7 != 3);
+        fragment.map(|(_, value)| value.to_bits()).collect()
     };
     let good = rows(&outputs[0]) == rows(&outputs[1]) && outputs[0] != outputs[1];
     println!(
@@ -371,53 +375,53 @@ fn median(client: &Client, work: f64, mut launch: impl FnMut()) -> f64 {
     samples[4]
 }
 
-fn time<K: Kernels>(client: &Client, call: Call, mask: Option<Mask>, label: &str) {
+fn time<K: Kernels>(client: &Client, problem: Problem, mask: Option<Mask>, label: &str) {
     let mut s = Setup {
         client: client.clone(),
-        call,
+        problem,
         strided: false,
         random: Random(0x9E37_79B9_7F4A_7C15),
     };
-    let scale = 1.0 / (call.head_dim as f32).sqrt();
-    let dense = (call.queries * (call.keys[0] + call.keys[1])) as f64;
+    let scale = 1.0 / (problem.head_dim as f32).sqrt();
+    let dense = (problem.queries * (problem.keys[0] + problem.keys[1])) as f64;
     let (share, visited) = mask.as_ref().map_or((1.0, 1.0), |mask| {
-        let counts = K::select(&call, true, Offer::of(client))
-            .forward_list(mask, call.sizes())
+        let counts = K::select(&problem, true, DeviceCapabilities::of(client))
+            .forward_mask(mask, problem.sizes())
             .expect("the mask fits")
             .counts;
         let share = counts.allowed_pairs as f64 / counts.dense_pairs as f64;
         (share, counts.tiles_visited as f64 / counts.tiles_dense as f64)
     });
-    let prepared = Prepared::<K>::new(client, call, scale, mask.map(Arc::new)).expect("served");
-    let q = s.tensor(s.heads(call.queries, false)).device;
-    let d_o = s.tensor(s.heads(call.queries, false)).device;
-    let sizes: Vec<usize> = call.keys.into_iter().filter(|n| *n > 0).collect();
-    let parts: Vec<[Heads; 2]> = sizes
+    let prepared = Prepared::<K>::new(client, problem, scale, mask.map(Arc::new)).expect("served");
+    let q = s.tensor(s.heads(problem.queries, false)).device;
+    let d_o = s.tensor(s.heads(problem.queries, false)).device;
+    let sizes: Vec<usize> = problem.keys.into_iter().filter(|n| *n > 0).collect();
+    let kv_segments: Vec<[Heads; 2]> = sizes
         .iter()
         .map(|n| [0, 1].map(|_| s.tensor(s.heads(*n, true)).device))
         .collect();
     let o = s.poisoned(q.shape);
     let dq = s.poisoned(q.shape);
-    let d_parts: Vec<[Heads; 2]> = sizes
+    let d_kv_segments: Vec<[Heads; 2]> = sizes
         .iter()
         .map(|n| [0, 1].map(|_| s.poisoned(s.heads(*n, true))))
         .collect();
     let lse = s.floats(prepared.statistics());
     let delta = s.floats(prepared.scratch());
-    let part_refs: Vec<Part<'_>> = parts.iter().map(|[k, v]| Part { k, v }).collect();
-    let grad_refs: Vec<[&Heads; 2]> = d_parts.iter().map(|[k, v]| [k, v]).collect();
-    let flops = 4.0 * (call.batch * call.heads * call.head_dim) as f64 * dense * share;
+    let part_refs: Vec<KvSegment<'_>> = kv_segments.iter().map(|[k, v]| KvSegment { k, v }).collect();
+    let grad_refs: Vec<[&Heads; 2]> = d_kv_segments.iter().map(|[k, v]| [k, v]).collect();
+    let flops = 4.0 * (problem.batch * problem.heads * problem.head_dim) as f64 * dense * share;
     let forward = median(client, flops, || prepared.forward(&q, &part_refs, &o, &lse));
     let backward = median(client, 2.5 * flops, || {
         prepared.backward([&q, &o, &d_o], &part_refs, &lse, &delta, &dq, &grad_refs)
     });
     println!(
         "  B{} H{} S{}x{} D{} {label}: {:.1} % of pairs, {:.1} % of tiles; forward {:.3} ms {:.0} TFLOP/s, backward {:.3} ms {:.0} TFLOP/s",
-        call.batch,
-        call.heads,
-        call.queries,
-        call.keys[0] + call.keys[1],
-        call.head_dim,
+        problem.batch,
+        problem.heads,
+        problem.queries,
+        problem.keys[0] + problem.keys[1],
+        problem.head_dim,
         share * 100.0,
         visited * 100.0,
         forward * 1e3,
@@ -448,7 +452,7 @@ fn group<K: Kernels>(i: usize) -> bool {
         return independent::<K>(&client, *d) && good == count;
     }
     use flow_attention_mask::Extent;
-    time::<K>(&client, call(1, 1, 1, 64, [64, 0], 64), None, "host floor");
+    time::<K>(&client, problem(1, 1, 1, 64, [64, 0], 64), None, "host floor");
     for (b, h, s, d) in [
         (4, 16, 4096, 64),
         (16, 16, 256, 64),
@@ -460,11 +464,16 @@ fn group<K: Kernels>(i: usize) -> bool {
         (4, 16, 2048, 96),
         (2, 8, 2048, 256),
     ] {
-        time::<K>(&client, call(b, h, h, s, [s, 0], d), None, "full");
+        time::<K>(&client, problem(b, h, h, s, [s, 0], d), None, "full");
     }
-    time::<K>(&client, call(8, 24, 24, 1357, [1024, 333], 64), None, "two parts");
+    time::<K>(
+        &client,
+        problem(8, 24, 24, 1357, [1024, 333], 64),
+        None,
+        "two parts",
+    );
     for d in [64, 128] {
-        let at = call(2, 16, 16, 8192, [8192, 0], d);
+        let at = problem(2, 16, 16, 8192, [8192, 0], d);
         time::<K>(&client, at, None, "full");
         time::<K>(&client, at, Some(Mask::Causal), "causal");
         time::<K>(
@@ -507,7 +516,7 @@ fn group<K: Kernels>(i: usize) -> bool {
     .expect("valid");
     time::<K>(
         &client,
-        call(2, 12, 12, 8192, [8192, 0], 128),
+        problem(2, 12, 12, 8192, [8192, 0], 128),
         Some(video),
         "video window",
     );
@@ -551,7 +560,7 @@ fn finish(mut children: Vec<(usize, std::process::Child)>) -> bool {
     let mut good = true;
     while !children.is_empty() {
         std::thread::sleep(Duration::from_millis(20));
-        let late = start.elapsed() > Duration::from_secs(150);
+        let refill_late = start.elapsed() > Duration::from_secs(150);
         children.retain_mut(|(i, child)| match child.try_wait().expect("the child's state") {
             Some(status) => {
                 good &= status.success();
@@ -560,7 +569,7 @@ fn finish(mut children: Vec<(usize, std::process::Child)>) -> bool {
                 }
                 false
             }
-            None if late => {
+            None if refill_late => {
                 println!("  group {i}: killed");
                 child.kill().ok();
                 child.wait().ok();

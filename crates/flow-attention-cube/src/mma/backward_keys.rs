@@ -1,17 +1,20 @@
-//! Gradients of keys and values: a block keeps a tile of keys, queries pass.
+//! Gradients of keys and values: a tile of keys is stationary in a block, queries are streamed.
 //!
 //! With `P = exp(scale Q Kᵀ - lse)`: `dV = Pᵀ dO`, `dS = P ∘ (dO Vᵀ - delta)`, `dK = scale dSᵀ Q` (Dao 2023,
 //! arXiv:2307.08691, algorithm 2). Products are transposed, so that `Pᵀ` and `dSᵀ` are in the registers that the next
-//! product wants them in. A row of the sum over queries is added up in one thread, in order.
+//! product wants them in. A row of the sum over queries is summed in one thread, in order.
 
 use super::BackwardTiles;
-use super::copy::{copy_tile, further, rows_of_head, store_rows};
-use crate::columns::{Pair, probabilities, score_gradients};
-use crate::passing::{Entry, ListShape, NONE, TurnHalf, Word, bits_of, hide, pattern_at, tile_at, turn_of};
+use super::copy::{copy_tile, head_offset, rows_of_head, store_rows};
+use crate::block_mask::{
+    BlockMaskEntry, BlockMaskShape, MaskWord, NONE, WorkTileHalf, apply_mask, mask_bits, partial_mask_at,
+    tile_at, work_tile_of,
+};
 use crate::softmax::pack;
+use crate::softmax_by_columns::{Pair, probabilities, score_gradients};
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::generic_to_shared;
-use flow_cube::copy::{commit, copy_16, wait};
+use flow_cube::cp_async::{commit, copy_16, wait};
 use flow_cube::mma::{lane_by_columns, lane_by_rows, multiply, multiply_registers};
 
 /// Starts copying the statistics of `rows` queries from `from` (in pairs) on.
@@ -44,9 +47,9 @@ fn copy_statistics(
     }
 }
 
-/// `dk` and `dv`. One block for `tiles.resident()` keys of a key head; `lse` and `delta` are `[B, H, lse_rows]`. Tensors as in
-/// [`mma_forward`](super::forward::mma_forward). The mask's list is of passing queries, its rows are keys; see
-/// [`passing`](crate::passing).
+/// `dk` and `dv`. One block for `tiles.stationary_rows()` keys of a key head; `lse` and `delta` are `[B, H, lse_rows]`. Tensors as in
+/// [`mma_forward`](super::forward::mma_forward). The mask's list is of streamed queries, its rows are keys; see
+/// [`block_mask`](crate::block_mask).
 #[cube(launch_unchecked)]
 pub fn mma_backward_keys<NS: Size, NG: Size, NP: Size>(
     q: &Tensor<Vector<u32, Const<4>>>,
@@ -57,39 +60,42 @@ pub fn mma_backward_keys<NS: Size, NG: Size, NP: Size>(
     dv: &mut Tensor<Vector<u32, Const<4>>>,
     lse: &[Vector<f32, Const<2>>],
     delta: &[Vector<f32, Const<2>>],
-    turns: &[TurnHalf],
-    entries: &[Entry],
-    patterns: &[Word],
+    work_tiles: &[WorkTileHalf],
+    entries: &[BlockMaskEntry],
+    partial_masks: &[MaskWord],
     queries: u32,
     keys: u32,
     lse_rows: u32,
     group: u32,
-    factor: f32,
+    scale_log2: f32,
     scale: f32,
     #[comptime] tiles: BackwardTiles,
     #[define(NS, NG, NP)] _vectors: [usize; 3],
 ) {
-    let resident = comptime!(tiles.resident());
-    let passing = comptime!(tiles.passing);
+    let stationary_rows = comptime!(tiles.stationary_rows());
+    let streamed_rows = comptime!(tiles.streamed_rows);
     let stages = comptime!(tiles.stages);
     let head_dim = comptime!(tiles.head_dim);
     let threads = comptime!(tiles.threads());
-    let element = comptime!(tiles.factor);
+    let element = comptime!(tiles.operand_type);
     let words = comptime!(32 * tiles.panels());
-    let tile_bytes = comptime!((tiles.passing * 128 * tiles.panels()) as u32);
-    let per_tile = comptime!(tiles.passing as u32);
-    let shape = comptime!(ListShape {
+    let tile_bytes = comptime!((tiles.streamed_rows * 128 * tiles.panels()) as u32);
+    let per_tile = comptime!(tiles.streamed_rows as u32);
+    let shape = comptime!(BlockMaskShape {
         masked: tiles.masked,
-        units: tiles.units,
-        columns: tiles.passing
+        row_groups: tiles.row_groups,
+        columns: tiles.streamed_rows
     });
 
-    let k_tile: Shared<[u32]> = Shared::new_aligned_slice(comptime!(resident * words), 1024usize);
-    let v_tile: Shared<[u32]> = Shared::new_aligned_slice(comptime!(resident * words), 1024usize);
-    let q_tiles: Shared<[u32]> = Shared::new_aligned_slice(comptime!(passing * words * stages), 1024usize);
-    let do_tiles: Shared<[u32]> = Shared::new_aligned_slice(comptime!(passing * words * stages), 1024usize);
-    let lse_tiles: Shared<[Pair]> = Shared::new_aligned_slice(comptime!(passing / 2 * stages), 16usize);
-    let delta_tiles: Shared<[Pair]> = Shared::new_aligned_slice(comptime!(passing / 2 * stages), 16usize);
+    let k_tile: Shared<[u32]> = Shared::new_aligned_slice(comptime!(stationary_rows * words), 1024usize);
+    let v_tile: Shared<[u32]> = Shared::new_aligned_slice(comptime!(stationary_rows * words), 1024usize);
+    let q_tiles: Shared<[u32]> =
+        Shared::new_aligned_slice(comptime!(streamed_rows * words * stages), 1024usize);
+    let do_tiles: Shared<[u32]> =
+        Shared::new_aligned_slice(comptime!(streamed_rows * words * stages), 1024usize);
+    let lse_tiles: Shared<[Pair]> = Shared::new_aligned_slice(comptime!(streamed_rows / 2 * stages), 16usize);
+    let delta_tiles: Shared<[Pair]> =
+        Shared::new_aligned_slice(comptime!(streamed_rows / 2 * stages), 16usize);
     // SAFETY: the address of the block's own shared memory; by the sizes of the tiles, what is read and
     // written there stays within it.
     let k_base = generic_to_shared::<u32>(unsafe { k_tile.as_ptr_unchecked() });
@@ -106,11 +112,11 @@ pub fn mma_backward_keys<NS: Size, NG: Size, NP: Size>(
 
     let heads = CUBE_COUNT_Y * group;
     let all = queries.div_ceil(per_tile);
-    let turn = turn_of(turns, all, shape);
-    let (batch, kv_head, block) = (turn.sample, turn.head, turn.block);
-    let (begin, per_head) = (turn.begin, turn.tiles);
-    let first_key = block * comptime!(resident as u32);
-    let tile_count = per_head * group;
+    let work_tile = work_tile_of(work_tiles, all, shape);
+    let (batch, kv_head, block) = (work_tile.sample, work_tile.head, work_tile.block);
+    let (begin, tiles_per_head) = (work_tile.begin, work_tile.tiles);
+    let first_key = block * comptime!(stationary_rows as u32);
+    let tile_count = tiles_per_head * group;
 
     let of_q = rows_of_head(q, batch, 0u32.runtime());
     let of_do = rows_of_head(d_o, batch, 0u32.runtime());
@@ -120,7 +126,7 @@ pub fn mma_backward_keys<NS: Size, NG: Size, NP: Size>(
         first_key,
         keys - first_key,
         k_base,
-        resident,
+        stationary_rows,
         head_dim,
         threads,
     );
@@ -130,7 +136,7 @@ pub fn mma_backward_keys<NS: Size, NG: Size, NP: Size>(
         first_key,
         keys - first_key,
         v_base,
-        resident,
+        stationary_rows,
         head_dim,
         threads,
     );
@@ -138,36 +144,36 @@ pub fn mma_backward_keys<NS: Size, NG: Size, NP: Size>(
     for s in 0..comptime!(stages - 1) {
         let tile = comptime!(s as u32).runtime();
         if tile < tile_count {
-            let head = kv_head * group + tile / per_head;
-            let row = tile_at(entries, begin + tile % per_head, shape) * per_tile;
+            let head = kv_head * group + tile / tiles_per_head;
+            let row = tile_at(entries, begin + tile % tiles_per_head, shape) * per_tile;
             let from = ((batch * heads + head) * lse_rows + row) / 2;
             copy_tile(
                 q,
-                further(of_q, head),
+                head_offset(of_q, head),
                 row,
                 queries - row,
                 q_base + tile * tile_bytes,
-                passing,
+                streamed_rows,
                 head_dim,
                 threads,
             );
             copy_tile(
                 d_o,
-                further(of_do, head),
+                head_offset(of_do, head),
                 row,
                 queries - row,
                 do_base + tile * tile_bytes,
-                passing,
+                streamed_rows,
                 head_dim,
                 threads,
             );
-            let at = tile * comptime!((passing * 4) as u32);
-            copy_statistics(lse, delta, from, lse_base + at, delta_base + at, passing);
+            let at = tile * comptime!((streamed_rows * 4) as u32);
+            copy_statistics(lse, delta, from, lse_base + at, delta_base + at, streamed_rows);
         }
         commit();
     }
 
-    let unit = UNIT_POS / 128;
+    let row_group = UNIT_POS / 128;
     let thread = UNIT_POS % 128;
     let lane = thread % 32;
     let warp_row = (UNIT_POS / 32) * 16;
@@ -182,49 +188,49 @@ pub fn mma_backward_keys<NS: Size, NG: Size, NP: Size>(
     let mut stage = 0u32;
     let mut free = comptime!(stages as u32 - 1).runtime();
     for at in 0..tile_count {
-        let entry = begin + at % per_head;
-        let pattern = pattern_at(entries, entry, unit, shape);
-        let bits = bits_of::<Const<1>>(patterns, pattern, thread, shape);
+        let entry = begin + at % tiles_per_head;
+        let partial_mask = partial_mask_at(entries, entry, row_group, shape);
+        let bits = mask_bits::<Const<1>>(partial_masks, partial_mask, thread, shape);
         wait(comptime!(stages - 2));
         sync_cube();
         let next = at + comptime!(stages as u32 - 1);
         if next < tile_count {
-            let head = kv_head * group + next / per_head;
-            let row = tile_at(entries, begin + next % per_head, shape) * per_tile;
+            let head = kv_head * group + next / tiles_per_head;
+            let row = tile_at(entries, begin + next % tiles_per_head, shape) * per_tile;
             let from = ((batch * heads + head) * lse_rows + row) / 2;
             copy_tile(
                 q,
-                further(of_q, head),
+                head_offset(of_q, head),
                 row,
                 queries - row,
                 q_base + free * tile_bytes,
-                passing,
+                streamed_rows,
                 head_dim,
                 threads,
             );
             copy_tile(
                 d_o,
-                further(of_do, head),
+                head_offset(of_do, head),
                 row,
                 queries - row,
                 do_base + free * tile_bytes,
-                passing,
+                streamed_rows,
                 head_dim,
                 threads,
             );
-            let to = free * comptime!((passing * 4) as u32);
-            copy_statistics(lse, delta, from, lse_base + to, delta_base + to, passing);
+            let to = free * comptime!((streamed_rows * 4) as u32);
+            copy_statistics(lse, delta, from, lse_base + to, delta_base + to, streamed_rows);
         }
         commit();
-        if pattern != NONE {
+        if partial_mask != NONE {
             let q_now = q_base + stage * tile_bytes;
             let do_now = do_base + stage * tile_bytes;
-            let pairs = stage as usize * comptime!(passing / 2) + column;
+            let pairs = stage as usize * comptime!(streamed_rows / 2) + column;
             let scores = multiply::<NS>(k_at, q_now + by_columns, comptime!(tiles.scores()));
-            let scores = hide::<NS>(scores, pattern, bits, shape);
-            let p = probabilities::<NS>(scores, &lse_tiles, pairs, factor, passing);
+            let scores = apply_mask::<NS>(scores, partial_mask, bits, shape);
+            let p = probabilities::<NS>(scores, &lse_tiles, pairs, scale_log2, streamed_rows);
             if comptime!(tiles.sums.values()) {
-                let weights = pack::<NS, NP>(p, passing, element);
+                let weights = pack::<NS, NP>(p, streamed_rows, element);
                 v_sum = multiply_registers::<NG, NP>(
                     v_sum,
                     weights,
@@ -234,8 +240,8 @@ pub fn mma_backward_keys<NS: Size, NG: Size, NP: Size>(
             }
             if comptime!(tiles.sums.keys()) {
                 let gradients = multiply::<NS>(v_at, do_now + by_columns, comptime!(tiles.scores()));
-                let ds = score_gradients::<NS>(p, gradients, &delta_tiles, pairs, passing);
-                let weights = pack::<NS, NP>(ds, passing, element);
+                let ds = score_gradients::<NS>(p, gradients, &delta_tiles, pairs, streamed_rows);
+                let weights = pack::<NS, NP>(ds, streamed_rows, element);
                 k_sum = multiply_registers::<NG, NP>(
                     k_sum,
                     weights,
@@ -265,7 +271,7 @@ pub fn mma_backward_keys<NS: Size, NG: Size, NP: Size>(
             1.0f32,
             v_base + warp_row * 128,
             lane,
-            resident,
+            stationary_rows,
             head_dim,
             element,
         );
@@ -282,7 +288,7 @@ pub fn mma_backward_keys<NS: Size, NG: Size, NP: Size>(
             scale,
             k_base + warp_row * 128,
             lane,
-            resident,
+            stationary_rows,
             head_dim,
             element,
         );

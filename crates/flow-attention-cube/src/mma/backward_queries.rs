@@ -1,21 +1,22 @@
-//! Gradient of queries: a block keeps a tile of queries, keys pass. Also `delta`, the sum over channels of `dO ∘ O`.
+//! Gradient of queries: a tile of queries is stationary in a block, keys are streamed. Also `delta`, the sum over channels of `dO ∘ O`.
 //!
 //! `dQ = scale dS K` with `dS = P ∘ (dO Vᵀ - delta)` (Dao 2023, arXiv:2307.08691, algorithm 2). Runs before the kernel
 //! for keys, which reads `delta`.
 
 use super::BackwardTiles;
-use super::copy::{copy_passing, copy_tile, rows_of_head, store_rows};
-use crate::delta::{read_row, row_product};
-use crate::passing::{
-    Entry, ListShape, NONE, TurnHalf, Word, bits_of, hide, pattern_at, rows_of, tile_at, turn_of,
+use super::copy::{copy_streamed, copy_tile, rows_of_head, store_rows};
+use crate::block_mask::{
+    BlockMaskEntry, BlockMaskShape, MaskWord, NONE, WorkTileHalf, apply_mask, mask_bits, partial_mask_at,
+    tile_at, tile_rows_in_segment, work_tile_of,
 };
-use crate::softmax::{cut, exponentiate, pack, score_gradients};
+use crate::delta::{read_row, row_product};
+use crate::softmax::{exponentiate, mask_out_of_bounds, pack, score_gradients};
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::generic_to_shared;
-use flow_cube::copy::{commit, wait};
+use flow_cube::cp_async::{commit, wait};
 use flow_cube::mma::{lane_by_columns, lane_by_rows, multiply, multiply_registers};
 
-/// `dq`, and `delta [B, H, lse_rows]`. One block for `tiles.resident()` queries of a head. Tensors, keys, values and the mask
+/// `dq`, and `delta [B, H, lse_rows]`. One block for `tiles.stationary_rows()` queries of a head. Tensors, keys, values and the mask
 /// as in [`mma_forward`](super::forward::mma_forward).
 #[cube(launch_unchecked)]
 pub fn mma_backward_queries<NS: Size, NG: Size, NP: Size>(
@@ -29,39 +30,41 @@ pub fn mma_backward_queries<NS: Size, NG: Size, NP: Size>(
     dq: &mut Tensor<Vector<u32, Const<4>>>,
     lse: &[f32],
     delta: &mut [f32],
-    turns: &[TurnHalf],
-    entries: &[Entry],
-    patterns: &[Word],
+    work_tiles: &[WorkTileHalf],
+    entries: &[BlockMaskEntry],
+    partial_masks: &[MaskWord],
     queries: u32,
     lse_rows: u32,
     first_keys: u32,
     second_keys: u32,
     group: u32,
-    factor: f32,
+    scale_log2: f32,
     scale: f32,
     #[comptime] tiles: BackwardTiles,
     #[define(NS, NG, NP)] _vectors: [usize; 3],
 ) {
-    let resident = comptime!(tiles.resident());
-    let passing = comptime!(tiles.passing);
+    let stationary_rows = comptime!(tiles.stationary_rows());
+    let streamed_rows = comptime!(tiles.streamed_rows);
     let stages = comptime!(tiles.stages);
     let head_dim = comptime!(tiles.head_dim);
     let threads = comptime!(tiles.threads());
-    let two_parts = comptime!(tiles.two_parts);
-    let element = comptime!(tiles.factor);
+    let two_segments = comptime!(tiles.two_segments);
+    let element = comptime!(tiles.operand_type);
     let words = comptime!(32 * tiles.panels());
-    let tile_bytes = comptime!((tiles.passing * 128 * tiles.panels()) as u32);
-    let shape = comptime!(ListShape {
+    let tile_bytes = comptime!((tiles.streamed_rows * 128 * tiles.panels()) as u32);
+    let shape = comptime!(BlockMaskShape {
         masked: tiles.masked,
-        units: tiles.units,
-        columns: tiles.passing
+        row_groups: tiles.row_groups,
+        columns: tiles.streamed_rows
     });
 
-    let q_tile: Shared<[u32]> = Shared::new_aligned_slice(comptime!(resident * words), 1024usize);
-    let do_tile: Shared<[u32]> = Shared::new_aligned_slice(comptime!(resident * words), 1024usize);
-    let k_tiles: Shared<[u32]> = Shared::new_aligned_slice(comptime!(passing * words * stages), 1024usize);
-    let v_tiles: Shared<[u32]> = Shared::new_aligned_slice(comptime!(passing * words * stages), 1024usize);
-    let mut deltas: Shared<[f32]> = Shared::new_slice(resident);
+    let q_tile: Shared<[u32]> = Shared::new_aligned_slice(comptime!(stationary_rows * words), 1024usize);
+    let do_tile: Shared<[u32]> = Shared::new_aligned_slice(comptime!(stationary_rows * words), 1024usize);
+    let k_tiles: Shared<[u32]> =
+        Shared::new_aligned_slice(comptime!(streamed_rows * words * stages), 1024usize);
+    let v_tiles: Shared<[u32]> =
+        Shared::new_aligned_slice(comptime!(streamed_rows * words * stages), 1024usize);
+    let mut deltas: Shared<[f32]> = Shared::new_slice(stationary_rows);
     // SAFETY: the address of the block's own shared memory; by the sizes of the tiles, what is read and
     // written there stays within it.
     let q_base = generic_to_shared::<u32>(unsafe { q_tile.as_ptr_unchecked() });
@@ -72,16 +75,16 @@ pub fn mma_backward_queries<NS: Size, NG: Size, NP: Size>(
     // SAFETY: as above.
     let v_base = generic_to_shared::<u32>(unsafe { v_tiles.as_ptr_unchecked() });
 
-    let per_tile = comptime!(tiles.passing as u32);
+    let per_tile = comptime!(tiles.streamed_rows as u32);
     let mut all = first_keys.div_ceil(per_tile);
-    if comptime!(tiles.two_parts) {
+    if comptime!(tiles.two_segments) {
         all += second_keys.div_ceil(per_tile);
     }
-    let turn = turn_of(turns, all, shape);
-    let (batch, head, block) = (turn.sample, turn.head, turn.block);
-    let (begin, tile_count) = (turn.begin, turn.tiles);
+    let work_tile = work_tile_of(work_tiles, all, shape);
+    let (batch, head, block) = (work_tile.sample, work_tile.head, work_tile.block);
+    let (begin, tile_count) = (work_tile.begin, work_tile.tiles);
     let kv_head = head / group;
-    let first_query = block * comptime!(resident as u32);
+    let first_query = block * comptime!(stationary_rows as u32);
 
     let of_k = rows_of_head(k, batch, kv_head);
     let of_v = rows_of_head(v, batch, kv_head);
@@ -93,7 +96,7 @@ pub fn mma_backward_queries<NS: Size, NG: Size, NP: Size>(
         first_query,
         queries - first_query,
         q_base,
-        resident,
+        stationary_rows,
         head_dim,
         threads,
     );
@@ -103,7 +106,7 @@ pub fn mma_backward_queries<NS: Size, NG: Size, NP: Size>(
         first_query,
         queries - first_query,
         do_base,
-        resident,
+        stationary_rows,
         head_dim,
         threads,
     );
@@ -112,7 +115,7 @@ pub fn mma_backward_queries<NS: Size, NG: Size, NP: Size>(
         if comptime!(s as u32) < tile_count {
             let tile = tile_at(entries, begin + comptime!(s as u32), shape);
             let at = comptime!(s as u32) * tile_bytes;
-            copy_passing(
+            copy_streamed(
                 k,
                 k_2,
                 of_k,
@@ -121,12 +124,12 @@ pub fn mma_backward_queries<NS: Size, NG: Size, NP: Size>(
                 first_keys,
                 second_keys,
                 k_base + at,
-                passing,
+                streamed_rows,
                 head_dim,
                 threads,
-                two_parts,
+                two_segments,
             );
-            copy_passing(
+            copy_streamed(
                 v,
                 v_2,
                 of_v,
@@ -135,10 +138,10 @@ pub fn mma_backward_queries<NS: Size, NG: Size, NP: Size>(
                 first_keys,
                 second_keys,
                 v_base + at,
-                passing,
+                streamed_rows,
                 head_dim,
                 threads,
-                two_parts,
+                two_segments,
             );
         }
         commit();
@@ -166,15 +169,15 @@ pub fn mma_backward_queries<NS: Size, NG: Size, NP: Size>(
     }
     sync_cube();
 
-    let unit = UNIT_POS / 128;
+    let row_group = UNIT_POS / 128;
     let thread = UNIT_POS % 128;
     let lane = thread % 32;
     let warp_row = (UNIT_POS / 32) * 16;
     let row = warp_row + lane / 4;
     let delta_0 = deltas[row as usize];
     let delta_1 = deltas[(row + 8) as usize];
-    let shift_0 = lse[(lse_at + first_query + row) as usize] * std::f32::consts::LOG2_E;
-    let shift_1 = lse[(lse_at + first_query + row + 8) as usize] * std::f32::consts::LOG2_E;
+    let offset_0 = lse[(lse_at + first_query + row) as usize] * std::f32::consts::LOG2_E;
+    let offset_1 = lse[(lse_at + first_query + row + 8) as usize] * std::f32::consts::LOG2_E;
 
     let q_at = q_base + warp_row * 128 + lane_by_rows(lane);
     let do_at = do_base + warp_row * 128 + lane_by_rows(lane);
@@ -186,15 +189,15 @@ pub fn mma_backward_queries<NS: Size, NG: Size, NP: Size>(
     let mut free = comptime!(stages as u32 - 1).runtime();
     for at in 0..tile_count {
         let tile = tile_at(entries, begin + at, shape);
-        let pattern = pattern_at(entries, begin + at, unit, shape);
-        let bits = bits_of::<Const<1>>(patterns, pattern, thread, shape);
+        let partial_mask = partial_mask_at(entries, begin + at, row_group, shape);
+        let bits = mask_bits::<Const<1>>(partial_masks, partial_mask, thread, shape);
         wait(comptime!(stages - 2));
         sync_cube();
         let next = at + comptime!(stages as u32 - 1);
         if next < tile_count {
             let tile = tile_at(entries, begin + next, shape);
             let to = free * tile_bytes;
-            copy_passing(
+            copy_streamed(
                 k,
                 k_2,
                 of_k,
@@ -203,12 +206,12 @@ pub fn mma_backward_queries<NS: Size, NG: Size, NP: Size>(
                 first_keys,
                 second_keys,
                 k_base + to,
-                passing,
+                streamed_rows,
                 head_dim,
                 threads,
-                two_parts,
+                two_segments,
             );
-            copy_passing(
+            copy_streamed(
                 v,
                 v_2,
                 of_v,
@@ -217,26 +220,26 @@ pub fn mma_backward_queries<NS: Size, NG: Size, NP: Size>(
                 first_keys,
                 second_keys,
                 v_base + to,
-                passing,
+                streamed_rows,
                 head_dim,
                 threads,
-                two_parts,
+                two_segments,
             );
         }
         commit();
-        if pattern != NONE {
+        if partial_mask != NONE {
             let k_now = k_base + stage * tile_bytes;
             let v_now = v_base + stage * tile_bytes;
             let mut scores = multiply::<NS>(q_at, k_now + by_columns, comptime!(tiles.scores()));
-            scores = hide::<NS>(scores, pattern, bits, shape);
-            let (exist, _) = rows_of(tile, first_keys, second_keys, passing, two_parts);
+            scores = apply_mask::<NS>(scores, partial_mask, bits, shape);
+            let (exist, _) = tile_rows_in_segment(tile, first_keys, second_keys, streamed_rows, two_segments);
             if comptime!(!tiles.masked) && exist < per_tile {
-                scores = cut::<NS>(scores, (lane % 4) * 2, exist, passing);
+                scores = mask_out_of_bounds::<NS>(scores, (lane % 4) * 2, exist, streamed_rows);
             }
-            let p = exponentiate::<NS>(scores, factor, shift_0, shift_1, passing);
+            let p = exponentiate::<NS>(scores, scale_log2, offset_0, offset_1, streamed_rows);
             let gradients = multiply::<NS>(do_at, v_now + by_columns, comptime!(tiles.scores()));
-            let ds = score_gradients::<NS>(p, gradients, delta_0, delta_1, passing);
-            let weights = pack::<NS, NP>(ds, passing, element);
+            let ds = score_gradients::<NS>(p, gradients, delta_0, delta_1, streamed_rows);
+            let weights = pack::<NS, NP>(ds, streamed_rows, element);
             q_sum =
                 multiply_registers::<NG, NP>(q_sum, weights, k_now + by_rows, comptime!(tiles.weighted()));
         }
@@ -259,7 +262,7 @@ pub fn mma_backward_queries<NS: Size, NG: Size, NP: Size>(
         scale,
         q_base + warp_row * 128,
         lane,
-        resident,
+        stationary_rows,
         head_dim,
         element,
     );

@@ -3,13 +3,13 @@
 //! Eight neighbouring threads copy the eight chunks of a row of a panel. A row has as many chunks as products read:
 //! an even number. Those that the tensor does not have become zeros, and so do rows.
 
+use crate::block_mask::tile_rows_in_segment;
 use crate::delta::Eight;
-use crate::passing::rows_of;
 use crate::softmax::stage_rows;
 use cubecl::prelude::*;
-use flow_cube::copy::copy_16;
+use flow_cube::cp_async::copy_16;
 use flow_cube::register::load_shared_16;
-use flow_cube::wgmma::Factor;
+use flow_cube::wgmma::OperandType;
 
 /// Chunks of panel `panel` that a head has.
 fn chunks(head_dim: usize, panel: usize) -> u32 {
@@ -22,16 +22,16 @@ fn chunks(head_dim: usize, panel: usize) -> u32 {
 pub(super) struct Rows {
     from: usize,
     stride: usize,
-    per_head: usize,
+    tiles_per_head: usize,
 }
 
 /// The same rows of the head that is `heads` heads further on.
 #[cube]
-pub(super) fn further(of: Rows, heads: u32) -> Rows {
+pub(super) fn head_offset(of: Rows, heads: u32) -> Rows {
     Rows {
-        from: of.from + heads as usize * of.per_head,
+        from: of.from + heads as usize * of.tiles_per_head,
         stride: of.stride,
-        per_head: of.per_head,
+        tiles_per_head: of.tiles_per_head,
     }
 }
 
@@ -39,12 +39,12 @@ pub(super) fn further(of: Rows, heads: u32) -> Rows {
 #[cube]
 pub(super) fn rows_of_head(source: &Tensor<Eight>, batch: u32, head: u32) -> Rows {
     let stride = source.stride(2);
-    let per_head = source.stride(1);
-    let start = batch as usize * source.stride(0) + head as usize * per_head;
+    let tiles_per_head = source.stride(1);
+    let start = batch as usize * source.stride(0) + head as usize * tiles_per_head;
     Rows {
         from: start + (UNIT_POS / 8) as usize * stride + (UNIT_POS % 8) as usize,
         stride,
-        per_head,
+        tiles_per_head,
     }
 }
 
@@ -86,9 +86,9 @@ pub(super) fn copy_tile(
     }
 }
 
-/// Starts copying tile `tile` of keys, or of values, of the part it is in.
+/// Starts copying tile `tile` of keys, or of values, from its segment.
 #[cube]
-pub(super) fn copy_passing(
+pub(super) fn copy_streamed(
     first: &Tensor<Eight>,
     second: &Tensor<Eight>,
     of_first: Rows,
@@ -100,10 +100,10 @@ pub(super) fn copy_passing(
     #[comptime] rows: usize,
     #[comptime] head_dim: usize,
     #[comptime] threads: usize,
-    #[comptime] two_parts: bool,
+    #[comptime] two_segments: bool,
 ) {
-    let (exist, row) = rows_of(tile, first_keys, second_keys, rows, two_parts);
-    if comptime!(two_parts) {
+    let (exist, row) = tile_rows_in_segment(tile, first_keys, second_keys, rows, two_segments);
+    if comptime!(two_segments) {
         if tile * comptime!(rows as u32) < first_keys {
             copy_tile(first, of_first, row, exist, to, rows, head_dim, threads);
         } else {
@@ -114,7 +114,7 @@ pub(super) fn copy_passing(
     }
 }
 
-/// Writes a warp's 16 rows, times the factors of this thread's two, to the rows from `row` on of a tensor with `exist` rows.
+/// Writes a warp's 16 rows (this thread's two scaled) to the rows from `row` on of a tensor with `exist` rows.
 /// They take the place of 16 rows of a tile that this warp alone has read; `place` is the byte address of the first, and
 /// the tile's panels have `rows` rows.
 #[cube]
@@ -125,13 +125,13 @@ pub(super) fn store_rows<N: Size>(
     row: u32,
     exist: u32,
     values: Vector<f32, N>,
-    by_0: f32,
-    by_1: f32,
+    scale_0: f32,
+    scale_1: f32,
     place: u32,
     lane: u32,
     #[comptime] rows: usize,
     #[comptime] head_dim: usize,
-    #[comptime] factor: Factor,
+    #[comptime] operand_type: OperandType,
 ) {
     let chunk = lane % 8;
     let first = lane / 8;
@@ -148,11 +148,11 @@ pub(super) fn store_rows<N: Size>(
         own,
         lane,
         values,
-        by_0,
-        by_1,
+        scale_0,
+        scale_1,
         head_dim,
         rows,
-        factor,
+        operand_type,
     );
     sync_plane();
     #[unroll]

@@ -1,21 +1,22 @@
 //! The forward kernel: FlashAttention-2 (Dao 2023, arXiv:2307.08691, algorithm 1), a warp for 16 queries.
 
 use super::ForwardTiles;
-use super::copy::{copy_passing, copy_tile, rows_of_head, store_rows};
-use crate::passing::{
-    Entry, ListShape, NONE, TurnHalf, Word, bits_of, hide, pattern_at, rows_of, tile_at, turn_of,
+use super::copy::{copy_streamed, copy_tile, rows_of_head, store_rows};
+use crate::block_mask::{
+    BlockMaskEntry, BlockMaskShape, MaskWord, NONE, WorkTileHalf, apply_mask, mask_bits, partial_mask_at,
+    tile_at, tile_rows_in_segment, work_tile_of,
 };
 use crate::softmax::*;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::generic_to_shared;
-use flow_cube::copy::{commit, wait};
+use flow_cube::cp_async::{commit, wait};
 use flow_cube::mma::{lane_by_columns, lane_by_rows, multiply, multiply_registers};
 use flow_cube::register::exp2_approximate;
 
 /// `o = softmax(q kᵀ scale) v` and the log-sum-exp of each row, `lse [B, H, lse_rows]`. One block for `tiles.queries()`
 /// queries of a head. Tensors are `[B, H, S, D / 8]` of eight values each, of any strides but the last, which is 1. Keys and
-/// values have `first_keys` rows in `k` and `v`, and `second_keys` in `k_2` and `v_2`. `factor` is the scale times log2 e.
-/// `turns`, `entries` and `patterns` are of the mask; see [`passing`](crate::passing).
+/// values have `first_keys` rows in `k` and `v`, and `second_keys` in `k_2` and `v_2`. `scale_log2` is the scale times log2 e.
+/// `work_tiles`, `entries` and `partial_masks` are of the mask; see [`block_mask`](crate::block_mask).
 #[cube(launch_unchecked)]
 pub fn mma_forward<NS: Size, NO: Size, NP: Size>(
     q: &Tensor<Vector<u32, Const<4>>>,
@@ -25,15 +26,15 @@ pub fn mma_forward<NS: Size, NO: Size, NP: Size>(
     v_2: &Tensor<Vector<u32, Const<4>>>,
     o: &mut Tensor<Vector<u32, Const<4>>>,
     lse: &mut [f32],
-    turns: &[TurnHalf],
-    entries: &[Entry],
-    patterns: &[Word],
+    work_tiles: &[WorkTileHalf],
+    entries: &[BlockMaskEntry],
+    partial_masks: &[MaskWord],
     queries: u32,
     lse_rows: u32,
     first_keys: u32,
     second_keys: u32,
     group: u32,
-    factor: f32,
+    scale_log2: f32,
     #[comptime] tiles: ForwardTiles,
     #[define(NS, NO, NP)] _vectors: [usize; 3],
 ) {
@@ -42,11 +43,11 @@ pub fn mma_forward<NS: Size, NO: Size, NP: Size>(
     let stages = comptime!(tiles.stages);
     let head_dim = comptime!(tiles.head_dim);
     let threads = comptime!(tiles.threads());
-    let two_parts = comptime!(tiles.two_parts);
+    let two_segments = comptime!(tiles.two_segments);
     let tile_bytes = comptime!((tiles.keys * 128 * tiles.panels()) as u32);
-    let shape = comptime!(ListShape {
+    let shape = comptime!(BlockMaskShape {
         masked: tiles.masked,
-        units: tiles.units,
+        row_groups: tiles.row_groups,
         columns: tiles.keys
     });
 
@@ -65,12 +66,12 @@ pub fn mma_forward<NS: Size, NO: Size, NP: Size>(
 
     let per_tile = comptime!(tiles.keys as u32);
     let mut all = first_keys.div_ceil(per_tile);
-    if comptime!(tiles.two_parts) {
+    if comptime!(tiles.two_segments) {
         all += second_keys.div_ceil(per_tile);
     }
-    let turn = turn_of(turns, all, shape);
-    let (batch, head, block) = (turn.sample, turn.head, turn.block);
-    let (begin, tile_count) = (turn.begin, turn.tiles);
+    let work_tile = work_tile_of(work_tiles, all, shape);
+    let (batch, head, block) = (work_tile.sample, work_tile.head, work_tile.block);
+    let (begin, tile_count) = (work_tile.begin, work_tile.tiles);
     let kv_head = head / group;
     let first_query = block * comptime!(rows as u32);
 
@@ -93,7 +94,7 @@ pub fn mma_forward<NS: Size, NO: Size, NP: Size>(
         if comptime!(s as u32) < tile_count {
             let tile = tile_at(entries, begin + comptime!(s as u32), shape);
             let at = comptime!(s as u32) * tile_bytes;
-            copy_passing(
+            copy_streamed(
                 k,
                 k_2,
                 of_k,
@@ -105,9 +106,9 @@ pub fn mma_forward<NS: Size, NO: Size, NP: Size>(
                 keys,
                 head_dim,
                 threads,
-                two_parts,
+                two_segments,
             );
-            copy_passing(
+            copy_streamed(
                 v,
                 v_2,
                 of_v,
@@ -119,13 +120,13 @@ pub fn mma_forward<NS: Size, NO: Size, NP: Size>(
                 keys,
                 head_dim,
                 threads,
-                two_parts,
+                two_segments,
             );
         }
         commit();
     }
 
-    let unit = UNIT_POS / 128;
+    let row_group = UNIT_POS / 128;
     let thread = UNIT_POS % 128;
     let lane = thread % 32;
     let warp_row = (UNIT_POS / 32) * 16;
@@ -142,8 +143,8 @@ pub fn mma_forward<NS: Size, NO: Size, NP: Size>(
     let mut free = comptime!(stages as u32 - 1).runtime();
     for at in 0..tile_count {
         let tile = tile_at(entries, begin + at, shape);
-        let pattern = pattern_at(entries, begin + at, unit, shape);
-        let bits = bits_of::<Const<1>>(patterns, pattern, thread, shape);
+        let partial_mask = partial_mask_at(entries, begin + at, row_group, shape);
+        let bits = mask_bits::<Const<1>>(partial_masks, partial_mask, thread, shape);
         // This thread's part of the tile is here, then everyone's; and everyone is done with the tile before.
         wait(comptime!(stages - 2));
         sync_cube();
@@ -151,7 +152,7 @@ pub fn mma_forward<NS: Size, NO: Size, NP: Size>(
         if next < tile_count {
             let tile = tile_at(entries, begin + next, shape);
             let to = free * tile_bytes;
-            copy_passing(
+            copy_streamed(
                 k,
                 k_2,
                 of_k,
@@ -163,9 +164,9 @@ pub fn mma_forward<NS: Size, NO: Size, NP: Size>(
                 keys,
                 head_dim,
                 threads,
-                two_parts,
+                two_segments,
             );
-            copy_passing(
+            copy_streamed(
                 v,
                 v_2,
                 of_v,
@@ -177,32 +178,32 @@ pub fn mma_forward<NS: Size, NO: Size, NP: Size>(
                 keys,
                 head_dim,
                 threads,
-                two_parts,
+                two_segments,
             );
         }
         commit();
-        if pattern != NONE {
+        if partial_mask != NONE {
             let mut scores = multiply::<NS>(q_at, k_at + stage * tile_bytes, comptime!(tiles.scores()));
-            scores = hide::<NS>(scores, pattern, bits, shape);
-            let (exist, _) = rows_of(tile, first_keys, second_keys, keys, two_parts);
+            scores = apply_mask::<NS>(scores, partial_mask, bits, shape);
+            let (exist, _) = tile_rows_in_segment(tile, first_keys, second_keys, keys, two_segments);
             if comptime!(!tiles.masked) && exist < per_tile {
-                scores = cut::<NS>(scores, (lane % 4) * 2, exist, keys);
+                scores = mask_out_of_bounds::<NS>(scores, (lane % 4) * 2, exist, keys);
             }
             let new_0 = row_maximum::<NS>(scores, max_0, 0usize, keys);
             let new_1 = row_maximum::<NS>(scores, max_1, 1usize, keys);
-            let shift_0 = shift_of(new_0, factor);
-            let shift_1 = shift_of(new_1, factor);
-            let keep_0 = exp2_approximate(max_0 * factor - shift_0);
-            let keep_1 = exp2_approximate(max_1 * factor - shift_1);
+            let scaled_max_0 = scaled_row_max(new_0, scale_log2);
+            let scaled_max_1 = scaled_row_max(new_1, scale_log2);
+            let rescale_0 = exp2_approximate(max_0 * scale_log2 - scaled_max_0);
+            let rescale_1 = exp2_approximate(max_1 * scale_log2 - scaled_max_1);
             max_0 = new_0;
             max_1 = new_1;
-            let scores = exponentiate::<NS>(scores, factor, shift_0, shift_1, keys);
-            sum_0 = sum_0 * keep_0 + row_sum::<NS>(scores, 0usize, keys);
-            sum_1 = sum_1 * keep_1 + row_sum::<NS>(scores, 1usize, keys);
-            let kept = scale_rows::<NO>(output, keep_0, keep_1, head_dim);
-            let probabilities = pack::<NS, NP>(scores, keys, comptime!(tiles.factor));
+            let scores = exponentiate::<NS>(scores, scale_log2, scaled_max_0, scaled_max_1, keys);
+            sum_0 = sum_0 * rescale_0 + row_sum::<NS>(scores, 0usize, keys);
+            sum_1 = sum_1 * rescale_1 + row_sum::<NS>(scores, 1usize, keys);
+            let rescaled = scale_rows::<NO>(output, rescale_0, rescale_1, head_dim);
+            let probabilities = pack::<NS, NP>(scores, keys, comptime!(tiles.operand_type));
             output = multiply_registers::<NO, NP>(
-                kept,
+                rescaled,
                 probabilities,
                 v_at + stage * tile_bytes,
                 comptime!(tiles.values()),
@@ -218,16 +219,16 @@ pub fn mma_forward<NS: Size, NO: Size, NP: Size>(
     sum_0 += plane_shuffle_xor(sum_0, 2);
     sum_1 += plane_shuffle_xor(sum_1, 1);
     sum_1 += plane_shuffle_xor(sum_1, 2);
-    let by_0 = select(sum_0 > 0.0f32, 1.0f32 / sum_0, 0.0f32);
-    let by_1 = select(sum_1 > 0.0f32, 1.0f32 / sum_1, 0.0f32);
+    let scale_0 = select(sum_0 > 0.0f32, 1.0f32 / sum_0, 0.0f32);
+    let scale_1 = select(sum_1 > 0.0f32, 1.0f32 / sum_1, 0.0f32);
 
     let row = warp_row + lane / 4;
     if lane.is_multiple_of(4) {
         let at = (batch * CUBE_COUNT_Y + head) * lse_rows;
         let query = first_query + row;
         if query < lse_rows {
-            lse[(at + query) as usize] = log_sum(max_0 * factor, sum_0, query < queries);
-            lse[(at + query + 8) as usize] = log_sum(max_1 * factor, sum_1, query + 8 < queries);
+            lse[(at + query) as usize] = log_sum(max_0 * scale_log2, sum_0, query < queries);
+            lse[(at + query + 8) as usize] = log_sum(max_1 * scale_log2, sum_1, query + 8 < queries);
         }
     }
 
@@ -239,12 +240,12 @@ pub fn mma_forward<NS: Size, NO: Size, NP: Size>(
         first_query + warp_row,
         queries,
         output,
-        by_0,
-        by_1,
+        scale_0,
+        scale_1,
         q_base + warp_row * 128,
         lane,
         rows,
         head_dim,
-        comptime!(tiles.factor),
+        comptime!(tiles.operand_type),
     );
 }

@@ -4,7 +4,7 @@ use super::backward_keys::mma_backward_keys;
 use super::backward_queries::mma_backward_queries;
 use super::forward::mma_forward;
 use super::{BackwardTiles, ForwardTiles};
-use crate::tensors::{Backward, Heads, Part, TileList, lse_rows};
+use crate::tensors::{Backward, BlockMask, Heads, KvSegment, lse_rows};
 use cubecl::prelude::*;
 use cubecl::zspace::{Shape, Strides};
 use cubecl_runtime::server::Handle;
@@ -24,18 +24,22 @@ fn eights(x: &Heads) -> TensorArg {
 pub(super) fn launch_forward(
     client: &Client,
     q: &Heads,
-    parts: &[Part<'_>],
+    kv_segments: &[KvSegment<'_>],
     o: &Heads,
     lse: &Handle,
-    list: &TileList,
+    list: &BlockMask,
     scale: f32,
     tiles: ForwardTiles,
 ) {
     let [batch, heads, queries, _] = q.shape;
-    let [_, kv_heads, first_keys, _] = parts[0].k.shape;
-    let second = parts.last().expect("a part of keys");
-    let second_keys = if parts.len() > 1 { second.k.shape[2] } else { 0 };
-    let [turns, entries, patterns] = list.arguments();
+    let [_, kv_heads, first_keys, _] = kv_segments[0].k.shape;
+    let second = kv_segments.last().expect("a segment of keys");
+    let second_keys = if kv_segments.len() > 1 {
+        second.k.shape[2]
+    } else {
+        0
+    };
+    let [work_tiles, entries, partial_masks] = list.arguments();
     // SAFETY: the operands are those of the call, as `Prepared` wants them; the kernel stays within them.
     unsafe {
         mma_forward::launch_unchecked(
@@ -47,15 +51,15 @@ pub(super) fn launch_forward(
             ),
             CubeDim::new_1d(tiles.threads() as u32),
             eights(q),
-            eights(parts[0].k),
-            eights(parts[0].v),
+            eights(kv_segments[0].k),
+            eights(kv_segments[0].v),
             eights(second.k),
             eights(second.v),
             eights(o),
             BufferArg::from_raw_parts(lse.clone(), batch * heads * lse_rows(queries)),
-            turns,
+            work_tiles,
             entries,
-            patterns,
+            partial_masks,
             queries as u32,
             lse_rows(queries) as u32,
             first_keys as u32,
@@ -72,30 +76,34 @@ pub(super) fn launch_forward(
 pub(super) fn launch_backward_queries(
     client: &Client,
     of: Backward<'_>,
-    parts: &[Part<'_>],
+    kv_segments: &[KvSegment<'_>],
     dq: &Heads,
-    list: &TileList,
+    list: &BlockMask,
     tiles: BackwardTiles,
 ) {
     let [batch, heads, queries, _] = of.q.shape;
-    let [_, kv_heads, first_keys, _] = parts[0].k.shape;
-    let second = parts.last().expect("a part of keys");
-    let second_keys = if parts.len() > 1 { second.k.shape[2] } else { 0 };
+    let [_, kv_heads, first_keys, _] = kv_segments[0].k.shape;
+    let second = kv_segments.last().expect("a segment of keys");
+    let second_keys = if kv_segments.len() > 1 {
+        second.k.shape[2]
+    } else {
+        0
+    };
     let length = batch * heads * lse_rows(queries);
-    let [turns, entries, patterns] = list.arguments();
+    let [work_tiles, entries, partial_masks] = list.arguments();
     // SAFETY: the operands are those of the call, as `Prepared` wants them; the kernel stays within them.
     unsafe {
         mma_backward_queries::launch_unchecked(
             client,
             CubeCount::Static(
-                queries.div_ceil(tiles.resident()) as u32,
+                queries.div_ceil(tiles.stationary_rows()) as u32,
                 heads as u32,
                 batch as u32,
             ),
             CubeDim::new_1d(tiles.threads() as u32),
             eights(of.q),
-            eights(parts[0].k),
-            eights(parts[0].v),
+            eights(kv_segments[0].k),
+            eights(kv_segments[0].v),
             eights(second.k),
             eights(second.v),
             eights(of.o),
@@ -103,9 +111,9 @@ pub(super) fn launch_backward_queries(
             eights(dq),
             BufferArg::from_raw_parts(of.lse.clone(), length),
             BufferArg::from_raw_parts(of.delta.clone(), length),
-            turns,
+            work_tiles,
             entries,
-            patterns,
+            partial_masks,
             queries as u32,
             lse_rows(queries) as u32,
             first_keys as u32,
@@ -119,25 +127,25 @@ pub(super) fn launch_backward_queries(
     }
 }
 
-/// Launches the kernel for one part of the keys.
+/// Launches the kernel for one segment of the keys.
 pub(super) fn launch_backward_keys(
     client: &Client,
     of: Backward<'_>,
-    part: Part<'_>,
+    part: KvSegment<'_>,
     [dk, dv]: [&Heads; 2],
-    list: &TileList,
+    list: &BlockMask,
     tiles: BackwardTiles,
 ) {
     let [batch, heads, queries, _] = of.q.shape;
     let [_, kv_heads, keys, _] = part.k.shape;
     let length = batch * heads * lse_rows(queries);
-    let [turns, entries, patterns] = list.arguments();
+    let [work_tiles, entries, partial_masks] = list.arguments();
     // SAFETY: the operands are those of the call, as `Prepared` wants them; the kernel stays within them.
     unsafe {
         mma_backward_keys::launch_unchecked(
             client,
             CubeCount::Static(
-                keys.div_ceil(tiles.resident()) as u32,
+                keys.div_ceil(tiles.stationary_rows()) as u32,
                 kv_heads as u32,
                 batch as u32,
             ),
@@ -150,9 +158,9 @@ pub(super) fn launch_backward_keys(
             eights(dv),
             BufferArg::from_raw_parts(of.lse.clone(), length / 2),
             BufferArg::from_raw_parts(of.delta.clone(), length / 2),
-            turns,
+            work_tiles,
             entries,
-            patterns,
+            partial_masks,
             queries as u32,
             keys as u32,
             lse_rows(queries) as u32,

@@ -8,10 +8,10 @@ mod launch;
 mod select;
 mod tiles;
 
-use crate::call::{Call, Declined};
-use crate::order::Grid;
-use crate::run::{Cut, Kernels, Offer};
-use crate::tensors::{Backward, Heads, Part, TileList};
+use crate::launch_order::Grid;
+use crate::prepared::{DeviceCapabilities, Kernels, MaskTiling};
+use crate::problem::{Declined, Problem};
+use crate::tensors::{Backward, BlockMask, Heads, KvSegment};
 use cubecl::ir::features::MmaConfig;
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
@@ -27,11 +27,11 @@ pub const SHARED_BYTES: usize = 99 * 1024;
 pub struct Mma;
 
 /// A call made ready for these kernels.
-pub type Prepared = crate::run::Prepared<Mma>;
+pub type Prepared = crate::prepared::Prepared<Mma>;
 
-impl Cut for ForwardTiles {
-    fn units(&self) -> usize {
-        self.units
+impl MaskTiling for ForwardTiles {
+    fn row_groups(&self) -> usize {
+        self.row_groups
     }
 
     fn columns(&self) -> usize {
@@ -39,24 +39,24 @@ impl Cut for ForwardTiles {
     }
 }
 
-impl Cut for BackwardTiles {
-    fn units(&self) -> usize {
-        self.units
+impl MaskTiling for BackwardTiles {
+    fn row_groups(&self) -> usize {
+        self.row_groups
     }
 
     fn columns(&self) -> usize {
-        self.passing
+        self.streamed_rows
     }
 }
 
 impl Kernels for Mma {
     const NAME: &'static str = "mma";
     type Forward = ForwardTiles;
-    type ForwardList = TileList;
+    type ForwardMask = BlockMask;
     type Backward = BackwardTiles;
 
-    fn check(client: &Client, call: &Call) -> Result<(), Declined> {
-        let element = call.factor.element();
+    fn check(client: &Client, problem: &Problem) -> Result<(), Declined> {
+        let element = problem.operand_type.element();
         let instruction = MmaConfig {
             a_type: element,
             b_type: element,
@@ -69,7 +69,7 @@ impl Kernels for Mma {
         if !properties.features.matmul.mma.contains(&instruction) {
             let why = format!(
                 "this device has no product of 16 x 8 x 16 of {:?} in a warp",
-                call.factor
+                problem.operand_type
             );
             return Err(Declined { why });
         }
@@ -83,52 +83,52 @@ impl Kernels for Mma {
         Ok(())
     }
 
-    fn select(call: &Call, masked: bool, offer: Offer) -> Selection {
-        select::select(call, masked, offer)
+    fn select(problem: &Problem, masked: bool, capabilities: DeviceCapabilities) -> Selection {
+        select::select(problem, masked, capabilities)
     }
 
-    fn forward_list(
+    fn forward_mask(
         client: &Client,
-        _: &Call,
+        _: &Problem,
         mask: Option<(&MaskTiles, Grid)>,
         _: &ForwardTiles,
-    ) -> TileList {
+    ) -> BlockMask {
         match mask {
-            None => TileList::none(client),
-            Some((mask, grid)) => TileList::new(client, mask, grid),
+            None => BlockMask::none(client),
+            Some((mask, grid)) => BlockMask::new(client, mask, grid),
         }
     }
 
     fn forward(
         client: &Client,
         q: &Heads,
-        parts: &[Part<'_>],
+        kv_segments: &[KvSegment<'_>],
         o: &Heads,
         lse: &Handle,
-        list: &TileList,
+        list: &BlockMask,
         scale: f32,
         tiles: ForwardTiles,
     ) {
-        launch::launch_forward(client, q, parts, o, lse, list, scale, tiles);
+        launch::launch_forward(client, q, kv_segments, o, lse, list, scale, tiles);
     }
 
     fn backward_queries(
         client: &Client,
         of: Backward<'_>,
-        parts: &[Part<'_>],
+        kv_segments: &[KvSegment<'_>],
         dq: &Heads,
-        list: &TileList,
+        list: &BlockMask,
         tiles: BackwardTiles,
     ) {
-        launch::launch_backward_queries(client, of, parts, dq, list, tiles);
+        launch::launch_backward_queries(client, of, kv_segments, dq, list, tiles);
     }
 
     fn backward_keys(
         client: &Client,
         of: Backward<'_>,
-        part: Part<'_>,
+        part: KvSegment<'_>,
         gradients: [&Heads; 2],
-        list: &TileList,
+        list: &BlockMask,
         tiles: BackwardTiles,
     ) {
         launch::launch_backward_keys(client, of, part, gradients, list, tiles);

@@ -1,10 +1,10 @@
 //! Which tiles a call gets: a fixed table of shapes and of the device's shared memory.
 
 use super::{BackwardTiles, ForwardTiles};
-use crate::call::Call;
-use crate::run::{Offer, Sums};
+use crate::prepared::{DeviceCapabilities, KvGradients};
+use crate::problem::Problem;
 
-/// What is resident.
+/// What is stationary.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Side {
     Queries,
@@ -12,25 +12,32 @@ enum Side {
 }
 
 /// Tiles of the three kernels.
-pub type Selection = crate::run::Selection<ForwardTiles, BackwardTiles>;
+pub type Selection = crate::prepared::Selection<ForwardTiles, BackwardTiles>;
 
 /// The first that fits; the last always does, where there are 99 KiB as there are from compute capability 8.0 on.
-fn first_that_fits<T: Copy>(candidates: &[T], offer: Offer, bytes: impl Fn(&T) -> usize) -> T {
-    let fits = candidates.iter().find(|tiles| bytes(tiles) <= offer.shared_bytes);
+fn first_that_fits<T: Copy>(
+    candidates: &[T],
+    capabilities: DeviceCapabilities,
+    bytes: impl Fn(&T) -> usize,
+) -> T {
+    let fits = candidates
+        .iter()
+        .find(|tiles| bytes(tiles) <= capabilities.shared_bytes);
     *fits.unwrap_or(&candidates[candidates.len() - 1])
 }
 
 /// The table. `masked`: whether the call has a mask.
-pub(super) fn select(call: &Call, masked: bool, offer: Offer) -> Selection {
-    let (head_dim, factor, two_parts, stages) = (call.head_dim, call.factor, call.keys[1] > 0, 2);
-    // (keys of a tile, units)
+pub(super) fn select(problem: &Problem, masked: bool, capabilities: DeviceCapabilities) -> Selection {
+    let (head_dim, operand_type, two_segments, stages) =
+        (problem.head_dim, problem.operand_type, problem.keys[1] > 0, 2);
+    // (keys of a tile, row groups)
     let forward: &[(usize, usize)] = match head_dim {
-        // ptxas wants 128 registers here, and 64 keys of two parts spill.
-        65..=96 if two_parts => &[(32, 2)],
+        // ptxas wants 128 registers here, and 64 keys of two segments spill.
+        65..=96 if two_segments => &[(32, 2)],
         ..=128 => &[(64, 2)],
         _ => &[(64, 2), (32, 2), (32, 1)],
     };
-    // (passing rows of a tile, units)
+    // (streamed rows of a tile, row groups)
     let queries: &[(usize, usize)] = match head_dim {
         ..=64 => &[(64, 2)],
         65..=128 => &[(64, 2), (64, 1)],
@@ -42,41 +49,41 @@ pub(super) fn select(call: &Call, masked: bool, offer: Offer) -> Selection {
         97..=128 => &[(32, 1)],
         _ => &[(32, 1), (16, 1)],
     };
-    let sums: &[Sums] = if head_dim <= 128 {
-        &[Sums::Both]
+    let sums: &[KvGradients] = if head_dim <= 128 {
+        &[KvGradients::Both]
     } else {
-        &[Sums::Values, Sums::Keys]
+        &[KvGradients::Values, KvGradients::Keys]
     };
     let forward: Vec<ForwardTiles> = forward
         .iter()
-        .map(|&(keys, units)| ForwardTiles {
+        .map(|&(keys, row_groups)| ForwardTiles {
             head_dim,
             keys,
-            units,
+            row_groups,
             stages,
-            factor,
+            operand_type,
             masked,
-            two_parts,
+            two_segments,
         })
         .collect();
     let backward = |cuts: &[(usize, usize)], sums, side: Side| {
-        let tiles = |&(passing, units): &(usize, usize)| BackwardTiles {
+        let tiles = |&(streamed_rows, row_groups): &(usize, usize)| BackwardTiles {
             head_dim,
-            passing,
-            units,
+            streamed_rows,
+            row_groups,
             stages,
-            factor,
+            operand_type,
             sums,
             masked,
-            // The kernel for keys gets one part at a time.
-            two_parts: two_parts && side == Side::Queries,
+            // The kernel for keys gets one segment at a time.
+            two_segments: two_segments && side == Side::Queries,
         };
         let all: Vec<BackwardTiles> = cuts.iter().map(tiles).collect();
-        first_that_fits(&all, offer, BackwardTiles::shared_bytes)
+        first_that_fits(&all, capabilities, BackwardTiles::shared_bytes)
     };
     Selection {
-        forward: first_that_fits(&forward, offer, ForwardTiles::shared_bytes),
-        queries: backward(queries, Sums::Both, Side::Queries),
+        forward: first_that_fits(&forward, capabilities, ForwardTiles::shared_bytes),
+        queries: backward(queries, KvGradients::Both, Side::Queries),
         keys: sums
             .iter()
             .map(|sums| backward(keys, *sums, Side::Keys))

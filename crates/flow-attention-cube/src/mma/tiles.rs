@@ -1,26 +1,26 @@
 //! Sizes of tiles, and the products over them.
 
-use crate::run::Sums;
+use crate::prepared::KvGradients;
 use flow_cube::mma::{Left, Product};
-use flow_cube::wgmma::Factor;
+use flow_cube::wgmma::OperandType;
 
-/// How the forward kernel cuts its work.
+/// Tile sizes of the forward kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ForwardTiles {
     /// Channels of a head; a multiple of 8, at most 256.
     pub head_dim: usize,
-    /// Keys of a tile; a multiple of 16 for each unit, at most 256.
+    /// Keys of a tile; a multiple of 16 for each row group, at most 256.
     pub keys: usize,
-    /// Units of a block, each four warps with 64 queries.
-    pub units: usize,
+    /// Row groups of a block, each four warps with 64 queries.
+    pub row_groups: usize,
     /// Tiles of keys, and of values, that shared memory holds; two at least.
     pub stages: usize,
     /// Element type.
-    pub factor: Factor,
+    pub operand_type: OperandType,
     /// Whether a list says which tiles of keys are visited, and what of them is seen.
     pub masked: bool,
-    /// Whether keys and values are in two parts.
-    pub two_parts: bool,
+    /// Whether keys and values are in two segments.
+    pub two_segments: bool,
 }
 
 impl ForwardTiles {
@@ -37,12 +37,12 @@ impl ForwardTiles {
 
     /// Queries of a block.
     pub fn queries(&self) -> usize {
-        64 * self.units
+        64 * self.row_groups
     }
 
     /// Threads of a block.
     pub fn threads(&self) -> usize {
-        128 * self.units
+        128 * self.row_groups
     }
 
     /// Shared memory of a block, in bytes.
@@ -52,39 +52,39 @@ impl ForwardTiles {
 
     /// `Q Kᵀ`.
     pub fn scores(&self) -> Product {
-        over_channels(self.head_dim, self.queries(), self.keys, self.factor)
+        over_channels(self.head_dim, self.queries(), self.keys, self.operand_type)
     }
 
     /// `P V`.
     pub fn values(&self) -> Product {
-        over_rows(self.head_dim, self.keys, self.factor)
+        over_rows(self.head_dim, self.keys, self.operand_type)
     }
 }
 
-/// How the backward kernels cut their work. One kind of rows is *resident*: a block keeps its tile and sums up its
-/// gradient. The other kind *passes*, tile by tile.
+/// Tile sizes of the backward kernels. One operand is *stationary*: a block keeps its tile and sums up its
+/// gradient. The other is *streamed*, tile by tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BackwardTiles {
     /// Channels of a head; a multiple of 8, at most 256.
     pub head_dim: usize,
-    /// Rows of a passing tile: 16, 32 or 64, and 16 at least for each unit.
-    pub passing: usize,
-    /// Units of a block, each four warps with 64 resident rows.
-    pub units: usize,
-    /// Passing tiles that shared memory holds; two at least.
+    /// Rows of a streamed tile: 16, 32 or 64, and 16 at least for each row group.
+    pub streamed_rows: usize,
+    /// Row groups of a block, each four warps with 64 stationary rows.
+    pub row_groups: usize,
+    /// Streamed tiles that shared memory holds; two at least.
     pub stages: usize,
     /// Element type.
-    pub factor: Factor,
+    pub operand_type: OperandType,
     /// What the kernel for keys sums up; that for queries does not read it.
-    pub sums: Sums,
-    /// Whether a list says which passing tiles are visited, and what of them is seen.
+    pub sums: KvGradients,
+    /// Whether a list says which streamed tiles are visited, and what of them is seen.
     pub masked: bool,
-    /// Whether keys and values are in two parts.
-    pub two_parts: bool,
+    /// Whether keys and values are in two segments.
+    pub two_segments: bool,
 }
 
 impl BackwardTiles {
-    /// Sizes of the vectors in registers: scores, gradients of the resident rows, probabilities.
+    /// Sizes of the vectors in registers: scores, gradients of the stationary rows, probabilities.
     pub fn vectors(&self) -> [usize; 3] {
         let (scores, gradients) = (self.scores().accumulator(), self.weighted().accumulator());
         [scores, gradients, scores / 2]
@@ -95,53 +95,58 @@ impl BackwardTiles {
         self.head_dim.div_ceil(64)
     }
 
-    /// Resident rows of a block.
-    pub fn resident(&self) -> usize {
-        64 * self.units
+    /// Stationary rows of a block.
+    pub fn stationary_rows(&self) -> usize {
+        64 * self.row_groups
     }
 
     /// Threads of a block.
     pub fn threads(&self) -> usize {
-        128 * self.units
+        128 * self.row_groups
     }
 
     /// Shared memory of a block, in bytes; statistics of rows included.
     pub fn shared_bytes(&self) -> usize {
-        let rows = self.resident() + self.passing * self.stages;
+        let rows = self.stationary_rows() + self.streamed_rows * self.stages;
         256 * self.panels() * rows + 8 * rows
     }
 
-    /// Resident rows times passing rows, summed over channels.
+    /// Stationary rows times streamed rows, summed over channels.
     pub fn scores(&self) -> Product {
-        over_channels(self.head_dim, self.resident(), self.passing, self.factor)
+        over_channels(
+            self.head_dim,
+            self.stationary_rows(),
+            self.streamed_rows,
+            self.operand_type,
+        )
     }
 
-    /// Passing rows, summed up with weights.
+    /// Streamed rows, summed up with weights.
     pub fn weighted(&self) -> Product {
-        over_rows(self.head_dim, self.passing, self.factor)
+        over_rows(self.head_dim, self.streamed_rows, self.operand_type)
     }
 }
 
 /// `A Bᵀ`: A has panels of `a_rows` rows, B of `b_rows`.
-fn over_channels(head_dim: usize, a_rows: usize, b_rows: usize, factor: Factor) -> Product {
+fn over_channels(head_dim: usize, a_rows: usize, b_rows: usize, operand_type: OperandType) -> Product {
     Product {
         n: b_rows,
         k: head_dim.next_multiple_of(16),
         left: Left::Tile { rows: a_rows },
         rows: b_rows,
         over_channels: true,
-        factor,
+        operand_type,
     }
 }
 
 /// `A B` over the `rows` rows of B, A in registers.
-fn over_rows(head_dim: usize, rows: usize, factor: Factor) -> Product {
+fn over_rows(head_dim: usize, rows: usize, operand_type: OperandType) -> Product {
     Product {
         n: head_dim,
         k: rows,
         left: Left::Registers,
         rows,
         over_channels: false,
-        factor,
+        operand_type,
     }
 }

@@ -1,6 +1,6 @@
 //! The portable backward kernel for keys and values.
 
-use super::parts::*;
+use super::block::*;
 use super::tiles::{CHUNK, ROWS, Tiles};
 use cubecl::prelude::*;
 
@@ -89,7 +89,7 @@ pub fn portable_backward_keys<F: Float>(
                     add_products(&stage, &mut products, x, y, chunk, tiles);
                     sync_cube();
                 }
-                pattern(mask, patterns_at, number, &mut words, x, y);
+                partial_mask(mask, patterns_at, number, &mut words, x, y);
                 #[unroll]
                 for j in 0..owned {
                     let query = from + x + comptime!(16 * j);
@@ -126,17 +126,17 @@ pub fn portable_backward_keys<F: Float>(
         }
     }
 
-    let mut factors = Array::<f32>::new(4usize);
+    let mut row_scales = Array::<f32>::new(4usize);
     #[unroll]
     for r in 0..4usize {
-        factors[r] = 1.0f32;
+        row_scales[r] = 1.0f32;
     }
     let dv_base = batch * dv.stride(0) + kv_head * dv.stride(1);
-    store(dv, dv_base, first, keys, &dv_sums, &factors, x, y, tiles);
+    store(dv, dv_base, first, keys, &dv_sums, &row_scales, x, y, tiles);
     #[unroll]
     for r in 0..4usize {
-        factors[r] = scale;
+        row_scales[r] = scale;
     }
     let dk_base = batch * dk.stride(0) + kv_head * dk.stride(1);
-    store(dk, dk_base, first, keys, &dk_sums, &factors, x, y, tiles);
+    store(dk, dk_base, first, keys, &dk_sums, &row_scales, x, y, tiles);
 }

@@ -1,6 +1,6 @@
 //! The portable backward kernel for queries.
 
-use super::parts::*;
+use super::block::*;
 use super::tiles::{CHUNK, ROWS, Tiles};
 use cubecl::prelude::*;
 
@@ -148,7 +148,7 @@ pub fn portable_backward_queries<F: Float>(
                 add_products(&stage, &mut products, x, y, chunk, tiles);
                 sync_cube();
             }
-            pattern(mask, patterns_at, number, &mut words, x, y);
+            partial_mask(mask, patterns_at, number, &mut words, x, y);
             #[unroll]
             for r in 0..4usize {
                 #[unroll]
@@ -175,11 +175,11 @@ pub fn portable_backward_queries<F: Float>(
         }
     }
 
-    let mut factors = Array::<f32>::new(4usize);
+    let mut row_scales = Array::<f32>::new(4usize);
     #[unroll]
     for r in 0..4usize {
-        factors[r] = scale;
+        row_scales[r] = scale;
     }
     let dq_base = batch * dq.stride(0) + head * dq.stride(1);
-    store(dq, dq_base, first, queries, &sums, &factors, x, y, tiles);
+    store(dq, dq_base, first, queries, &sums, &row_scales, x, y, tiles);
 }

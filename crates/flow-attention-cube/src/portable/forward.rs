@@ -1,6 +1,6 @@
 //! The portable forward kernel.
 
-use super::parts::*;
+use super::block::*;
 use super::tiles::{CHUNK, ROWS, Tiles};
 use cubecl::prelude::*;
 
@@ -9,7 +9,7 @@ pub(super) const LOWEST: f32 = -3.0e38;
 
 /// `o = softmax(q kᵀ scale) v` and the log-sum-exp of each row, plus infinity (and `o = 0`) where no key is allowed.
 /// One block for 64 queries of a head. Tensors are `[B, H, S, D]` of any strides; `k2` and `v2` follow on `k` and `v`.
-/// `mask` holds offsets, entries from `entries_at` and patterns from `patterns_at` on (`flow_attention_mask::MaskTiles`). `chunk` is always [`CHUNK`],
+/// `mask` holds offsets, entries from `entries_at` and partial masks from `patterns_at` on (`flow_attention_mask::MaskTiles`). `chunk` is always [`CHUNK`],
 /// but not so that compilers know: Mesa's for processors would unroll all inner loops and take minutes.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub fn portable_forward<F: Float>(
@@ -118,7 +118,7 @@ pub fn portable_forward<F: Float>(
                 add_products(&stage, &mut scores, x, y, chunk, tiles);
                 sync_cube();
             }
-            pattern(mask, patterns_at, number, &mut words, x, y);
+            partial_mask(mask, patterns_at, number, &mut words, x, y);
             #[unroll]
             for r in 0..4usize {
                 let mut best = largest[r];
@@ -178,12 +178,12 @@ pub fn portable_forward<F: Float>(
         partial[(y + comptime!(16 * r)) * comptime!(CHUNK + 1) + x] = sum[r];
     }
     sync_cube();
-    let mut factors = Array::<f32>::new(4usize);
+    let mut row_scales = Array::<f32>::new(4usize);
     #[unroll]
     for r in 0..4usize {
         let total = combine(&partial, y + comptime!(16 * r), chunk, false);
         let row = first + y + comptime!(16 * r);
-        factors[r] = select(total > 0.0f32, 1.0f32 / total, 0.0f32);
+        row_scales[r] = select(total > 0.0f32, 1.0f32 / total, 0.0f32);
         if x == 0 && row < queries {
             // Shader languages have no literal for infinity: it is chosen among bits.
             let bits = u32::reinterpret(largest[r] + total.ln());
@@ -192,5 +192,5 @@ pub fn portable_forward<F: Float>(
         }
     }
     let o_base = batch * o.stride(0) + head * o.stride(1);
-    store(o, o_base, first, queries, &output, &factors, x, y, tiles);
+    store(o, o_base, first, queries, &output, &row_scales, x, y, tiles);
 }

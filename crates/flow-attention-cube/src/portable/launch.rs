@@ -2,10 +2,10 @@
 
 use super::backward_keys::portable_backward_keys;
 use super::backward_queries::portable_backward_queries;
-use super::call::{Call, KeyValues, Statistics};
 use super::declined::Declined;
 use super::forward::portable_forward;
 use super::mask::List;
+use super::problem::{Call, KeyValues, Statistics};
 use super::tiles::{CHUNK, ROWS, THREADS};
 use crate::Element;
 use crate::tensors::Heads;
@@ -110,7 +110,7 @@ pub fn backward(
     dq: &Heads,
     gradients: &[KeyValues],
 ) -> Result<(), Declined> {
-    if gradients.len() != call.segments.len() {
+    if gradients.len() != call.kv_segments.len() {
         return Err(Declined::Segments {
             found: gradients.len(),
         });
@@ -183,7 +183,7 @@ fn launch_backward<F: Float>(
             call.tiles(),
         );
     }
-    for (index, (segment, gradient)) in call.segments.iter().zip(gradients).enumerate() {
+    for (index, (segment, gradient)) in call.kv_segments.iter().zip(gradients).enumerate() {
         let Some(list) = &call.mask.keys[index] else {
             continue;
         };

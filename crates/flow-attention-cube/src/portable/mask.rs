@@ -4,9 +4,9 @@ use super::declined::Declined;
 use super::tiles::{ROWS, Tiles};
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
-use flow_attention_mask::{Counts, Mask, MaskTiles, Side, Sizes, Tiling, UNIT_ROWS};
+use flow_attention_mask::{Counts, Mask, MaskTiles, ROW_GROUP, Side, Sizes, Tiling};
 
-/// One list of tiles on the device: offsets, entries and patterns in one buffer of 32-bit words.
+/// One list of tiles on the device: offsets, entries and partial masks in one buffer of 32-bit words.
 #[derive(Clone, Debug)]
 pub(super) struct List {
     pub words: Handle,
@@ -19,7 +19,7 @@ pub(super) struct List {
 impl List {
     fn upload(client: &Client, tiles: &MaskTiles) -> Self {
         let (entries_at, patterns_at) = (tiles.offsets.len(), tiles.offsets.len() + tiles.entries.len());
-        let words = [&tiles.offsets[..], &tiles.entries, &tiles.patterns].concat();
+        let words = [&tiles.offsets[..], &tiles.entries, &tiles.partial_masks].concat();
         Self {
             length: words.len(),
             words: client.create_from_slice(u32::as_bytes(&words)),
@@ -46,7 +46,7 @@ impl PortableMask {
     /// # Errors
     /// If the mask does not fit the sizes.
     pub fn new(client: &Client, mask: &Mask, sizes: Sizes, head_dim: usize) -> Result<Self, Declined> {
-        const { assert!(ROWS == UNIT_ROWS) };
+        const { assert!(ROWS == ROW_GROUP) };
         let columns = Tiles::new(head_dim).columns;
         let compile = |side| {
             MaskTiles::new(
@@ -54,13 +54,13 @@ impl PortableMask {
                 sizes,
                 Tiling {
                     side,
-                    units_per_block: 1,
+                    row_groups_per_block: 1,
                     columns,
                 },
             )
         };
         let queries = compile(Side::Queries)?;
-        let keys_of = |segment| match sizes.key_segments[segment] {
+        let keys_of = |segment| match sizes.kv_segments[segment] {
             0 => Ok::<_, Declined>(None),
             _ => Ok(Some(List::upload(client, &compile(Side::Keys { segment })?))),
         };

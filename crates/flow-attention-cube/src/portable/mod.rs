@@ -3,16 +3,16 @@
 
 pub mod backward_keys;
 pub mod backward_queries;
-mod call;
+mod block;
 mod declined;
 pub mod forward;
 mod launch;
 mod mask;
-mod parts;
+mod problem;
 mod tiles;
 
-pub use call::{Call, KeyValues, Statistics, check_device};
 pub use declined::Declined;
 pub use launch::{backward, forward};
 pub use mask::PortableMask;
+pub use problem::{Call, KeyValues, Statistics, check_device};
 pub use tiles::{ROWS, THREADS, Tiles};

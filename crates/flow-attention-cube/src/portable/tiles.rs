@@ -58,7 +58,7 @@ impl Tiles {
         self.columns / 16
     }
 
-    /// Elements of what is in passing: a chunk of channels of rows and of columns, or a chunk of columns with all
+    /// Elements of a stage: a chunk of channels of rows and of columns, or a chunk of columns with all
     /// channels. One more than there are, so that threads meet different banks.
     pub(super) fn stage_elements(&self) -> usize {
         (CHUNK * (ROWS + 1 + self.columns + 1)).max(CHUNK * self.channels())

@@ -1,20 +1,21 @@
-//! Gradients of keys and values: a block keeps a tile of keys, queries pass.
+//! Gradients of keys and values: a tile of keys is stationary in a block, queries are streamed.
 //!
 //! With `P = exp(scale Q Kᵀ - lse)`: `dV = Pᵀ dO`, `dS = P ∘ (dO Vᵀ - delta)`, `dK = scale dSᵀ Q` (Dao 2023,
 //! arXiv:2307.08691, algorithm 2). Products are transposed, so that `Pᵀ` and `dSᵀ` are in the registers that the next
-//! product wants them in. A row of the sum over queries is added up in one thread, in order.
+//! product wants them in. A row of the sum over queries is summed in one thread, in order.
 
 use super::BackwardTiles;
-use super::copy::{copy_tile, issue, keep, load_resident, stage_before_last, store_rows};
-use crate::columns::{Pair, probabilities, score_gradients};
-use crate::passing::{
-    Entry, ListShape, TurnHalf, Word, bits_of, early_tile, hide, pattern_at, tile_at, turn_of,
+use super::copy::{copy_tile, issue, load_fragment, load_stationary, stage_before_last, store_rows};
+use crate::block_mask::{
+    BlockMaskEntry, BlockMaskShape, MaskWord, WorkTileHalf, apply_mask, mask_bits, partial_mask_at,
+    prefetched_tile, tile_at, work_tile_of,
 };
 use crate::softmax::{pack, stage_rows};
+use crate::softmax_by_columns::{Pair, probabilities, score_gradients};
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::generic_to_shared;
-use flow_cube::Caller;
+use flow_cube::Issue;
 use flow_cube::barrier::{
     self, COUNTER_WORDS, arrive_and_expect, bulk_copy, came_last, count_warp, count_warp_by_lanes,
     counter_at, named_sync, reset_counters, wait,
@@ -24,9 +25,9 @@ use flow_cube::tma;
 use flow_cube::warpgroup::warpgroup_and_thread;
 use flow_cube::wgmma;
 
-/// Starts the copies of one operand's rows of a passing tile, and of the statistic of these rows; bytes count towards `full`.
+/// Starts the copies of one operand's rows of a streamed tile, and of the statistic of these rows; bytes count towards `full`.
 #[cube]
-fn copy_passing<E: Numeric>(
+fn copy_streamed<E: Numeric>(
     full: u32,
     x: &TensorMap<E, Tiled>,
     statistic: &[Pair],
@@ -38,20 +39,20 @@ fn copy_passing<E: Numeric>(
     row: u32,
     statistic_row: u32,
     #[comptime] tiles: BackwardTiles,
-    #[comptime] caller: Caller,
+    #[comptime] caller: Issue,
 ) {
-    let rows = comptime!(tiles.passing);
+    let rows = comptime!(tiles.streamed_rows);
     let panels = comptime!(tiles.panels());
     let at = stage * comptime!(rows * 64 * panels);
     copy_tile::<E>(full, x, to, at, batch, head, row, rows, panels, caller);
     let from = (statistic_row / 2) as usize;
     let at = stage * comptime!(rows / 2);
     let length = comptime!(rows / 2);
-    // SAFETY: a stage has room for the statistics of a passing tile.
+    // SAFETY: a stage has room for the statistics of a streamed tile.
     let at = generic_to_shared::<Pair>(unsafe { statistic_to[at..at + length].as_ptr_unchecked() });
     bulk_copy::<Pair>(
         at,
-        // SAFETY: rows of statistics are padded to a multiple of 128 (`lse_rows`), of which a passing tile is
+        // SAFETY: rows of statistics are padded to a multiple of 128 (`lse_rows`), of which a streamed tile is
         // a part.
         unsafe { statistic[from..from + length].as_ptr_unchecked() },
         comptime!((rows * 4) as u32),
@@ -60,7 +61,7 @@ fn copy_passing<E: Numeric>(
     );
 }
 
-/// Starts the copies of one passing tile.
+/// Starts the copies of one streamed tile.
 #[cube]
 fn next_tile<E: Numeric>(
     full: u32,
@@ -79,18 +80,18 @@ fn next_tile<E: Numeric>(
     row: u32,
     lse_rows: u32,
     #[comptime] tiles: BackwardTiles,
-    #[comptime] caller: Caller,
+    #[comptime] caller: Issue,
 ) {
     arrive_and_expect(
         full,
-        comptime!((2 * tiles.passing * 128 * tiles.panels() + 2 * tiles.passing * 4) as u32),
+        comptime!((2 * tiles.streamed_rows * 128 * tiles.panels() + 2 * tiles.streamed_rows * 4) as u32),
         caller,
     );
     let from = (batch * heads + head) * lse_rows + row;
-    copy_passing::<E>(
+    copy_streamed::<E>(
         full, q, lse, q_tiles, lse_tiles, stage, batch, head, row, from, tiles, caller,
     );
-    copy_passing::<E>(
+    copy_streamed::<E>(
         full,
         d_o,
         delta,
@@ -125,8 +126,8 @@ fn stage_gradient<N: Size>(
         by,
         by,
         comptime!(tiles.head_dim),
-        comptime!(tiles.resident()),
-        comptime!(tiles.factor),
+        comptime!(tiles.stationary_rows()),
+        comptime!(tiles.operand_type),
     );
 }
 
@@ -153,11 +154,11 @@ fn write_sum<N: Size>(
     }
 }
 
-/// `dk` and `dv`. One block for `tiles.resident()` keys of a key head; `lse` and `delta` are `[B, H, lse_rows]`. The mask's
-/// list is of passing queries, its rows are keys; see [`passing`](crate::passing).
+/// `dk` and `dv`. One block for `tiles.stationary_rows()` keys of a key head; `lse` and `delta` are `[B, H, lse_rows]`. The mask's
+/// list is of streamed queries, its rows are keys; see [`block_mask`](crate::block_mask).
 ///
-/// With `tiles.pieces` above one a block takes a piece of the queries, and leaves its sums in `sums`: of values, then of keys,
-/// each `[B, H, pieces, rows, D]`, with whole blocks of rows. [`add_up`](super::add_up) makes gradients of them.
+/// With `tiles.split_q` above one a block takes a split of the queries, and leaves its sums in `sums`: of values, then of keys,
+/// each `[B, H, split_q, rows, D]`, with whole blocks of rows. [`reduce_partials`](super::reduce_partials) makes gradients of them.
 #[cube(launch_unchecked)]
 pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Size>(
     q: &TensorMap<E, Tiled>,
@@ -169,64 +170,68 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
     sums: &mut [Vector<f32, Const<2>>],
     lse: &[Vector<f32, Const<2>>],
     delta: &[Vector<f32, Const<2>>],
-    turns: &[TurnHalf],
-    entries: &[Entry],
-    patterns: &[Word],
+    work_tiles: &[WorkTileHalf],
+    entries: &[BlockMaskEntry],
+    partial_masks: &[MaskWord],
     queries: u32,
     lse_rows: u32,
     group: u32,
-    factor: f32,
+    scale_log2: f32,
     scale: f32,
     #[comptime] tiles: BackwardTiles,
     #[define(E)] _element: ElemType,
     #[define(NS, NG, NP, NA, NB)] _vectors: [usize; 5],
 ) {
     let panels = comptime!(tiles.panels());
-    let resident = comptime!(tiles.resident());
-    let passing = comptime!(tiles.passing);
+    let stationary_rows = comptime!(tiles.stationary_rows());
+    let streamed_rows = comptime!(tiles.streamed_rows);
     let stages = comptime!(tiles.stages);
     let last_warp = comptime!(4 * tiles.warpgroups as u32 - 1);
-    let tile_elements = comptime!(tiles.passing * 64 * tiles.panels());
-    let tile_units = comptime!((tiles.passing * 8 * tiles.panels()) as u32);
-    let element = comptime!(tiles.factor);
-    let shape = comptime!(ListShape {
+    let tile_elements = comptime!(tiles.streamed_rows * 64 * tiles.panels());
+    let tile_units = comptime!((tiles.streamed_rows * 8 * tiles.panels()) as u32);
+    let element = comptime!(tiles.operand_type);
+    let shape = comptime!(BlockMaskShape {
         masked: tiles.masked,
-        units: tiles.warpgroups,
-        columns: tiles.passing
+        row_groups: tiles.warpgroups,
+        columns: tiles.streamed_rows
     });
 
-    let mut k_tile: Shared<[E]> = Shared::new_aligned_slice(comptime!(resident * 64 * panels), 1024usize);
-    let mut v_tile: Shared<[E]> = Shared::new_aligned_slice(comptime!(resident * 64 * panels), 1024usize);
+    let mut k_tile: Shared<[E]> =
+        Shared::new_aligned_slice(comptime!(stationary_rows * 64 * panels), 1024usize);
+    let mut v_tile: Shared<[E]> =
+        Shared::new_aligned_slice(comptime!(stationary_rows * 64 * panels), 1024usize);
     let mut q_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(tile_elements * stages), 1024usize);
     let mut do_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(tile_elements * stages), 1024usize);
-    let mut lse_tiles: Shared<[Pair]> = Shared::new_aligned_slice(comptime!(passing / 2 * stages), 16usize);
-    let mut delta_tiles: Shared<[Pair]> = Shared::new_aligned_slice(comptime!(passing / 2 * stages), 16usize);
+    let mut lse_tiles: Shared<[Pair]> =
+        Shared::new_aligned_slice(comptime!(streamed_rows / 2 * stages), 16usize);
+    let mut delta_tiles: Shared<[Pair]> =
+        Shared::new_aligned_slice(comptime!(streamed_rows / 2 * stages), 16usize);
     let kv_full: Shared<[u64]> = Shared::new_slice(1usize);
     let kv_full = barrier::first(&kv_full);
     let full: Shared<[u64]> = Shared::new_slice(stages);
     let full = barrier::first(&full);
     let mut used: Shared<[u32]> = Shared::new_slice(comptime!(stages * COUNTER_WORDS));
 
-    let pieces = comptime!(tiles.pieces as u32);
+    let split_q = comptime!(tiles.split_q as u32);
     let heads = CUBE_COUNT_Y * group;
-    let all = (queries + comptime!(passing as u32 - 1)) / comptime!(passing as u32);
-    let turn = turn_of(turns, all, shape);
-    let (batch, kv_head) = (turn.sample, turn.head);
-    let (begin, per_head) = (turn.begin, turn.tiles);
-    let mut block = turn.block;
-    let mut piece = 0u32;
-    if comptime!(tiles.pieces > 1) {
+    let all = (queries + comptime!(streamed_rows as u32 - 1)) / comptime!(streamed_rows as u32);
+    let work_tile = work_tile_of(work_tiles, all, shape);
+    let (batch, kv_head) = (work_tile.sample, work_tile.head);
+    let (begin, tiles_per_head) = (work_tile.begin, work_tile.tiles);
+    let mut block = work_tile.block;
+    let mut query_split = 0u32;
+    if comptime!(tiles.split_q > 1) {
         // Blocks that start together share queries.
-        piece = block / (CUBE_COUNT_X / pieces);
-        block %= CUBE_COUNT_X / pieces;
+        query_split = block / (CUBE_COUNT_X / split_q);
+        block %= CUBE_COUNT_X / split_q;
     }
-    let first_key = block * comptime!(resident as u32);
+    let first_key = block * comptime!(stationary_rows as u32);
     // Of the list, once for each head of the group.
-    let mut tile_count = per_head * group;
+    let mut tile_count = tiles_per_head * group;
     let mut first_tile = 0u32;
-    if comptime!(tiles.pieces > 1) {
-        let each = (tile_count + comptime!(tiles.pieces as u32 - 1)) / pieces;
-        first_tile = piece * each;
+    if comptime!(tiles.split_q > 1) {
+        let each = (tile_count + comptime!(tiles.split_q as u32 - 1)) / split_q;
+        first_tile = query_split * each;
         let left = tile_count - first_tile;
         tile_count = select(left < each, left, each);
     }
@@ -242,11 +247,12 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
     reset_counters(&mut used, stages);
     sync_cube();
 
-    let (warpgroup, thread) = warpgroup_and_thread(comptime!(tiles.warpgroups), comptime!(tiles.uniform));
+    let (warpgroup, thread) =
+        warpgroup_and_thread(comptime!(tiles.warpgroups), comptime!(tiles.uniform_warpgroup));
     let lane = thread % 32;
     // A vote, so that the compiler takes it for the same in all threads of the warp.
     if plane_any(UNIT_POS < 32) {
-        load_resident::<E>(
+        load_stationary::<E>(
             kv_full,
             k,
             v,
@@ -262,11 +268,11 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
             let tile = first_tile + comptime!(s as u32);
             // The list begins again with each head.
             let passes = if comptime!(tiles.masked) {
-                early_tile(turn.early, s, shape)
+                prefetched_tile(work_tile.prefetched, s, shape)
             } else {
-                tile % per_head
+                tile % tiles_per_head
             };
-            let row = passes * comptime!(passing as u32);
+            let row = passes * comptime!(streamed_rows as u32);
             if comptime!(s as u32) < tile_count {
                 next_tile::<E>(
                     barrier::at(full, s),
@@ -281,11 +287,11 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
                     s,
                     batch,
                     heads,
-                    kv_head * group + tile / per_head,
+                    kv_head * group + tile / tiles_per_head,
                     row,
                     lse_rows,
                     tiles,
-                    Caller::Warp,
+                    Issue::ElectedLane,
                 );
             }
         }
@@ -304,33 +310,45 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
     let used_base = generic_to_shared::<u32>(unsafe { used.as_ptr_unchecked() });
     let k_at = wgmma::descriptor(k_base + warpgroup * 8192, 16u32, 1024u32);
     let v_at = wgmma::descriptor(v_base + warpgroup * 8192, 16u32, 1024u32);
-    let q_at = wgmma::descriptor(q_base, comptime!((passing * 128) as u32), 1024u32);
-    let do_at = wgmma::descriptor(do_base, comptime!((passing * 128) as u32), 1024u32);
+    let q_at = wgmma::descriptor(q_base, comptime!((streamed_rows * 128) as u32), 1024u32);
+    let do_at = wgmma::descriptor(do_base, comptime!((streamed_rows * 128) as u32), 1024u32);
     let column = (lane % 4) as usize;
 
     wait(kv_full, 0u32);
-    let k_kept = keep::<NA>(k_base, warpgroup, thread, comptime!(tiles.kept[0]), resident);
-    let v_kept = keep::<NB>(v_base, warpgroup, thread, comptime!(tiles.kept[1]), resident);
+    let k_fragment = load_fragment::<NA>(
+        k_base,
+        warpgroup,
+        thread,
+        comptime!(tiles.fragment[0]),
+        stationary_rows,
+    );
+    let v_fragment = load_fragment::<NB>(
+        v_base,
+        warpgroup,
+        thread,
+        comptime!(tiles.fragment[1]),
+        stationary_rows,
+    );
     wait(full, 0u32);
 
-    let pattern = pattern_at(entries, begin, warpgroup, shape);
-    let bits = bits_of::<Const<1>>(patterns, pattern, thread, shape);
+    let partial_mask = partial_mask_at(entries, begin, warpgroup, shape);
+    let bits = mask_bits::<Const<1>>(partial_masks, partial_mask, thread, shape);
     // The first tile is peeled: sums that enter a loop as zeros make ptxas wait after each product.
     let scores = issue::<NS, NA>(
-        k_kept,
+        k_fragment,
         k_at,
         q_at,
         comptime!(tiles.scores()),
-        comptime!(tiles.kept[0]),
+        comptime!(tiles.fragment[0]),
     );
     let mut gradients = scores;
     if comptime!(tiles.sums.keys()) {
         gradients = issue::<NS, NB>(
-            v_kept,
+            v_fragment,
             v_at,
             do_at,
             comptime!(tiles.scores()),
-            comptime!(tiles.kept[1]),
+            comptime!(tiles.fragment[1]),
         );
     }
     let scores = wgmma::wait::<NS>(
@@ -338,11 +356,11 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
         comptime!(tiles.scores()),
         comptime!(tiles.sums.keys() as usize),
     );
-    let scores = hide::<NS>(scores, pattern, bits, shape);
-    let p = probabilities::<NS>(scores, &lse_tiles, column, factor, passing);
+    let scores = apply_mask::<NS>(scores, partial_mask, bits, shape);
+    let p = probabilities::<NS>(scores, &lse_tiles, column, scale_log2, streamed_rows);
     let mut v_sum = Vector::<f32, NG>::new(0.0f32);
     if comptime!(tiles.sums.values()) {
-        let weights = pack::<NS, NP>(p, passing, element);
+        let weights = pack::<NS, NP>(p, streamed_rows, element);
         v_sum = wgmma::issue_registers_from_zero::<NG, NP>(weights, do_at, comptime!(tiles.weighted()));
     }
     let mut k_sum = Vector::<f32, NG>::new(0.0f32);
@@ -352,19 +370,19 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
             comptime!(tiles.scores()),
             comptime!(tiles.sums.values() as usize),
         );
-        let ds = score_gradients::<NS>(p, gradients, &delta_tiles, column, passing);
-        let weights = pack::<NS, NP>(ds, passing, element);
+        let ds = score_gradients::<NS>(p, gradients, &delta_tiles, column, streamed_rows);
+        let weights = pack::<NS, NP>(ds, streamed_rows, element);
         k_sum = wgmma::issue_registers_from_zero::<NG, NP>(weights, q_at, comptime!(tiles.weighted()));
     }
 
     let mut stage = 0u32;
     let mut phase = 0u32;
     // Where in the list the next tile is, and the one whose copy starts in this turn, with its head.
-    let mut place = (first_tile + 1) % per_head;
-    let mut next_pattern = pattern_at(entries, begin + place, warpgroup, shape);
-    let mut ahead_place = (first_tile + comptime!(stages as u32 - 1)) % per_head;
-    let mut ahead_head = kv_head * group + (first_tile + comptime!(stages as u32 - 1)) / per_head;
-    let late = comptime!(tiles.late);
+    let mut place = (first_tile + 1) % tiles_per_head;
+    let mut next_partial_mask = partial_mask_at(entries, begin + place, warpgroup, shape);
+    let mut ahead_place = (first_tile + comptime!(stages as u32 - 1)) % tiles_per_head;
+    let mut ahead_head = kv_head * group + (first_tile + comptime!(stages as u32 - 1)) / tiles_per_head;
+    let refill_late = comptime!(tiles.refill_late);
     // Of the stage that the tile before last was in: what its count gave, and which tile it gets.
     let mut freed_by = 0u32.runtime();
     let mut freed_for = 0u32.runtime();
@@ -377,26 +395,26 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
         }
         let q_now = q_at + u64::cast_from(stage * tile_units);
         let do_now = do_at + u64::cast_from(stage * tile_units);
-        let pairs = stage as usize * comptime!(passing / 2) + column;
+        let pairs = stage as usize * comptime!(streamed_rows / 2) + column;
         wait(barrier::at(full, stage as usize), phase);
         let scores = issue::<NS, NA>(
-            k_kept,
+            k_fragment,
             k_at,
             q_now,
             comptime!(tiles.scores()),
-            comptime!(tiles.kept[0]),
+            comptime!(tiles.fragment[0]),
         );
         let mut gradients = scores;
         if comptime!(tiles.sums.keys()) {
             gradients = issue::<NS, NB>(
-                v_kept,
+                v_fragment,
                 v_at,
                 do_now,
                 comptime!(tiles.scores()),
-                comptime!(tiles.kept[1]),
+                comptime!(tiles.fragment[1]),
             );
         }
-        if comptime!(late)
+        if comptime!(refill_late)
             && came_last(freed_by, last_warp)
             && tile - 2 + comptime!(stages as u32) < tile_count
         {
@@ -405,7 +423,7 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
                 freed_for
             } else {
                 ahead_place
-            } * comptime!(passing as u32);
+            } * comptime!(streamed_rows as u32);
             next_tile::<E>(
                 barrier::at(full, freed),
                 q,
@@ -423,36 +441,36 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
                 row,
                 lse_rows,
                 tiles,
-                Caller::Warp,
+                Issue::ElectedLane,
             );
         }
         ahead_place += 1;
-        if ahead_place == per_head {
+        if ahead_place == tiles_per_head {
             ahead_place = 0;
             ahead_head += 1;
         }
         // Read while products run, and long before it is asked for: neither a product nor a copy waits for the list.
         let upcoming = tile_at(entries, begin + ahead_place, shape);
-        let pattern = next_pattern;
+        let partial_mask = next_partial_mask;
         place += 1;
-        if place == per_head {
+        if place == tiles_per_head {
             place = 0;
         }
-        next_pattern = pattern_at(entries, begin + place, warpgroup, shape);
-        let bits = bits_of::<Const<1>>(patterns, pattern, thread, shape);
+        next_partial_mask = partial_mask_at(entries, begin + place, warpgroup, shape);
+        let bits = mask_bits::<Const<1>>(partial_masks, partial_mask, thread, shape);
         let scores = wgmma::wait::<NS>(
             scores,
             comptime!(tiles.scores()),
             comptime!(tiles.sums.keys() as usize),
         );
         // All products of the tile before are done, too.
-        let users = if comptime!(late) {
+        let users = if comptime!(refill_late) {
             count_warp_by_lanes(lane, counter_at(used_base, before), last_warp)
         } else {
             count_warp(lane, counter_at(used_base, before), last_warp)
         };
-        if comptime!(!late) && users == last_warp && tile - 1 + comptime!(stages as u32) < tile_count {
-            let row = upcoming * comptime!(passing as u32);
+        if comptime!(!refill_late) && users == last_warp && tile - 1 + comptime!(stages as u32) < tile_count {
+            let row = upcoming * comptime!(streamed_rows as u32);
             next_tile::<E>(
                 barrier::at(full, before as usize),
                 q,
@@ -470,15 +488,15 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
                 row,
                 lse_rows,
                 tiles,
-                Caller::Thread,
+                Issue::SingleThread,
             );
         }
         freed_by = read::<u32>(users);
         freed_for = read::<u32>(upcoming);
-        let scores = hide::<NS>(scores, pattern, bits, shape);
-        let p = probabilities::<NS>(scores, &lse_tiles, pairs, factor, passing);
+        let scores = apply_mask::<NS>(scores, partial_mask, bits, shape);
+        let p = probabilities::<NS>(scores, &lse_tiles, pairs, scale_log2, streamed_rows);
         if comptime!(tiles.sums.values()) {
-            let weights = pack::<NS, NP>(p, passing, element);
+            let weights = pack::<NS, NP>(p, streamed_rows, element);
             v_sum = wgmma::issue_registers::<NG, NP>(v_sum, weights, do_now, comptime!(tiles.weighted()));
         }
         if comptime!(tiles.sums.keys()) {
@@ -487,22 +505,22 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
                 comptime!(tiles.scores()),
                 comptime!(tiles.sums.values() as usize),
             );
-            let ds = score_gradients::<NS>(p, gradients, &delta_tiles, pairs, passing);
-            let weights = pack::<NS, NP>(ds, passing, element);
+            let ds = score_gradients::<NS>(p, gradients, &delta_tiles, pairs, streamed_rows);
+            let weights = pack::<NS, NP>(ds, streamed_rows, element);
             k_sum = wgmma::issue_registers::<NG, NP>(k_sum, weights, q_now, comptime!(tiles.weighted()));
         }
     }
 
-    if comptime!(tiles.pieces > 1) {
-        let rows = CUBE_COUNT_X / pieces * comptime!(resident as u32);
-        let of_block = ((batch * CUBE_COUNT_Y + kv_head) * pieces + piece) * rows + first_key;
+    if comptime!(tiles.split_q > 1) {
+        let rows = CUBE_COUNT_X / split_q * comptime!(stationary_rows as u32);
+        let of_block = ((batch * CUBE_COUNT_Y + kv_head) * split_q + query_split) * rows + first_key;
         let row = of_block + warpgroup * 64 + (thread / 32) * 16 + lane / 4;
         if comptime!(tiles.sums.values()) {
             let sum = wgmma::wait::<NG>(v_sum, comptime!(tiles.weighted()), 0usize);
             write_sum::<NG>(sums, row, lane, sum, comptime!(tiles.head_dim));
         }
         if comptime!(tiles.sums.keys()) {
-            let of_keys = CUBE_COUNT_Z * CUBE_COUNT_Y * pieces * rows;
+            let of_keys = CUBE_COUNT_Z * CUBE_COUNT_Y * split_q * rows;
             let sum = wgmma::wait::<NG>(k_sum, comptime!(tiles.weighted()), 0usize);
             write_sum::<NG>(sums, of_keys + row, lane, sum, comptime!(tiles.head_dim));
         }
@@ -528,9 +546,9 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
                     batch,
                     kv_head,
                     first,
-                    resident,
+                    stationary_rows,
                     panels,
-                    Caller::Thread,
+                    Issue::SingleThread,
                 );
             }
             if comptime!(tiles.sums.keys()) {
@@ -541,9 +559,9 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
                     batch,
                     kv_head,
                     first,
-                    resident,
+                    stationary_rows,
                     panels,
-                    Caller::Thread,
+                    Issue::SingleThread,
                 );
             }
             tma::wait_read(0usize);

@@ -1,20 +1,23 @@
-//! Gradient of queries: a block keeps a tile of queries, keys pass. Also `delta`, the sum over channels of `dO ∘ O`.
+//! Gradient of queries: a tile of queries is stationary in a block, keys are streamed. Also `delta`, the sum over channels of `dO ∘ O`.
 //!
 //! `dQ = scale dS K` with `dS = P ∘ (dO Vᵀ - delta)` (Dao 2023, arXiv:2307.08691, algorithm 2). Runs before the kernel
 //! for keys, which reads `delta`.
 
 use super::BackwardTiles;
-use super::copy::{copy_tile, issue, keep, load_resident, stage_before_last, starts, store_rows};
-use super::ping_pong::{end_turn, give_first_turn, wait_for_turn};
-use crate::delta::{read_row, row_product};
-use crate::passing::{
-    Entry, ListShape, TurnHalf, Word, bits_of, early_tile, hide, pattern_at, rows_of, tile_at, turn_of,
+use super::copy::{
+    copy_tile, issue, load_fragment, load_stationary, stage_before_last, starts_copy, store_rows,
 };
-use crate::softmax::{cut, exponentiate, pack, score_gradients, stage_rows};
+use super::ping_pong::{end_turn, give_first_turn, wait_for_turn};
+use crate::block_mask::{
+    BlockMaskEntry, BlockMaskShape, MaskWord, WorkTileHalf, apply_mask, mask_bits, partial_mask_at,
+    prefetched_tile, tile_at, tile_rows_in_segment, work_tile_of,
+};
+use crate::delta::{read_row, row_product};
+use crate::softmax::{exponentiate, mask_out_of_bounds, pack, score_gradients, stage_rows};
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::generic_to_shared;
-use flow_cube::Caller;
+use flow_cube::Issue;
 use flow_cube::barrier::{
     self, COUNTER_WORDS, arrive_and_expect, came_last, count_warp, count_warp_by_lanes, counter_at,
     named_sync, reset_counters, wait,
@@ -24,7 +27,7 @@ use flow_cube::tma;
 use flow_cube::warpgroup::warpgroup_and_thread;
 use flow_cube::wgmma;
 
-/// Starts the copies of one passing tile.
+/// Starts the copies of one streamed tile.
 #[cube]
 fn next_tile<E: Numeric>(
     full: u32,
@@ -40,15 +43,21 @@ fn next_tile<E: Numeric>(
     tile: u32,
     first_keys: u32,
     #[comptime] tiles: BackwardTiles,
-    #[comptime] caller: Caller,
+    #[comptime] caller: Issue,
 ) {
-    let rows = comptime!(tiles.passing);
+    let rows = comptime!(tiles.streamed_rows);
     let panels = comptime!(tiles.panels());
     arrive_and_expect(full, comptime!((2 * rows * 128 * panels) as u32), caller);
     let at = stage * comptime!(rows * 64 * panels);
-    let (_, row) = rows_of(tile, first_keys, 0u32.runtime(), rows, comptime!(tiles.two_parts));
-    if comptime!(tiles.two_parts) {
-        if tile * comptime!(tiles.passing as u32) < first_keys {
+    let (_, row) = tile_rows_in_segment(
+        tile,
+        first_keys,
+        0u32.runtime(),
+        rows,
+        comptime!(tiles.two_segments),
+    );
+    if comptime!(tiles.two_segments) {
+        if tile * comptime!(tiles.streamed_rows as u32) < first_keys {
             copy_tile::<E>(full, k, k_tiles, at, batch, head, row, rows, panels, caller);
             copy_tile::<E>(full, v, v_tiles, at, batch, head, row, rows, panels, caller);
         } else {
@@ -61,7 +70,7 @@ fn next_tile<E: Numeric>(
     }
 }
 
-/// `dq`, and `delta [B, H, lse_rows]`. One block for `tiles.resident()` queries of a head. `o_rows` and `do_rows` are the
+/// `dq`, and `delta [B, H, lse_rows]`. One block for `tiles.stationary_rows()` queries of a head. `o_rows` and `do_rows` are the
 /// buffers of `o` and `d_o` in units of eight values, as their strides are. Keys, values and the mask as in
 /// [`forward`](super::forward::forward).
 #[cube(launch_unchecked)]
@@ -83,37 +92,39 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
     do_row: u32,
     lse: &[f32],
     delta: &mut [f32],
-    turns: &[TurnHalf],
-    entries: &[Entry],
-    patterns: &[Word],
+    work_tiles: &[WorkTileHalf],
+    entries: &[BlockMaskEntry],
+    partial_masks: &[MaskWord],
     queries: u32,
     lse_rows: u32,
     first_keys: u32,
     second_keys: u32,
     group: u32,
-    factor: f32,
+    scale_log2: f32,
     scale: f32,
     #[comptime] tiles: BackwardTiles,
     #[define(E)] _element: ElemType,
     #[define(NS, NG, NP, NA, NB)] _vectors: [usize; 5],
 ) {
     let panels = comptime!(tiles.panels());
-    let resident = comptime!(tiles.resident());
-    let passing = comptime!(tiles.passing);
+    let stationary_rows = comptime!(tiles.stationary_rows());
+    let streamed_rows = comptime!(tiles.streamed_rows);
     let stages = comptime!(tiles.stages);
     let last_warp = comptime!(4 * tiles.warpgroups as u32 - 1);
-    let tile_elements = comptime!(tiles.passing * 64 * tiles.panels());
-    let tile_units = comptime!((tiles.passing * 8 * tiles.panels()) as u32);
-    let element = comptime!(tiles.factor);
-    let two_parts = comptime!(tiles.two_parts);
-    let shape = comptime!(ListShape {
+    let tile_elements = comptime!(tiles.streamed_rows * 64 * tiles.panels());
+    let tile_units = comptime!((tiles.streamed_rows * 8 * tiles.panels()) as u32);
+    let element = comptime!(tiles.operand_type);
+    let two_segments = comptime!(tiles.two_segments);
+    let shape = comptime!(BlockMaskShape {
         masked: tiles.masked,
-        units: tiles.warpgroups,
-        columns: tiles.passing
+        row_groups: tiles.warpgroups,
+        columns: tiles.streamed_rows
     });
 
-    let mut q_tile: Shared<[E]> = Shared::new_aligned_slice(comptime!(resident * 64 * panels), 1024usize);
-    let mut do_tile: Shared<[E]> = Shared::new_aligned_slice(comptime!(resident * 64 * panels), 1024usize);
+    let mut q_tile: Shared<[E]> =
+        Shared::new_aligned_slice(comptime!(stationary_rows * 64 * panels), 1024usize);
+    let mut do_tile: Shared<[E]> =
+        Shared::new_aligned_slice(comptime!(stationary_rows * 64 * panels), 1024usize);
     let mut k_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(tile_elements * stages), 1024usize);
     let mut v_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(tile_elements * stages), 1024usize);
     let q_full: Shared<[u64]> = Shared::new_slice(1usize);
@@ -122,20 +133,20 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
     let full = barrier::first(&full);
     let mut used: Shared<[u32]> = Shared::new_slice(comptime!(stages * COUNTER_WORDS));
 
-    let per_tile = comptime!(passing as u32);
+    let per_tile = comptime!(streamed_rows as u32);
     let mut all = first_keys.div_ceil(per_tile);
-    if comptime!(tiles.two_parts) {
+    if comptime!(tiles.two_segments) {
         all += second_keys.div_ceil(per_tile);
     }
-    let turn = turn_of(turns, all, shape);
-    let (batch, head, block) = (turn.sample, turn.head, turn.block);
-    let (begin, tile_count) = (turn.begin, turn.tiles);
+    let work_tile = work_tile_of(work_tiles, all, shape);
+    let (batch, head, block) = (work_tile.sample, work_tile.head, work_tile.block);
+    let (begin, tile_count) = (work_tile.begin, work_tile.tiles);
     let kv_head = head / group;
-    let first_query = block * comptime!(resident as u32);
+    let first_query = block * comptime!(stationary_rows as u32);
 
     // Two threads a row. What they read is on its way before the copies are, and is asked for behind the first products.
     let of_row = first_query + UNIT_POS / 2;
-    let row_share = read_row(
+    let row_fragment = read_row(
         o_rows,
         do_rows,
         batch * o_batch + head * o_head + of_row * o_row,
@@ -155,7 +166,8 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
     reset_counters(&mut used, stages);
     sync_cube();
 
-    let (warpgroup, thread) = warpgroup_and_thread(comptime!(tiles.warpgroups), comptime!(tiles.uniform));
+    let (warpgroup, thread) =
+        warpgroup_and_thread(comptime!(tiles.warpgroups), comptime!(tiles.uniform_warpgroup));
     let lane = thread % 32;
     // With a list one warp starts the first copies, in order. Without, four divide them: the tiles of blocks that run side by side are the same,
     // and ptxas orders the loop below so that long calls take 1 to 3 % less. Votes, so that it takes them for the same in a warp's threads.
@@ -166,8 +178,8 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
         plane_any(UNIT_POS < 32)
     };
     if takes_part {
-        if starts(true.runtime(), 0usize, divided) {
-            load_resident::<E>(
+        if starts_copy(true.runtime(), 0usize, divided) {
+            load_stationary::<E>(
                 q_full,
                 q,
                 d_o,
@@ -181,8 +193,8 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
         }
         #[unroll]
         for s in 0..stages {
-            let tile = early_tile(turn.early, s, shape);
-            if starts(comptime!(s as u32) < tile_count, s + 1, divided) {
+            let tile = prefetched_tile(work_tile.prefetched, s, shape);
+            if starts_copy(comptime!(s as u32) < tile_count, s + 1, divided) {
                 next_tile::<E>(
                     barrier::at(full, s),
                     k,
@@ -197,7 +209,7 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
                     tile,
                     first_keys,
                     tiles,
-                    Caller::Warp,
+                    Issue::ElectedLane,
                 );
             }
         }
@@ -206,8 +218,8 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
     let lse_at = (batch * (CUBE_COUNT_Y) + head) * lse_rows;
     let row = (thread / 32) * 16 + lane / 4;
     let of_tile = warpgroup * 64 + row;
-    let shift_0 = lse[(lse_at + first_query + of_tile) as usize] * std::f32::consts::LOG2_E;
-    let shift_1 = lse[(lse_at + first_query + of_tile + 8) as usize] * std::f32::consts::LOG2_E;
+    let offset_0 = lse[(lse_at + first_query + of_tile) as usize] * std::f32::consts::LOG2_E;
+    let offset_1 = lse[(lse_at + first_query + of_tile + 8) as usize] * std::f32::consts::LOG2_E;
 
     // SAFETY: the address of the block's own shared memory; by the sizes of the tiles, what is read and
     // written there stays within it.
@@ -222,37 +234,49 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
     let used_base = generic_to_shared::<u32>(unsafe { used.as_ptr_unchecked() });
     let q_at = wgmma::descriptor(q_base + warpgroup * 8192, 16u32, 1024u32);
     let do_at = wgmma::descriptor(do_base + warpgroup * 8192, 16u32, 1024u32);
-    let k_at = wgmma::descriptor(k_base, comptime!((passing * 128) as u32), 1024u32);
-    let v_at = wgmma::descriptor(v_base, comptime!((passing * 128) as u32), 1024u32);
+    let k_at = wgmma::descriptor(k_base, comptime!((streamed_rows * 128) as u32), 1024u32);
+    let v_at = wgmma::descriptor(v_base, comptime!((streamed_rows * 128) as u32), 1024u32);
 
-    let pattern = pattern_at(entries, begin, warpgroup, shape);
-    let bits = bits_of::<Const<1>>(patterns, pattern, thread, shape);
+    let partial_mask = partial_mask_at(entries, begin, warpgroup, shape);
+    let bits = mask_bits::<Const<1>>(partial_masks, partial_mask, thread, shape);
     // Where one warpgroup has the multiprocessor to itself, what stands between its products delays them.
     let sum_early = comptime!(tiles.head_dim > 128);
     let mut sum = 0.0f32;
     if comptime!(sum_early) {
-        sum = row_product(&row_share, comptime!(tiles.head_dim), element);
+        sum = row_product(&row_fragment, comptime!(tiles.head_dim), element);
     }
     wait(q_full, 0u32);
-    let q_kept = keep::<NA>(q_base, warpgroup, thread, comptime!(tiles.kept[0]), resident);
-    let do_kept = keep::<NB>(do_base, warpgroup, thread, comptime!(tiles.kept[1]), resident);
+    let q_fragment = load_fragment::<NA>(
+        q_base,
+        warpgroup,
+        thread,
+        comptime!(tiles.fragment[0]),
+        stationary_rows,
+    );
+    let do_fragment = load_fragment::<NB>(
+        do_base,
+        warpgroup,
+        thread,
+        comptime!(tiles.fragment[1]),
+        stationary_rows,
+    );
     wait(full, 0u32);
     let scores = issue::<NS, NA>(
-        q_kept,
+        q_fragment,
         q_at,
         k_at,
         comptime!(tiles.scores()),
-        comptime!(tiles.kept[0]),
+        comptime!(tiles.fragment[0]),
     );
     let gradients = issue::<NS, NB>(
-        do_kept,
+        do_fragment,
         do_at,
         v_at,
         comptime!(tiles.scores()),
-        comptime!(tiles.kept[1]),
+        comptime!(tiles.fragment[1]),
     );
     if comptime!(!sum_early) {
-        sum = row_product(&row_share, comptime!(tiles.head_dim), element);
+        sum = row_product(&row_fragment, comptime!(tiles.head_dim), element);
     }
     if UNIT_POS.is_multiple_of(2) {
         delta[(lse_at + of_row) as usize] = sum;
@@ -261,24 +285,30 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
     let delta_0 = plane_shuffle(sum, lane / 4 * 2);
     let delta_1 = plane_shuffle(sum, lane / 4 * 2 + 16);
     let mut scores = wgmma::wait::<NS>(scores, comptime!(tiles.scores()), 1usize);
-    scores = hide::<NS>(scores, pattern, bits, shape);
-    let (exist, _) = rows_of(0u32.runtime(), first_keys, second_keys, passing, two_parts);
+    scores = apply_mask::<NS>(scores, partial_mask, bits, shape);
+    let (exist, _) = tile_rows_in_segment(
+        0u32.runtime(),
+        first_keys,
+        second_keys,
+        streamed_rows,
+        two_segments,
+    );
     if comptime!(!tiles.masked) && exist < per_tile {
-        scores = cut::<NS>(scores, (lane % 4) * 2, exist, passing);
+        scores = mask_out_of_bounds::<NS>(scores, (lane % 4) * 2, exist, streamed_rows);
     }
-    let p = exponentiate::<NS>(scores, factor, shift_0, shift_1, passing);
+    let p = exponentiate::<NS>(scores, scale_log2, offset_0, offset_1, streamed_rows);
     let gradients = wgmma::wait::<NS>(gradients, comptime!(tiles.scores()), 0usize);
-    let ds = score_gradients::<NS>(p, gradients, delta_0, delta_1, passing);
+    let ds = score_gradients::<NS>(p, gradients, delta_0, delta_1, streamed_rows);
     let mut q_sum = wgmma::issue_registers_from_zero::<NG, NP>(
-        pack::<NS, NP>(ds, passing, element),
+        pack::<NS, NP>(ds, streamed_rows, element),
         k_at,
         comptime!(tiles.weighted()),
     );
 
     let mut stage = 0u32;
     let mut phase = 0u32;
-    let mut next_pattern = pattern_at(entries, begin + 1, warpgroup, shape);
-    let late = comptime!(tiles.late);
+    let mut next_partial_mask = partial_mask_at(entries, begin + 1, warpgroup, shape);
+    let refill_late = comptime!(tiles.refill_late);
     // Of the stage that the tile before last was in: what its count gave, and which tile it gets.
     let mut freed_by = 0u32.runtime();
     let mut freed_for = 0u32.runtime();
@@ -299,23 +329,25 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
             wait_for_turn(warpgroup);
         }
         let scores = issue::<NS, NA>(
-            q_kept,
+            q_fragment,
             q_at,
             k_now,
             comptime!(tiles.scores()),
-            comptime!(tiles.kept[0]),
+            comptime!(tiles.fragment[0]),
         );
         let gradients = issue::<NS, NB>(
-            do_kept,
+            do_fragment,
             do_at,
             v_now,
             comptime!(tiles.scores()),
-            comptime!(tiles.kept[1]),
+            comptime!(tiles.fragment[1]),
         );
         if comptime!(tiles.ping_pong) {
             end_turn(warpgroup);
         }
-        if comptime!(late) && came_last(freed_by, last_warp) && at - 2 + comptime!(stages as u32) < tile_count
+        if comptime!(refill_late)
+            && came_last(freed_by, last_warp)
+            && at - 2 + comptime!(stages as u32) < tile_count
         {
             let to = stage_before_last(stage, stages) as usize;
             let tile = if comptime!(tiles.masked) {
@@ -337,22 +369,22 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
                 tile,
                 first_keys,
                 tiles,
-                Caller::Warp,
+                Issue::ElectedLane,
             );
         }
         // Read while products run, and long before it is asked for: neither a product nor a copy waits for the list.
         let upcoming = tile_at(entries, begin + at - 1 + comptime!(stages as u32), shape);
-        let pattern = next_pattern;
-        next_pattern = pattern_at(entries, begin + at + 1, warpgroup, shape);
-        let bits = bits_of::<Const<1>>(patterns, pattern, thread, shape);
+        let partial_mask = next_partial_mask;
+        next_partial_mask = partial_mask_at(entries, begin + at + 1, warpgroup, shape);
+        let bits = mask_bits::<Const<1>>(partial_masks, partial_mask, thread, shape);
         let mut scores = wgmma::wait::<NS>(scores, comptime!(tiles.scores()), 1usize);
         // The sum over the tile before is done, too.
-        let users = if comptime!(late) {
+        let users = if comptime!(refill_late) {
             count_warp_by_lanes(lane, counter_at(used_base, before), last_warp)
         } else {
             count_warp(lane, counter_at(used_base, before), last_warp)
         };
-        if comptime!(!late) && users == last_warp && at - 1 + comptime!(stages as u32) < tile_count {
+        if comptime!(!refill_late) && users == last_warp && at - 1 + comptime!(stages as u32) < tile_count {
             let to = before as usize;
             next_tile::<E>(
                 barrier::at(full, to),
@@ -368,22 +400,22 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
                 upcoming,
                 first_keys,
                 tiles,
-                Caller::Thread,
+                Issue::SingleThread,
             );
         }
         freed_by = read::<u32>(users);
         freed_for = read::<u32>(upcoming);
-        scores = hide::<NS>(scores, pattern, bits, shape);
-        let (exist, _) = rows_of(at, first_keys, second_keys, passing, two_parts);
+        scores = apply_mask::<NS>(scores, partial_mask, bits, shape);
+        let (exist, _) = tile_rows_in_segment(at, first_keys, second_keys, streamed_rows, two_segments);
         if comptime!(!tiles.masked) && exist < per_tile {
-            scores = cut::<NS>(scores, (lane % 4) * 2, exist, passing);
+            scores = mask_out_of_bounds::<NS>(scores, (lane % 4) * 2, exist, streamed_rows);
         }
-        let p = exponentiate::<NS>(scores, factor, shift_0, shift_1, passing);
+        let p = exponentiate::<NS>(scores, scale_log2, offset_0, offset_1, streamed_rows);
         let gradients = wgmma::wait::<NS>(gradients, comptime!(tiles.scores()), 0usize);
-        let ds = score_gradients::<NS>(p, gradients, delta_0, delta_1, passing);
+        let ds = score_gradients::<NS>(p, gradients, delta_0, delta_1, streamed_rows);
         q_sum = wgmma::issue_registers::<NG, NP>(
             q_sum,
-            pack::<NS, NP>(ds, passing, element),
+            pack::<NS, NP>(ds, streamed_rows, element),
             k_now,
             comptime!(tiles.weighted()),
         );
@@ -399,7 +431,7 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
         scale,
         scale,
         comptime!(tiles.head_dim),
-        resident,
+        stationary_rows,
         element,
     );
     tma::fence();
@@ -412,9 +444,9 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
             batch,
             head,
             first_query + warpgroup * 64,
-            resident,
+            stationary_rows,
             panels,
-            Caller::Thread,
+            Issue::SingleThread,
         );
         tma::wait_read(0usize);
     }

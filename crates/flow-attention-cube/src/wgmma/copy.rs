@@ -6,7 +6,7 @@
 use super::BackwardTiles;
 use crate::softmax::take_rows;
 use cubecl::prelude::*;
-use flow_cube::Caller;
+use flow_cube::Issue;
 use flow_cube::barrier::arrive_and_expect;
 use flow_cube::tma;
 use flow_cube::wgmma::{self, Steps};
@@ -23,7 +23,7 @@ pub(super) fn copy_tile<E: Numeric>(
     row: u32,
     #[comptime] rows: usize,
     #[comptime] panels: usize,
-    #[comptime] caller: Caller,
+    #[comptime] caller: Issue,
 ) {
     #[unroll]
     for p in 0..panels {
@@ -54,12 +54,12 @@ pub(super) fn fill<E: Numeric>(
     #[comptime] rows: usize,
     #[comptime] panels: usize,
 ) {
-    let caller = comptime!(Caller::Warp);
+    let caller = comptime!(Issue::ElectedLane);
     arrive_and_expect(barrier, comptime!((rows * 128 * panels) as u32), caller);
     copy_tile::<E>(barrier, map, to, start, batch, head, row, rows, panels, caller);
 }
 
-/// Brings rows of a tensor to the cache of the device, as many as the map's tiles have. For a whole warp.
+/// Prefetches rows of a tensor to the L2 cache, as many as the map's tiles have. For a whole warp.
 #[cube]
 pub(super) fn prefetch_tile<E: Numeric>(
     map: &TensorMap<E, Tiled>,
@@ -80,10 +80,10 @@ pub(super) fn prefetch_tile<E: Numeric>(
     }
 }
 
-/// Whether this warp starts the first copies number `share`, if there are `any`. If they are `divided`, four warps take a share each; else the
-/// one that asks takes all.
+/// Whether this warp starts copy `share` of the prologue, if there are `any`. If the copies are `divided`, each of four warps starts its
+/// share; else the calling warp starts all.
 #[cube]
-pub(super) fn starts(any: bool, #[comptime] share: usize, #[comptime] divided: bool) -> bool {
+pub(super) fn starts_copy(any: bool, #[comptime] share: usize, #[comptime] divided: bool) -> bool {
     if divided {
         plane_any(any && UNIT_POS / 32 == comptime!((share % 4) as u32))
     } else {
@@ -91,10 +91,10 @@ pub(super) fn starts(any: bool, #[comptime] share: usize, #[comptime] divided: b
     }
 }
 
-/// Starts the copies of a backward kernel's resident rows, of both operands, from row `row` on; their bytes complete the barrier's
+/// Starts the copies of a backward kernel's stationary rows, of both operands, from row `row` on; their bytes complete the barrier's
 /// phase. For a whole warp.
 #[cube]
-pub(super) fn load_resident<E: Numeric>(
+pub(super) fn load_stationary<E: Numeric>(
     barrier: u32,
     first: &TensorMap<E, Tiled>,
     second: &TensorMap<E, Tiled>,
@@ -105,8 +105,8 @@ pub(super) fn load_resident<E: Numeric>(
     row: u32,
     #[comptime] tiles: BackwardTiles,
 ) {
-    let (rows, panels) = comptime!((tiles.resident(), tiles.panels()));
-    let caller = comptime!(Caller::Warp);
+    let (rows, panels) = comptime!((tiles.stationary_rows(), tiles.panels()));
+    let caller = comptime!(Issue::ElectedLane);
     let start = 0usize;
     arrive_and_expect(barrier, comptime!((2 * rows * 128 * panels) as u32), caller);
     copy_tile::<E>(
@@ -144,7 +144,7 @@ pub(super) fn store_rows<E: Numeric>(
     row: u32,
     #[comptime] rows: usize,
     #[comptime] panels: usize,
-    #[comptime] caller: Caller,
+    #[comptime] caller: Issue,
 ) {
     #[unroll]
     for p in 0..panels {
@@ -162,36 +162,42 @@ pub(super) fn store_rows<E: Numeric>(
     tma::commit();
 }
 
-/// The first `kept` times 16 channels of a warpgroup's rows in a resident tile, for [`issue`]: a product that reads them from
+/// The first `fragment` times 16 channels of a warpgroup's rows in a stationary tile, for [`issue`]: a product that reads them from
 /// registers leaves shared memory to the rows that pass. `base` is the tile's byte address, `rows` are its rows.
 #[cube]
-pub(super) fn keep<A: Size>(
+pub(super) fn load_fragment<A: Size>(
     base: u32,
     warpgroup: u32,
     thread: u32,
-    #[comptime] kept: usize,
+    #[comptime] fragment: usize,
     #[comptime] rows: usize,
 ) -> Vector<u32, A> {
-    if comptime!(kept > 0) {
+    if comptime!(fragment > 0) {
         let row = (thread / 32) * 16 + (thread % 32) / 4;
-        take_rows::<A>(base + (warpgroup * 64 + row) * 128, row, thread % 32, kept, rows)
+        take_rows::<A>(
+            base + (warpgroup * 64 + row) * 128,
+            row,
+            thread % 32,
+            fragment,
+            rows,
+        )
     } else {
         Vector::new(0u32)
     }
 }
 
-/// Issues the product of resident rows, of which `kept` steps are in `registers`, with passing rows, from zero.
+/// Issues the product of stationary rows, of which `fragment` steps are in `registers`, with streamed rows, from zero.
 #[cube]
 pub(super) fn issue<N: Size, A: Size>(
     registers: Vector<u32, A>,
-    resident: u64,
-    passing: u64,
+    stationary_rows: u64,
+    streamed_rows: u64,
     #[comptime] steps: Steps,
-    #[comptime] kept: usize,
+    #[comptime] fragment: usize,
 ) -> Vector<f32, N> {
-    if comptime!(kept > 0) {
-        wgmma::issue_kept_from_zero::<N, A>(registers, resident, passing, steps, kept)
+    if comptime!(fragment > 0) {
+        wgmma::issue_kept_from_zero::<N, A>(registers, stationary_rows, streamed_rows, steps, fragment)
     } else {
-        wgmma::issue_from_zero::<N>(resident, passing, steps)
+        wgmma::issue_from_zero::<N>(stationary_rows, streamed_rows, steps)
     }
 }

@@ -1,20 +1,21 @@
-//! The forward kernel, for calls without a mask, and with one where blocks do not stay ([`staying`](super::staying)). While a tile's scores
-//! are multiplied, so are the values of the tile before; then come its weights ([`online_softmax`](super::online_softmax)).
+//! The forward kernel with one block for each work tile; see [`forward_persistent`](super::forward_persistent) for the other.
+//! `Q Kᵀ` of a tile and `P V` of the tile before are issued together; then comes the softmax of the tile
+//! ([`online_softmax`](super::online_softmax)).
 
 use super::ForwardTiles;
-use super::copy::{fill, issue, keep, prefetch_tile, stage_before_last, store_rows};
-use super::online_softmax::{OnlineSoftmax, Totals, weigh, weigh_first};
-use super::output::{stage_output, write_log_sums};
+use super::copy::{fill, issue, load_fragment, prefetch_tile, stage_before_last, store_rows};
+use super::epilogue::{stage_output, write_log_sums};
+use super::online_softmax::{OnlineSoftmax, RowStatistics, softmax_first_tile, softmax_tile};
 use super::ping_pong::{end_turn, give_first_turn, wait_for_turn};
-use crate::passing::{
-    Entry, ListShape, TurnHalf, bits_of, block_number, early_tile, entry_at, hide, pattern_at, rows_of,
-    tile_at, turn_at, turn_of,
+use crate::block_mask::{
+    BlockMaskEntry, BlockMaskShape, WorkTileHalf, apply_mask, block_number, entry_at, mask_bits,
+    partial_mask_at, prefetched_tile, tile_at, tile_rows_in_segment, work_tile_at, work_tile_of,
 };
-use crate::softmax::cut;
+use crate::softmax::mask_out_of_bounds;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::generic_to_shared;
-use flow_cube::Caller;
+use flow_cube::Issue;
 use flow_cube::barrier::{
     self, COUNTER_WORDS, came_last, count_warp_by_lanes, counter_at, reset_counters, wait,
 };
@@ -40,8 +41,14 @@ fn fill_keys<E: Numeric>(
     let panels = comptime!(tiles.panels());
     let rows = comptime!(tiles.keys);
     let at = stage * comptime!(tiles.keys * 64 * tiles.panels());
-    let (_, row) = rows_of(tile, first_keys, 0u32.runtime(), rows, comptime!(tiles.two_parts));
-    if comptime!(tiles.two_parts) {
+    let (_, row) = tile_rows_in_segment(
+        tile,
+        first_keys,
+        0u32.runtime(),
+        rows,
+        comptime!(tiles.two_segments),
+    );
+    if comptime!(tiles.two_segments) {
         if tile * comptime!(tiles.keys as u32) < first_keys {
             fill::<E>(barrier, first, to, at, batch, head, row, rows, panels);
         } else {
@@ -54,7 +61,7 @@ fn fill_keys<E: Numeric>(
 
 /// `o = softmax(q kᵀ scale) v` and the log-sum-exp of each row, `lse [B, H, lse_rows]`. One block for `tiles.queries()`
 /// queries of a head. Keys and values have `first_keys` rows in `k` and `v`, and `second_keys` in `k_2` and `v_2`.
-/// `turns`, `entries` and `patterns` are of the mask; see [`passing`](crate::passing).
+/// `work_tiles`, `entries` and `partial_masks` are of the mask; see [`block_mask`](crate::block_mask).
 #[cube(launch_unchecked)]
 pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
     q: &TensorMap<E, Tiled>,
@@ -64,15 +71,15 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
     v_2: &TensorMap<E, Tiled>,
     o: &mut TensorMap<E, Tiled>,
     lse: &mut [f32],
-    turns: &[TurnHalf],
-    entries: &[Entry],
-    patterns: &[Vector<u32, NW>],
+    work_tiles: &[WorkTileHalf],
+    entries: &[BlockMaskEntry],
+    partial_masks: &[Vector<u32, NW>],
     queries: u32,
     lse_rows: u32,
     first_keys: u32,
     second_keys: u32,
     group: u32,
-    factor: f32,
+    scale_log2: f32,
     #[comptime] tiles: ForwardTiles,
     #[define(E)] _element: ElemType,
     #[define(NS, NO, NP, NQ, NW)] _vectors: [usize; 5],
@@ -84,10 +91,10 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
     let last_warp = comptime!(4 * tiles.warpgroups as u32 - 1);
     let tile_elements = comptime!(tiles.keys * 64 * tiles.panels());
     let tile_units = comptime!((tiles.keys * 8 * tiles.panels()) as u32);
-    let two_parts = comptime!(tiles.two_parts);
-    let shape = comptime!(ListShape {
+    let two_segments = comptime!(tiles.two_segments);
+    let shape = comptime!(BlockMaskShape {
         masked: tiles.masked,
-        units: tiles.warpgroups,
+        row_groups: tiles.warpgroups,
         columns: tiles.keys
     });
 
@@ -101,15 +108,15 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
     let v_full: Shared<[u64]> = Shared::new_slice(stages);
     let v_full = barrier::first(&v_full);
     let mut used: Shared<[u32]> = Shared::new_slice(comptime!(2 * stages * COUNTER_WORDS));
-    let mut any_lost: Shared<[u32]> = Shared::new_slice(1usize);
-    let lost: Shared<[u32]> = Shared::new_slice(comptime!(tiles.threads() as usize));
+    let mut any_overflowed: Shared<[u32]> = Shared::new_slice(1usize);
+    let overflowed: Shared<[u32]> = Shared::new_slice(comptime!(tiles.threads() as usize));
 
     let per_tile = comptime!(tiles.keys as u32);
     let mut all = first_keys.div_ceil(per_tile);
-    if comptime!(tiles.two_parts) {
+    if comptime!(tiles.two_segments) {
         all += second_keys.div_ceil(per_tile);
     }
-    let turn = turn_of(turns, all, shape);
+    let work_tile = work_tile_of(work_tiles, all, shape);
 
     if UNIT_POS == 0 {
         barrier::init(q_full);
@@ -118,19 +125,21 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
             barrier::init(barrier::at(k_full, s));
             barrier::init(barrier::at(v_full, s));
         }
-        any_lost[0] = 0u32;
+        any_overflowed[0] = 0u32;
         tma::fence();
     }
     reset_counters(&mut used, comptime!(2 * stages));
     sync_cube();
-    let (batch, head, block) = (turn.sample, turn.head, turn.block);
-    let (begin, tile_count) = (turn.begin, turn.tiles);
+    let (batch, head, block) = (work_tile.sample, work_tile.head, work_tile.block);
+    let (begin, tile_count) = (work_tile.begin, work_tile.tiles);
     let kv_head = head / group;
     let first_query = block * comptime!(rows as u32);
 
     // Where descriptors of queries are needed in each tile. With queries in registers it cost 2 % at 128 channels.
-    let (warpgroup, thread) =
-        warpgroup_and_thread(comptime!(tiles.warpgroups), comptime!(tiles.queries_kept == 0));
+    let (warpgroup, thread) = warpgroup_and_thread(
+        comptime!(tiles.warpgroups),
+        comptime!(tiles.q_register_steps == 0),
+    );
     let lane = thread % 32;
     // For the warp that starts the first copies; a vote, so that the compiler takes it for the same in all of its threads.
     let first_warp = plane_any(UNIT_POS < 32);
@@ -144,12 +153,12 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
     // SAFETY: as above.
     let used_base = generic_to_shared::<u32>(unsafe { used.as_ptr_unchecked() });
     // SAFETY: as above.
-    let lost_base = generic_to_shared::<u32>(unsafe { lost.as_ptr_unchecked() });
+    let overflow_base = generic_to_shared::<u32>(unsafe { overflowed.as_ptr_unchecked() });
     let q_at = wgmma::descriptor(q_base + warpgroup * 8192, 16u32, 1024u32);
     let k_at = wgmma::descriptor(k_base, 16u32, 1024u32);
     let v_at = wgmma::descriptor(v_base, comptime!((tiles.keys * 128) as u32), 1024u32);
 
-    let mut softmax = OnlineSoftmax::new(lost_base + UNIT_POS * 4);
+    let mut softmax = OnlineSoftmax::new(overflow_base + UNIT_POS * 4);
     if comptime!(tiles.ping_pong) {
         give_first_turn(warpgroup);
     }
@@ -169,7 +178,7 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
             );
             #[unroll]
             for s in 0..stages {
-                let tile = early_tile(turn.early, s, shape);
+                let tile = prefetched_tile(work_tile.prefetched, s, shape);
                 if comptime!(s as u32) < tile_count {
                     fill_keys::<E>(
                         barrier::at(k_full, s),
@@ -203,22 +212,23 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
         if comptime!(tiles.masked) && plane_any(UNIT_POS / 32 == last_warp) {
             let behind = block_number() + comptime!(tiles.blocks_at_a_time());
             if behind < CUBE_COUNT_X * CUBE_COUNT_Y * CUBE_COUNT_Z {
-                let next = turn_at(turns, behind);
+                let next = work_tile_at(work_tiles, behind);
                 let row = next.block * comptime!(rows as u32);
                 prefetch_tile::<E>(q, next.sample, next.head, row, panels);
             }
         }
-        let pattern = pattern_at(entries, begin, warpgroup, shape);
-        let bits = bits_of::<NW>(patterns, pattern, thread, shape);
+        let partial_mask = partial_mask_at(entries, begin, warpgroup, shape);
+        let bits = mask_bits::<NW>(partial_masks, partial_mask, thread, shape);
         wait(q_full, 0u32);
-        let kept = keep::<NQ>(q_base, warpgroup, thread, comptime!(tiles.queries_kept), rows);
+        let fragment =
+            load_fragment::<NQ>(q_base, warpgroup, thread, comptime!(tiles.q_register_steps), rows);
         wait(k_full, 0u32);
         let issued = issue::<NS, NQ>(
-            kept,
+            fragment,
             q_at,
             k_at,
             comptime!(tiles.scores()),
-            comptime!(tiles.queries_kept),
+            comptime!(tiles.q_register_steps),
         );
         let mut scores = wgmma::wait::<NS>(issued, comptime!(tiles.scores()), 0usize);
         let k_users = count_warp_by_lanes(lane, used_base, last_warp);
@@ -240,20 +250,21 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
                 );
             }
         }
-        scores = hide::<NS>(scores, pattern, bits, shape);
-        let (exist, _) = rows_of(0u32.runtime(), first_keys, second_keys, tile_keys, two_parts);
+        scores = apply_mask::<NS>(scores, partial_mask, bits, shape);
+        let (exist, _) =
+            tile_rows_in_segment(0u32.runtime(), first_keys, second_keys, tile_keys, two_segments);
         if comptime!(!tiles.masked) && exist < per_tile {
-            scores = cut::<NS>(scores, (lane % 4) * 2, exist, tile_keys);
+            scores = mask_out_of_bounds::<NS>(scores, (lane % 4) * 2, exist, tile_keys);
         }
-        let mut probabilities = weigh_first::<NS, NP>(&mut softmax, scores, factor, tiles);
+        let mut probabilities = softmax_first_tile::<NS, NP>(&mut softmax, scores, scale_log2, tiles);
         let mut output = Vector::<f32, NO>::new(0.0f32);
 
         let mut stage = 0u32;
         let mut phase = 0u32;
         // The list is read two tiles ahead, so that no copy and no product waits for it.
         let mut next_v = tile_at(entries, begin + comptime!(stages as u32), shape);
-        let mut next_pattern = pattern_at(entries, begin + 1, warpgroup, shape);
-        let mut later_pattern = pattern_at(entries, begin + 2, warpgroup, shape);
+        let mut next_partial_mask = partial_mask_at(entries, begin + 1, warpgroup, shape);
+        let mut later_partial_mask = partial_mask_at(entries, begin + 2, warpgroup, shape);
         // Of the values that were used last: what their count gave, and which tile their stage gets. The copy starts behind the
         // products of the next tile. Where the count is, its branch would part the exponentials from what goes between them.
         let mut freed_by = 0u32.runtime();
@@ -267,24 +278,24 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
                 stage = 0;
                 phase ^= 1;
             }
-            let pattern = next_pattern;
-            next_pattern = later_pattern;
-            later_pattern = if comptime!(stages == 2) {
+            let partial_mask = next_partial_mask;
+            next_partial_mask = later_partial_mask;
+            later_partial_mask = if comptime!(stages == 2) {
                 ahead
             } else {
-                pattern_at(entries, begin + at + 2, warpgroup, shape)
+                partial_mask_at(entries, begin + at + 2, warpgroup, shape)
             };
-            let bits = bits_of::<NW>(patterns, pattern, thread, shape);
+            let bits = mask_bits::<NW>(partial_masks, partial_mask, thread, shape);
             wait(barrier::at(k_full, stage as usize), phase);
             if comptime!(tiles.ping_pong) {
                 wait_for_turn(warpgroup);
             }
             let issued = issue::<NS, NQ>(
-                kept,
+                fragment,
                 q_at,
                 k_at + u64::cast_from(stage * tile_units),
                 comptime!(tiles.scores()),
-                comptime!(tiles.queries_kept),
+                comptime!(tiles.q_register_steps),
             );
             wait(barrier::at(v_full, v_stage as usize), v_phase);
             let added = wgmma::issue_registers::<NO, NP>(
@@ -316,10 +327,10 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
             }
             let mut scores = wgmma::wait::<NS>(issued, comptime!(tiles.scores()), 1usize);
             let k_users = count_warp_by_lanes(lane, counter_at(used_base, stage), last_warp);
-            scores = hide::<NS>(scores, pattern, bits, shape);
-            let (exist, _) = rows_of(at, first_keys, second_keys, tile_keys, two_parts);
+            scores = apply_mask::<NS>(scores, partial_mask, bits, shape);
+            let (exist, _) = tile_rows_in_segment(at, first_keys, second_keys, tile_keys, two_segments);
             if comptime!(!tiles.masked) && exist < per_tile {
-                scores = cut::<NS>(scores, (lane % 4) * 2, exist, tile_keys);
+                scores = mask_out_of_bounds::<NS>(scores, (lane % 4) * 2, exist, tile_keys);
             }
             if came_last(k_users, last_warp) && at + comptime!(stages as u32) < tile_count {
                 let to = stage as usize;
@@ -342,7 +353,8 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
                 counter_at(used_base, v_stage + comptime!(stages as u32)),
                 last_warp,
             );
-            let (weights, scaled) = weigh::<NS, NP, NO>(&mut softmax, scores, output, false, factor, tiles);
+            let (weights, scaled) =
+                softmax_tile::<NS, NP, NO>(&mut softmax, scores, output, false, scale_log2, tiles);
             probabilities = weights;
             output = scaled;
             freed_by = read::<u32>(v_users);
@@ -375,7 +387,7 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
             v_at + u64::cast_from(stage * tile_units),
             comptime!(tiles.values()),
         );
-        let sums = Totals::of(&softmax);
+        let sums = RowStatistics::of(&softmax);
         let output = wgmma::wait::<NO>(added, comptime!(tiles.values()), 0usize);
 
         // The output takes the place of this warpgroup's queries.
@@ -390,7 +402,7 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
                 first_query + warpgroup * 64,
                 rows,
                 panels,
-                Caller::Thread,
+                Issue::SingleThread,
             );
         }
         let at = (batch * CUBE_COUNT_Y + head) * lse_rows;
@@ -399,18 +411,18 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
         if thread == 0 {
             tma::wait_read(0usize);
         }
-        // Once more if a row was lost; none is lost twice.
-        if softmax.lost {
-            any_lost[0] = 1u32;
+        // Once more if a row overflowed; none overflows twice.
+        if softmax.overflowed {
+            any_overflowed[0] = 1u32;
         }
         sync_cube();
-        again = any_lost[0] != 0;
+        again = any_overflowed[0] != 0;
         if again {
             // What was written is written over.
             tma::wait_all();
             sync_cube();
             if UNIT_POS == 0 {
-                any_lost[0] = 0u32;
+                any_overflowed[0] = 0u32;
                 barrier::renew(q_full);
                 #[unroll]
                 for s in 0..stages {

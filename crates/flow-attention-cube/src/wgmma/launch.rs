@@ -1,19 +1,19 @@
 //! From tensors on the device to launches.
 
-use super::add_up::{THREADS, add_up};
 use super::backward_keys::backward_keys;
 use super::backward_queries::backward_queries;
 use super::forward::forward;
-use super::staying::forward_staying;
-use super::{BackwardTiles, ForwardList, ForwardTiles};
-pub use crate::tensors::{Backward, Heads, Part, TileList, lse_rows};
+use super::forward_persistent::forward_persistent;
+use super::reduce_partials::{THREADS, reduce_partials};
+use super::{BackwardTiles, ForwardMask, ForwardTiles};
+pub use crate::tensors::{Backward, BlockMask, Heads, KvSegment, lse_rows};
 use cubecl::prelude::*;
 use cubecl::zspace::{Shape, Strides, shape};
 use cubecl_runtime::server::Handle;
-use flow_cube::wgmma::Factor;
+use flow_cube::wgmma::OperandType;
 
 /// For copies of `rows` rows of 64 channels.
-fn map(x: &Heads, rows: usize, factor: Factor) -> TensorMapArg<Tiled> {
+fn map(x: &Heads, rows: usize, operand_type: OperandType) -> TensorMapArg<Tiled> {
     // SAFETY: shape and strides are those of the tensor, as `Heads` has them.
     let tensor = unsafe {
         TensorArg::from_raw_parts(
@@ -27,7 +27,7 @@ fn map(x: &Heads, rows: usize, factor: Factor) -> TensorMapArg<Tiled> {
             tile_size: shape![1, 1, rows, 64],
         },
         tensor,
-        factor.element(),
+        operand_type.element(),
     )
     .with_swizzle(TensorMapSwizzle::B128)
     .with_prefetch(TensorMapPrefetch::B256)
@@ -39,53 +39,57 @@ fn map(x: &Heads, rows: usize, factor: Factor) -> TensorMapArg<Tiled> {
 pub fn launch_forward(
     client: &Client,
     q: &Heads,
-    parts: &[Part<'_>],
+    kv_segments: &[KvSegment<'_>],
     o: &Heads,
     lse: &Handle,
-    list: &ForwardList,
+    list: &ForwardMask,
     scale: f32,
     tiles: ForwardTiles,
 ) {
     let [batch, heads, queries, _] = q.shape;
-    let [_, kv_heads, first_keys, _] = parts[0].k.shape;
-    let second = parts.last().expect("a part of keys");
-    let second_keys = if parts.len() > 1 { second.k.shape[2] } else { 0 };
+    let [_, kv_heads, first_keys, _] = kv_segments[0].k.shape;
+    let second = kv_segments.last().expect("a segment of keys");
+    let second_keys = if kv_segments.len() > 1 {
+        second.k.shape[2]
+    } else {
+        0
+    };
     let blocks = queries.div_ceil(tiles.queries());
-    let map = |x: &Heads, rows| map(x, rows, tiles.factor);
+    let map = |x: &Heads, rows| map(x, rows, tiles.operand_type);
     let list = match list {
-        ForwardList::InTurn(list) => list,
-        ForwardList::Dealt(list) => {
-            let [shares, records, record_words, patterns] = list.arguments();
+        ForwardMask::Grid(list) => list,
+        ForwardMask::Persistent(list) => {
+            let [assignments, records, record_words, partial_masks] = list.arguments();
             // SAFETY: the operands are those of the call, as `Prepared` wants them; the kernel stays within them.
             unsafe {
-                forward_staying::launch_unchecked(
+                forward_persistent::launch_unchecked(
                     client,
                     CubeCount::Static(list.blocks(), 1, 1),
                     CubeDim::new_1d(tiles.threads()),
                     map(q, tiles.queries()),
-                    map(parts[0].k, tiles.keys),
-                    map(parts[0].v, tiles.keys),
+                    map(kv_segments[0].k, tiles.keys),
+                    map(kv_segments[0].v, tiles.keys),
                     map(second.k, tiles.keys),
                     map(second.v, tiles.keys),
                     map(o, 64),
                     BufferArg::from_raw_parts(lse.clone(), batch * heads * lse_rows(queries)),
-                    shares,
+                    assignments,
                     records,
                     record_words,
-                    patterns,
+                    partial_masks,
                     heads as u32,
                     queries as u32,
                     lse_rows(queries) as u32,
                     scale * std::f32::consts::LOG2_E,
                     tiles,
-                    tiles.factor.element(),
+                    tiles.operand_type.element(),
                     tiles.vectors(),
                 );
             }
             return;
         }
     };
-    let [turns, entries, patterns] = list.arguments();
+    let [work_tiles, entries, partial_masks] = list.arguments();
     // SAFETY: the operands are those of the call, as `Prepared` wants them; the kernel stays within them.
     unsafe {
         forward::launch_unchecked(
@@ -93,15 +97,15 @@ pub fn launch_forward(
             CubeCount::Static(blocks as u32, heads as u32, batch as u32),
             CubeDim::new_1d(tiles.threads()),
             map(q, tiles.queries()),
-            map(parts[0].k, tiles.keys),
-            map(parts[0].v, tiles.keys),
+            map(kv_segments[0].k, tiles.keys),
+            map(kv_segments[0].v, tiles.keys),
             map(second.k, tiles.keys),
             map(second.v, tiles.keys),
             map(o, 64),
             BufferArg::from_raw_parts(lse.clone(), batch * heads * lse_rows(queries)),
-            turns,
+            work_tiles,
             entries,
-            patterns,
+            partial_masks,
             queries as u32,
             lse_rows(queries) as u32,
             first_keys as u32,
@@ -109,7 +113,7 @@ pub fn launch_forward(
             (heads / kv_heads) as u32,
             scale * std::f32::consts::LOG2_E,
             tiles,
-            tiles.factor.element(),
+            tiles.operand_type.element(),
             tiles.vectors(),
         );
     }
@@ -119,36 +123,40 @@ pub fn launch_forward(
 pub fn launch_backward_queries(
     client: &Client,
     of: Backward<'_>,
-    parts: &[Part<'_>],
+    kv_segments: &[KvSegment<'_>],
     dq: &Heads,
-    list: &TileList,
+    list: &BlockMask,
     tiles: BackwardTiles,
 ) {
     let [batch, heads, queries, _] = of.q.shape;
-    let [_, kv_heads, first_keys, _] = parts[0].k.shape;
-    let second = parts.last().expect("a part of keys");
-    let second_keys = if parts.len() > 1 { second.k.shape[2] } else { 0 };
+    let [_, kv_heads, first_keys, _] = kv_segments[0].k.shape;
+    let second = kv_segments.last().expect("a segment of keys");
+    let second_keys = if kv_segments.len() > 1 {
+        second.k.shape[2]
+    } else {
+        0
+    };
     let lse_rows = lse_rows(queries);
     let length = batch * heads * lse_rows;
     let eights = |x: &Heads, axis: usize| (x.strides[axis] / 8) as u32;
-    let map = |x: &Heads, rows| map(x, rows, tiles.factor);
-    let [turns, entries, patterns] = list.arguments();
+    let map = |x: &Heads, rows| map(x, rows, tiles.operand_type);
+    let [work_tiles, entries, partial_masks] = list.arguments();
     // SAFETY: the operands are those of the call, as `Prepared` wants them; the kernel stays within them.
     unsafe {
         backward_queries::launch_unchecked(
             client,
             CubeCount::Static(
-                queries.div_ceil(tiles.resident()) as u32,
+                queries.div_ceil(tiles.stationary_rows()) as u32,
                 heads as u32,
                 batch as u32,
             ),
             CubeDim::new_1d(tiles.threads()),
-            map(of.q, tiles.resident()),
-            map(parts[0].k, tiles.passing),
-            map(parts[0].v, tiles.passing),
-            map(second.k, tiles.passing),
-            map(second.v, tiles.passing),
-            map(of.d_o, tiles.resident()),
+            map(of.q, tiles.stationary_rows()),
+            map(kv_segments[0].k, tiles.streamed_rows),
+            map(kv_segments[0].v, tiles.streamed_rows),
+            map(second.k, tiles.streamed_rows),
+            map(second.v, tiles.streamed_rows),
+            map(of.d_o, tiles.stationary_rows()),
             map(dq, 64),
             BufferArg::from_raw_parts(of.o.handle.clone(), of.o.elements() / 8),
             BufferArg::from_raw_parts(of.d_o.handle.clone(), of.d_o.elements() / 8),
@@ -160,9 +168,9 @@ pub fn launch_backward_queries(
             eights(of.d_o, 2),
             BufferArg::from_raw_parts(of.lse.clone(), length),
             BufferArg::from_raw_parts(of.delta.clone(), length),
-            turns,
+            work_tiles,
             entries,
-            patterns,
+            partial_masks,
             queries as u32,
             lse_rows as u32,
             first_keys as u32,
@@ -171,41 +179,41 @@ pub fn launch_backward_queries(
             of.scale * std::f32::consts::LOG2_E,
             of.scale,
             tiles,
-            tiles.factor.element(),
+            tiles.operand_type.element(),
             tiles.vectors(),
         );
     }
 }
 
-/// Launches the kernel for one part of the keys: `dk` and `dv`. Its list has keys as rows, queries pass. If it takes queries in
-/// pieces, their sums are behind the statistics in `of.delta`, and kernels that add them up follow.
+/// Launches the kernel for one segment of the keys: `dk` and `dv`. Its list has keys as rows, queries are streamed. If it takes queries in
+/// splits, their sums are behind the statistics in `of.delta`, and kernels that add them up follow.
 pub fn launch_backward_keys(
     client: &Client,
     of: Backward<'_>,
-    part: Part<'_>,
+    part: KvSegment<'_>,
     [dk, dv]: [&Heads; 2],
-    list: &TileList,
+    list: &BlockMask,
     tiles: BackwardTiles,
 ) {
     let [batch, heads, queries, _] = of.q.shape;
     let [_, kv_heads, keys, _] = part.k.shape;
     let lse_rows = lse_rows(queries);
     let length = batch * heads * lse_rows;
-    let map = |x: &Heads, rows| map(x, rows, tiles.factor);
-    let [turns, entries, patterns] = list.arguments();
-    let key_blocks = keys.div_ceil(tiles.resident());
-    let sums = tiles.sums_of_pieces(batch * kv_heads, keys);
+    let map = |x: &Heads, rows| map(x, rows, tiles.operand_type);
+    let [work_tiles, entries, partial_masks] = list.arguments();
+    let key_blocks = keys.div_ceil(tiles.stationary_rows());
+    let sums = tiles.partial_sums(batch * kv_heads, keys);
     let sums_at = of.delta.clone().offset_start(4 * length as u64);
     // SAFETY: the operands are those of the call, as `Prepared` wants them; the kernel stays within them.
     unsafe {
         backward_keys::launch_unchecked(
             client,
-            CubeCount::Static((key_blocks * tiles.pieces) as u32, kv_heads as u32, batch as u32),
+            CubeCount::Static((key_blocks * tiles.split_q) as u32, kv_heads as u32, batch as u32),
             CubeDim::new_1d(tiles.threads()),
-            map(of.q, tiles.passing),
-            map(part.k, tiles.resident()),
-            map(part.v, tiles.resident()),
-            map(of.d_o, tiles.passing),
+            map(of.q, tiles.streamed_rows),
+            map(part.k, tiles.stationary_rows()),
+            map(part.v, tiles.stationary_rows()),
+            map(of.d_o, tiles.streamed_rows),
             map(dk, 64),
             map(dv, 64),
             match sums {
@@ -215,16 +223,16 @@ pub fn launch_backward_keys(
             },
             BufferArg::from_raw_parts(of.lse.clone(), length / 2),
             BufferArg::from_raw_parts(of.delta.clone(), length / 2),
-            turns,
+            work_tiles,
             entries,
-            patterns,
+            partial_masks,
             queries as u32,
             lse_rows as u32,
             (heads / kv_heads) as u32,
             of.scale * std::f32::consts::LOG2_E,
             of.scale,
             tiles,
-            tiles.factor.element(),
+            tiles.operand_type.element(),
             tiles.vectors(),
         );
     }
@@ -233,35 +241,35 @@ pub fn launch_backward_keys(
     }
     let half = (sums / 2 * 4) as u64;
     if tiles.sums.values() {
-        launch_add_up(client, sums_at.clone(), dv, 1.0, tiles);
+        launch_reduce_partials(client, sums_at.clone(), dv, 1.0, tiles);
     }
     if tiles.sums.keys() {
-        launch_add_up(client, sums_at.offset_start(half), dk, of.scale, tiles);
+        launch_reduce_partials(client, sums_at.offset_start(half), dk, of.scale, tiles);
     }
 }
 
 /// Launches the kernel that makes a gradient, times `scale`, of the sums that begin at `sums`.
-fn launch_add_up(client: &Client, sums: Handle, gradient: &Heads, scale: f32, tiles: BackwardTiles) {
+fn launch_reduce_partials(client: &Client, sums: Handle, gradient: &Heads, scale: f32, tiles: BackwardTiles) {
     let [batch, heads, keys, _] = gradient.shape;
     let eights = |axis: usize| (gradient.strides[axis] / 8) as u32;
     let blocks = (keys * tiles.head_dim / 8).div_ceil(THREADS);
     // SAFETY: the operands are those of the call, as `Prepared` wants them; the kernel stays within them.
     unsafe {
-        add_up::launch_unchecked(
+        reduce_partials::launch_unchecked(
             client,
             CubeCount::Static(blocks as u32, heads as u32, batch as u32),
             CubeDim::new_1d(THREADS as u32),
-            BufferArg::from_raw_parts(sums, tiles.sums_of_pieces(batch * heads, keys) / 4),
+            BufferArg::from_raw_parts(sums, tiles.partial_sums(batch * heads, keys) / 4),
             BufferArg::from_raw_parts(gradient.handle.clone(), gradient.elements() / 8),
             eights(0),
             eights(1),
             eights(2),
-            keys.next_multiple_of(tiles.resident()) as u32,
+            keys.next_multiple_of(tiles.stationary_rows()) as u32,
             keys as u32,
             scale,
-            tiles.pieces,
+            tiles.split_q,
             tiles.head_dim,
-            tiles.factor,
+            tiles.operand_type,
         );
     }
 }

@@ -1,50 +1,50 @@
 //! Attention on Hopper's asynchronous tensor cores.
 
-pub mod add_up;
-#[cfg(feature = "ptx-gate")]
-pub mod alone;
 pub mod backward_keys;
 pub mod backward_queries;
 mod copy;
+mod epilogue;
 pub mod forward;
+pub mod forward_persistent;
 pub mod launch;
 mod online_softmax;
-mod output;
 mod ping_pong;
-mod records;
+pub mod reduce_partials;
+mod scheduled_tiles;
 pub mod select;
-pub mod staying;
+#[cfg(feature = "compile-check")]
+pub mod softmax_test_kernel;
 mod tiles;
 
-use crate::call::{Call, Declined};
-use crate::deal::DealtList;
-use crate::order::Grid;
-use crate::run::{Cut, Kernels, Offer};
-use crate::tensors::{Backward, Heads, Part, TileList};
+use crate::launch_order::Grid;
+use crate::prepared::{DeviceCapabilities, Kernels, MaskTiling};
+use crate::problem::{Declined, Problem};
+use crate::tensors::{Backward, BlockMask, Heads, KvSegment};
+use crate::tile_scheduler::ScheduledMask;
 use cubecl::ir::features::Tma;
 use cubecl::prelude::Client;
 use cubecl_runtime::server::Handle;
 use flow_attention_mask::MaskTiles;
-pub use tiles::{BackwardTiles, ForwardTiles, Sums};
+pub use tiles::{BackwardTiles, ForwardTiles, KvGradients};
 
 /// The kernels of this module.
 #[derive(Clone, Copy, Debug)]
 pub struct Wgmma;
 
 /// A call made ready for these kernels.
-pub type Prepared = crate::run::Prepared<Wgmma>;
+pub type Prepared = crate::prepared::Prepared<Wgmma>;
 
 /// A mask on the device, for one of the forward kernels.
 #[derive(Clone, Debug)]
-pub enum ForwardList {
-    /// For blocks that start in turn, or without a mask.
-    InTurn(TileList),
-    /// For blocks that stay.
-    Dealt(DealtList),
+pub enum ForwardMask {
+    /// For a grid with one block for each work tile, or without a mask.
+    Grid(BlockMask),
+    /// For persistent blocks.
+    Persistent(ScheduledMask),
 }
 
-impl Cut for ForwardTiles {
-    fn units(&self) -> usize {
+impl MaskTiling for ForwardTiles {
+    fn row_groups(&self) -> usize {
         self.warpgroups
     }
 
@@ -53,24 +53,24 @@ impl Cut for ForwardTiles {
     }
 }
 
-impl Cut for BackwardTiles {
-    fn units(&self) -> usize {
+impl MaskTiling for BackwardTiles {
+    fn row_groups(&self) -> usize {
         self.warpgroups
     }
 
     fn columns(&self) -> usize {
-        self.passing
+        self.streamed_rows
     }
 }
 
 impl Kernels for Wgmma {
     const NAME: &'static str = "wgmma";
-    const BY_FIRST_TILE: bool = true;
+    const MAX_FROM_FIRST_TILE: bool = true;
     type Forward = ForwardTiles;
-    type ForwardList = ForwardList;
+    type ForwardMask = ForwardMask;
     type Backward = BackwardTiles;
 
-    fn check(client: &Client, _: &Call) -> Result<(), Declined> {
+    fn check(client: &Client, _: &Problem) -> Result<(), Declined> {
         // Of the generations that CubeCL knows, Hopper alone has the first of these and not the second; `wgmma` exists
         // nowhere else (PTX ISA 9.0, section 9.7.15: sm_90a).
         let tensor_memory = client.properties().features.tma;
@@ -83,57 +83,59 @@ impl Kernels for Wgmma {
         Ok(())
     }
 
-    fn sums_of_pieces(call: &Call, tiles: &BackwardTiles) -> usize {
-        tiles.sums_of_pieces(call.batch * call.kv_heads, call.keys[0])
+    fn partial_sums(problem: &Problem, tiles: &BackwardTiles) -> usize {
+        tiles.partial_sums(problem.batch * problem.kv_heads, problem.keys[0])
     }
 
-    fn select(call: &Call, masked: bool, _: Offer) -> select::Selection {
-        select::select(call, masked)
+    fn select(problem: &Problem, masked: bool, _: DeviceCapabilities) -> select::Selection {
+        select::select(problem, masked)
     }
 
-    fn forward_list(
+    fn forward_mask(
         client: &Client,
-        call: &Call,
+        problem: &Problem,
         mask: Option<(&MaskTiles, Grid)>,
         tiles: &ForwardTiles,
-    ) -> ForwardList {
+    ) -> ForwardMask {
         match mask {
-            None => ForwardList::InTurn(TileList::none(client)),
-            Some((mask, grid)) if tiles.stays => ForwardList::Dealt(DealtList::new(client, mask, call, grid)),
-            Some((mask, grid)) => ForwardList::InTurn(TileList::new(client, mask, grid)),
+            None => ForwardMask::Grid(BlockMask::none(client)),
+            Some((mask, grid)) if tiles.persistent => {
+                ForwardMask::Persistent(ScheduledMask::new(client, mask, problem, grid))
+            }
+            Some((mask, grid)) => ForwardMask::Grid(BlockMask::new(client, mask, grid)),
         }
     }
 
     fn forward(
         client: &Client,
         q: &Heads,
-        parts: &[Part<'_>],
+        kv_segments: &[KvSegment<'_>],
         o: &Heads,
         lse: &Handle,
-        list: &ForwardList,
+        list: &ForwardMask,
         scale: f32,
         tiles: ForwardTiles,
     ) {
-        launch::launch_forward(client, q, parts, o, lse, list, scale, tiles);
+        launch::launch_forward(client, q, kv_segments, o, lse, list, scale, tiles);
     }
 
     fn backward_queries(
         client: &Client,
         of: Backward<'_>,
-        parts: &[Part<'_>],
+        kv_segments: &[KvSegment<'_>],
         dq: &Heads,
-        list: &TileList,
+        list: &BlockMask,
         tiles: BackwardTiles,
     ) {
-        launch::launch_backward_queries(client, of, parts, dq, list, tiles);
+        launch::launch_backward_queries(client, of, kv_segments, dq, list, tiles);
     }
 
     fn backward_keys(
         client: &Client,
         of: Backward<'_>,
-        part: Part<'_>,
+        part: KvSegment<'_>,
         gradients: [&Heads; 2],
-        list: &TileList,
+        list: &BlockMask,
         tiles: BackwardTiles,
     ) {
         launch::launch_backward_keys(client, of, part, gradients, list, tiles);

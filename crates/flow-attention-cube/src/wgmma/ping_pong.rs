@@ -1,4 +1,5 @@
-//! Two warpgroups of a block that take turns at the tensor cores: one multiplies while the other exponentiates.
+//! Ping-pong scheduling (FlashAttention-3): two warpgroups take turns at the tensor cores, so one multiplies while the other
+//! computes its softmax.
 //!
 //! By a named barrier for each, to which the one that waits and the other that lets it count.
 

@@ -1,12 +1,12 @@
 //! Softmax by the tiles before, without a GPU: what NVRTC makes of it, executed by a warp on the host, against f64.
 
 use super::compiler;
-use flow_attention_cube::call::Call;
-use flow_attention_cube::sources::softmax_alone;
-use flow_attention_cube::wgmma::alone::RESULTS;
+use flow_attention_cube::problem::Problem;
+use flow_attention_cube::sources::softmax_test_kernel;
+use flow_attention_cube::wgmma::softmax_test_kernel::RESULTS;
 use flow_attention_cube::wgmma::{ForwardTiles, select};
-use flow_cube::thread::{Kernel, Memory, Parameter};
-use flow_cube::wgmma::Factor;
+use flow_cube::ptx_interpreter::{Kernel, Memory, Parameter};
+use flow_cube::wgmma::OperandType;
 use std::f64::consts::LN_2;
 
 /// Keys of a tile: fewer than any kernel has, so that a tile is soon executed.
@@ -34,29 +34,29 @@ struct Row {
 
 struct Softmax {
     kernel: Kernel,
-    factor: Factor,
+    operand_type: OperandType,
 }
 
 impl Softmax {
-    fn of(factor: Factor) -> Self {
-        let call = Call {
+    fn of(operand_type: OperandType) -> Self {
+        let problem = Problem {
             batch: 1,
             heads: 1,
             kv_heads: 1,
             queries: 64,
             keys: [KEYS, 0],
             head_dim: 8,
-            factor,
+            operand_type,
         };
         let tiles = ForwardTiles {
             keys: KEYS,
-            ..select::select(&call, false).forward
+            ..select::select(&problem, false).forward
         };
-        let source = softmax_alone(tiles).expect("CubeCL compiles it");
+        let source = softmax_test_kernel(tiles).expect("CubeCL compiles it");
         let ptx = compiler().ptx("sm_90a", &source.text).expect("NVRTC compiles it");
         Self {
             kernel: Kernel::read(&ptx).expect("a kernel"),
-            factor,
+            operand_type,
         }
     }
 
@@ -122,7 +122,7 @@ impl Softmax {
                 .map(|key| f64::from(key[number]) * f64::from(FACTOR))
                 .collect();
             let largest = powers.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let what = format!("{what}, {:?}, row {number}: {row:?}", self.factor);
+            let what = format!("{what}, {:?}, row {number}: {row:?}", self.operand_type);
             if largest == f64::NEG_INFINITY {
                 assert_eq!(f32::from_bits(row.bits[1]), 0.0, "{what}");
                 continue;
@@ -136,14 +136,14 @@ impl Softmax {
                 .enumerate()
                 .map(|(key, weight)| if key % 2 == 0 { *weight } else { -weight / 2.0 })
                 .sum();
-            // Half of a unit of 16 bits for each weight, and of a row's largest one none where it has most of the row.
-            let unit = if self.factor == Factor::Bf16 {
+            // Half of a row group of 16 bits for each weight, and of a row's largest one none where it has most of the row.
+            let row_group = if self.operand_type == OperandType::Bf16 {
                 1.0 / 256.0
             } else {
                 1.0 / 2048.0
             };
             for (got, want) in row.outputs.iter().zip([1.0, second / sum]) {
-                assert!((got - want).abs() < unit / 2.0, "{what}: {want}");
+                assert!((got - want).abs() < row_group / 2.0, "{what}: {want}");
             }
         }
         rows
@@ -169,8 +169,8 @@ fn scores(tiles: usize, mut of: impl FnMut(f32, usize, usize) -> f32) -> Scores 
 
 #[test]
 fn rows_of_every_shape_are_the_softmax_of_f64() {
-    for factor in [Factor::Bf16, Factor::F16] {
-        let softmax = Softmax::of(factor);
+    for operand_type in [OperandType::Bf16, OperandType::F16] {
+        let softmax = Softmax::of(operand_type);
         let tiles = 5;
         softmax.check("even", &scores(tiles, |noise, _, _| 3.0 * noise));
         softmax.check("one tile", &scores(1, |noise, _, _| 3.0 * noise));
@@ -188,11 +188,11 @@ fn rows_of_every_shape_are_the_softmax_of_f64() {
         );
         softmax.check("peaked", &scores(tiles, |noise, _, _| 60.0 * noise));
         // Rows that see the first keys late, or none at all.
-        let late = scores(tiles, |noise, key, row| match key < 9 * row {
+        let refill_late = scores(tiles, |noise, key, row| match key < 9 * row {
             true => f32::NEG_INFINITY,
             false => 2.0 * noise - 40.0,
         });
-        softmax.check("late", &late);
+        softmax.check("late", &refill_late);
         let hidden = scores(tiles, |noise, _, row| match row % 3 {
             0 => f32::NEG_INFINITY,
             _ => noise,
@@ -206,7 +206,7 @@ fn rows_of_every_shape_are_the_softmax_of_f64() {
 
 #[test]
 fn a_row_that_is_lost_and_done_again_changes_no_bit_of_the_others() {
-    let softmax = Softmax::of(Factor::Bf16);
+    let softmax = Softmax::of(OperandType::Bf16);
     let of = |jump: f32| {
         scores(4, |noise, key, row| {
             let by = if row % 5 == 2 { jump } else { 0.1 };
@@ -222,10 +222,10 @@ fn a_row_that_is_lost_and_done_again_changes_no_bit_of_the_others() {
 
 #[test]
 fn rows_have_the_same_bits_behind_others_and_leave_the_bits_of_these() {
-    let softmax = Softmax::of(Factor::Bf16);
+    let softmax = Softmax::of(OperandType::Bf16);
     let mild = scores(3, |noise, _, row| 4.0 * noise + row as f32);
     let low = scores(2, |noise, _, row| 5.0 * noise - 1000.0 * row as f32);
-    let late = scores(4, |noise, key, row| match key < 9 * row {
+    let refill_late = scores(4, |noise, key, row| match key < 9 * row {
         true => f32::NEG_INFINITY,
         false => 2.0 * noise - 40.0,
     });
@@ -235,11 +235,19 @@ fn rows_have_the_same_bits_behind_others_and_leave_the_bits_of_these() {
         0 => f32::NEG_INFINITY,
         _ => noise,
     });
-    let lost = scores(3, |noise, key, row| noise + (40 * row * (key / KEYS)) as f32);
+    let overflowed = scores(3, |noise, key, row| noise + (40 * row * (key / KEYS)) as f32);
     let bits = |rows: &[Row]| -> Vec<[u32; 4]> { rows.iter().map(|row| row.bits).collect() };
-    for before in [&mild, &low, &late, &rising, &one_tile, &hidden] {
+    for before in [&mild, &low, &refill_late, &rising, &one_tile, &hidden] {
         let alone = bits(&softmax.run(before));
-        for own in [&mild, &low, &late, &rising, &one_tile, &hidden, &lost] {
+        for own in [
+            &mild,
+            &low,
+            &refill_late,
+            &rising,
+            &one_tile,
+            &hidden,
+            &overflowed,
+        ] {
             let [rows, others] = softmax.run_behind(before, own);
             assert_eq!(bits(&rows), bits(&softmax.run(own)));
             assert_eq!(bits(&others), alone);
@@ -249,7 +257,7 @@ fn rows_have_the_same_bits_behind_others_and_leave_the_bits_of_these() {
 
 #[test]
 fn a_weight_that_has_most_of_a_row_to_itself_is_one_that_16_bits_hold() {
-    let softmax = Softmax::of(Factor::Bf16);
+    let softmax = Softmax::of(OperandType::Bf16);
     // In the third tile; between 2^9 and 2^13 times what was the largest.
     let alone = scores(5, |noise, key, row| match key == 2 * KEYS + row {
         true => 12.0 + 0.3 * row as f32,

@@ -3,8 +3,8 @@
 //! [`CubeAttention`] is attention on NVIDIA's tensor cores in 16 bits; [`PortableAttention`] runs on any device and in any
 //! float type.
 
+mod lru_cache;
 mod portable;
-mod recent;
 mod tensor_cores;
 
 pub use portable::PortableAttention;

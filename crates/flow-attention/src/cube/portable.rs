@@ -1,6 +1,6 @@
 //! Attention on any device of CubeCL's, in f32, f16 or bf16 with f32 sums.
 
-use super::recent::Recent;
+use super::lru_cache::LruCache;
 use super::{client, heads, read};
 use crate::node::through;
 use burn::backend::DispatchTensor;
@@ -21,11 +21,11 @@ use std::sync::Arc;
 #[derive(Default)]
 pub struct PortableAttention {
     /// Masks compiled lately.
-    masks: Recent<Known, PortableMask>,
+    masks: LruCache<CallKey, PortableMask>,
 }
 
 #[derive(Debug, PartialEq)]
-struct Known {
+struct CallKey {
     device: LaunchesOn,
     mask: Option<Arc<Mask>>,
     sizes: Sizes,
@@ -65,13 +65,13 @@ impl PortableAttention {
 
     fn mask(&self, client: &Client, call: &AttentionCall) -> Result<Arc<PortableMask>, Declined> {
         let (sizes, head_dim) = (call.sizes(), call.head_dim);
-        let known = Known {
+        let key = CallKey {
             device: LaunchesOn::of(client),
             mask: call.mask.clone(),
             sizes,
             head_dim,
         };
-        self.masks.get_or_make(client, known, || {
+        self.masks.get_or_make(client, key, || {
             let mask = call.mask.as_deref().unwrap_or(&Mask::Full);
             PortableMask::new(client, mask, sizes, head_dim).map_err(declined)
         })
@@ -83,7 +83,7 @@ impl PortableAttention {
 struct Operands {
     tensors: Arc<[CubeTensor]>,
     q: Heads,
-    segments: Vec<KeyValues>,
+    kv_segments: Vec<KeyValues>,
     element: Element,
     mask: Arc<PortableMask>,
     scale: f32,
@@ -103,7 +103,7 @@ impl Operands {
     fn call(&self) -> Call<'_> {
         Call {
             q: &self.q,
-            segments: &self.segments,
+            kv_segments: &self.kv_segments,
             scale: self.scale,
             element: self.element,
             mask: &self.mask,
@@ -187,17 +187,17 @@ impl AttentionBackend for PortableAttention {
         &self,
         stash: &dyn Stash,
         q: &DispatchTensor,
-        parts: &[KeyValue<'_>],
+        kv_segments: &[KeyValue<'_>],
         call: &AttentionCall,
     ) -> Result<Attended, Declined> {
         let (client, element) = Self::check(call)?;
         let mask = self.mask(client, call)?;
-        Ok(through(stash, q, parts, |inputs| {
+        Ok(through(stash, q, kv_segments, |inputs| {
             let tensors: Arc<[CubeTensor]> = inputs.iter().map(read).collect();
             let views: Vec<Heads> = tensors.iter().map(heads).collect();
             let operands = Operands {
                 q: views[0].clone(),
-                segments: pairs(&views[1..]),
+                kv_segments: pairs(&views[1..]),
                 tensors,
                 element,
                 mask,

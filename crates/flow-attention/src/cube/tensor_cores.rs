@@ -1,15 +1,15 @@
 //! Attention on NVIDIA's tensor cores, in bf16 or f16 with f32 sums.
 
-use super::recent::Recent;
+use super::lru_cache::LruCache;
 use super::{client, heads, read};
 use crate::node::through;
 use burn::backend::DispatchTensor;
 use burn::tensor::DType;
-use flow_attention_cube::call::{Call, check_scale};
 use flow_attention_cube::mma::Mma;
-use flow_attention_cube::run::{Kernels, Offer, Prepared};
+use flow_attention_cube::prepared::{DeviceCapabilities, Kernels, Prepared};
+use flow_attention_cube::problem::{Problem, check_scale};
 use flow_attention_cube::sources::Sources;
-use flow_attention_cube::tensors::{Heads, Part, lse_rows};
+use flow_attention_cube::tensors::{Heads, KvSegment, lse_rows};
 use flow_attention_cube::wgmma::Wgmma;
 use flow_core::cube::{Client, CubeTensor, LaunchesOn, contiguous, empty_like, wrap};
 use flow_core::ops::Stash;
@@ -17,22 +17,22 @@ use flow_core::ops::attention::Mask;
 use flow_core::{
     Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, KeyValue, RawTensor, autograd,
 };
-use flow_cube::wgmma::Factor;
+use flow_cube::wgmma::OperandType;
 use std::fmt;
 use std::sync::Arc;
 
 /// Attention of a CUDA device.
 pub struct CubeAttention<K: Kernels> {
     /// Calls seen lately, with their masks on the device.
-    prepared: Recent<Known, Prepared<K>>,
+    prepared: LruCache<CallKey, Prepared<K>>,
     #[cfg(feature = "cuda")]
-    ahead: flow_ahead::Ahead,
+    precompiler: flow_precompile::Precompiler,
 }
 
 #[derive(Debug, PartialEq)]
-struct Known {
+struct CallKey {
     device: LaunchesOn,
-    call: Call,
+    call: Problem,
     scale: f32,
     mask: Option<Arc<Mask>>,
 }
@@ -46,9 +46,9 @@ pub type MmaAttention = CubeAttention<Mma>;
 impl<K: Kernels> Default for CubeAttention<K> {
     fn default() -> Self {
         Self {
-            prepared: Recent::default(),
+            prepared: LruCache::default(),
             #[cfg(feature = "cuda")]
-            ahead: flow_ahead::Ahead::default(),
+            precompiler: flow_precompile::Precompiler::default(),
         }
     }
 }
@@ -70,46 +70,46 @@ fn operand(tensor: &RawTensor) -> CubeTensor {
 }
 
 /// The call as the kernels know it.
-fn cube_call(call: &AttentionCall) -> Result<Call, Declined> {
-    let factor = match call.dtype {
-        DType::BF16 => Factor::Bf16,
-        DType::F16 => Factor::F16,
+fn cube_call(call: &AttentionCall) -> Result<Problem, Declined> {
+    let operand_type = match call.dtype {
+        DType::BF16 => OperandType::Bf16,
+        DType::F16 => OperandType::F16,
         other => {
             return Err(Declined::new(format!(
                 "tensor cores attend in bf16 or f16; the operands are {other:?}"
             )));
         }
     };
-    Ok(Call {
+    Ok(Problem {
         batch: call.batch,
         heads: call.heads,
         kv_heads: call.kv_heads,
         queries: call.queries,
         keys: call.keys,
         head_dim: call.head_dim,
-        factor,
+        operand_type,
     })
 }
 
-fn declined(error: flow_attention_cube::call::Declined) -> Declined {
+fn declined(error: flow_attention_cube::problem::Declined) -> Declined {
     Declined::new(error.why)
 }
 
 impl<K: Sources> CubeAttention<K> {
     fn prepare(&self, client: &Client, problem: &AttentionCall) -> Result<Arc<Prepared<K>>, Declined> {
         let call = cube_call(problem)?;
-        let known = Known {
+        let key = CallKey {
             device: LaunchesOn::of(client),
             call,
             scale: problem.scale,
             mask: problem.mask.clone(),
         };
-        self.prepared.get_or_make(client, known, || {
+        self.prepared.get_or_make(client, key, || {
             let prepared =
                 Prepared::new(client, call, problem.scale, problem.mask.clone()).map_err(declined)?;
             // Backward's, too: they are wanted once forward is queued, and by then they are ready.
             #[cfg(feature = "cuda")]
-            self.ahead.compile(client, || prepared.kernels());
+            self.precompiler.compile(client, || prepared.kernels());
             Ok(prepared)
         })
     }
@@ -117,18 +117,18 @@ impl<K: Sources> CubeAttention<K> {
 
 fn forward<K: Kernels>(prepared: &Prepared<K>, operands: &[CubeTensor]) -> [RawTensor; 2] {
     let q = &operands[0];
-    let call = prepared.call();
+    let call = prepared.problem();
     let output = empty_like(q, &[call.batch, call.queries, call.heads, call.head_dim], q.dtype);
     let lse = empty_like(q, &[call.batch, call.heads, lse_rows(call.queries)], DType::F32);
     let views: Vec<Heads> = operands.iter().map(heads).collect();
-    let parts: Vec<Part<'_>> = views[1..]
+    let kv_segments: Vec<KvSegment<'_>> = views[1..]
         .chunks(2)
-        .map(|pair| Part {
+        .map(|pair| KvSegment {
             k: &pair[0],
             v: &pair[1],
         })
         .collect();
-    prepared.forward(&views[0], &parts, &heads(&output), &lse.handle);
+    prepared.forward(&views[0], &kv_segments, &heads(&output), &lse.handle);
     [wrap(output), wrap(lse)]
 }
 
@@ -148,21 +148,21 @@ fn backward<K: Kernels>(
         .collect();
     let views: Vec<Heads> = operands.iter().map(heads).collect();
     let outputs: Vec<Heads> = gradients.iter().map(heads).collect();
-    let parts: Vec<Part<'_>> = views[1..]
+    let kv_segments: Vec<KvSegment<'_>> = views[1..]
         .chunks(2)
-        .map(|pair| Part {
+        .map(|pair| KvSegment {
             k: &pair[0],
             v: &pair[1],
         })
         .collect();
-    let of_parts: Vec<[&Heads; 2]> = outputs[1..].chunks(2).map(|pair| [&pair[0], &pair[1]]).collect();
+    let of_kv_segments: Vec<[&Heads; 2]> = outputs[1..].chunks(2).map(|pair| [&pair[0], &pair[1]]).collect();
     prepared.backward(
         [&views[0], &heads(&output), &heads(&gradient)],
-        &parts,
+        &kv_segments,
         &lse.handle,
         &delta.handle,
         &outputs[0],
-        &of_parts,
+        &of_kv_segments,
     );
     let gradients = gradients.into_iter().zip(wanted);
     gradients
@@ -188,7 +188,7 @@ impl<K: Sources> AttentionBackend for CubeAttention<K> {
         problem.check().map_err(declined)?;
         check_scale(call.scale).map_err(declined)?;
         K::check(client, &problem).map_err(declined)?;
-        let selection = K::select(&problem, call.mask.is_some(), Offer::of(client));
+        let selection = K::select(&problem, call.mask.is_some(), DeviceCapabilities::of(client));
         Ok(selection.name(K::NAME))
     }
 
@@ -201,11 +201,11 @@ impl<K: Sources> AttentionBackend for CubeAttention<K> {
         &self,
         stash: &dyn Stash,
         q: &DispatchTensor,
-        parts: &[KeyValue<'_>],
+        kv_segments: &[KeyValue<'_>],
         call: &AttentionCall,
     ) -> Result<Attended, Declined> {
         let prepared = self.prepare(client(call)?, call)?;
-        Ok(through(stash, q, parts, |inputs| {
+        Ok(through(stash, q, kv_segments, |inputs| {
             let operands: Arc<[CubeTensor]> = inputs.iter().map(operand).collect();
             let again = (prepared.clone(), operands.clone());
             let compute = move || forward(&prepared, &operands);

@@ -212,7 +212,7 @@ impl AttentionCall {
         Sizes {
             batch: self.batch,
             queries: self.queries,
-            key_segments: self.keys,
+            kv_segments: self.keys,
         }
     }
 

@@ -7,7 +7,7 @@ mod timing;
 
 use cubecl::prelude::*;
 use flow_kernels_cube::Element;
-use flow_kernels_cube::catalogue::{GROUPS, check};
+use flow_kernels_cube::cases::{GROUPS, check};
 use std::error::Error;
 use std::process::ExitCode;
 use std::time::Instant;

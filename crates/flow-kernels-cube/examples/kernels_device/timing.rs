@@ -2,13 +2,13 @@
 
 use cubecl::prelude::*;
 use flow_kernels_cube::activation::{self, Activation};
-use flow_kernels_cube::adamw::{AdamW, Beside, Rounding, Updated};
+use flow_kernels_cube::adamw::{AdamW, AdamWParam, MasterWeight, Rounding};
 use flow_kernels_cube::cast::cast;
 use flow_kernels_cube::gated_residual::Gate;
 use flow_kernels_cube::modulated_layer_norm::ModulatedNorm;
 use flow_kernels_cube::normals::{Drawn, drawn_by};
 use flow_kernels_cube::optimizer::{accumulate, sums_of_squares};
-use flow_kernels_cube::rms_norm::{RmsNorm, Turn};
+use flow_kernels_cube::rms_norm::{RmsNorm, RotaryAfterNorm};
 use flow_kernels_cube::rotary::Rotary;
 use flow_kernels_cube::sde::{Latents, Noise, Outcome, Step};
 use flow_kernels_cube::{Buffer, Element, Refused};
@@ -157,7 +157,7 @@ fn model(client: &Client, model: &Model, element: Element) -> Result<(), Box<dyn
     let dweight = Buffer::empty(client, head_dim, Element::F32);
     let reciprocals = sets::<1>(client, rms.rows, Element::F32);
     let tables = sets::<2>(client, tokens * head_dim / 2, Element::F32);
-    let turn = |set: usize| Turn {
+    let turn = |set: usize| RotaryAfterNorm {
         tokens,
         heads,
         head_dim,
@@ -254,15 +254,15 @@ fn updates(client: &Client) -> Result<(), Box<dyn Error>> {
         time(client, name, bytes * length, |set| {
             let ([weight, gradient, m, v], [m16, v16, copy]) = (&wide[set], &narrow[set]);
             let (first, second) = if narrow_moments { (m16, v16) } else { (m, v) };
-            let of = Updated {
+            let of = AdamWParam {
                 weight,
                 gradient,
                 first,
                 second,
                 beside: if copied {
-                    Beside::Copy(copy)
+                    MasterWeight::Copy(copy)
                 } else {
-                    Beside::Nothing
+                    MasterWeight::Nothing
                 },
                 weight_decay: 0.01,
             };

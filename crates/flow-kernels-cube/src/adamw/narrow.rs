@@ -1,21 +1,21 @@
-//! AdamW on weights that are bf16 where models see them: exact, with their lower halves beside them, or rounded at random.
+//! AdamW on weights that are bf16 where models see them: exact, with their low halves beside them, or rounded at random.
 
 use super::{Place, Rates, stepped};
-use crate::halves::{joined, lower_of, rounded, upper_of};
 use crate::philox::philox;
+use crate::split_f32::{high_of, joined, low_of, rounded};
 use cubecl::prelude::*;
 
-/// One step as [`super::adamw_kernel`] takes it, of weights in 16 bits. With `halves`, `lowers` are the other 16 of f32 weights, and
-/// nothing is rounded. Without, `lowers` is empty, and the new weight is rounded up with the probability that makes its
-/// expectation the f32 result (stochastic rounding): value `i` of weight `streams[j]` takes the upper 16 bits of the
+/// One step as [`super::adamw_kernel`] takes it, of weights in 16 bits. With `halves`, `lows` are the other 16 of f32 weights, and
+/// nothing is rounded. Without, `lows` is empty, and the new weight is rounded up with the probability that makes its
+/// expectation the f32 result (stochastic rounding): value `i` of weight `streams[j]` takes the high 16 bits of the
 /// number `i` that `flow_rng` draws at sample `streams[j]` and step `step`, whose key and purpose are given.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn adamw_narrow_kernel<G: Float, M: Float, N: Size>(
-    uppers: &mut Sequence<Box<[Vector<u16, N>]>>,
+    highs: &mut Sequence<Box<[Vector<u16, N>]>>,
     gradients: &Sequence<Box<[Vector<G, N>]>>,
     firsts: &mut Sequence<Box<[Vector<M, N>]>>,
     seconds: &mut Sequence<Box<[Vector<M, N>]>>,
-    lowers: &mut Sequence<Box<[Vector<u16, N>]>>,
+    lows: &mut Sequence<Box<[Vector<u16, N>]>>,
     varying: &[f32],
     vectors: &Sequence<usize>,
     decays: &Sequence<f32>,
@@ -29,22 +29,22 @@ pub(crate) fn adamw_narrow_kernel<G: Float, M: Float, N: Size>(
     #[comptime] halves: bool,
 ) {
     let mut place = Place::nowhere(decays);
-    let mut upper = Vector::<u16, N>::empty();
-    let mut lower = Vector::<u16, N>::empty();
+    let mut high = Vector::<u16, N>::empty();
+    let mut low = Vector::<u16, N>::empty();
     let mut gradient = Vector::<f32, N>::empty();
     let mut first = Vector::<f32, N>::empty();
     let mut second = Vector::<f32, N>::empty();
     let mut stream = 0u32.runtime();
     #[unroll]
-    for i in 0..uppers.len() {
+    for i in 0..highs.len() {
         place.look(*vectors.index(i), i as u32);
         if place.is_of(i as u32) {
             let at = place.at;
             place.decay = *decays.index(i);
             stream = *streams.index(i);
-            upper = uppers.index(i)[at];
+            high = highs.index(i)[at];
             if comptime!(halves) {
-                lower = lowers.index(i)[at];
+                low = lows.index(i)[at];
             }
             gradient = Vector::cast_from(gradients.index(i)[at]);
             first = Vector::cast_from(firsts.index(i)[at]);
@@ -55,11 +55,11 @@ pub(crate) fn adamw_narrow_kernel<G: Float, M: Float, N: Size>(
     #[unroll]
     for lane in 0..N::value() {
         if comptime!(halves) {
-            weight.insert(lane, joined(upper.extract(lane), lower.extract(lane)));
+            weight.insert(lane, joined(high.extract(lane), low.extract(lane)));
         } else {
             weight.insert(
                 lane,
-                f32::reinterpret(u32::cast_from(upper.extract(lane)) << 16u32),
+                f32::reinterpret(u32::cast_from(high.extract(lane)) << 16u32),
             );
         }
     }
@@ -72,8 +72,8 @@ pub(crate) fn adamw_narrow_kernel<G: Float, M: Float, N: Size>(
         #[unroll]
         for lane in 0..N::value() {
             let bits = u32::reinterpret(result.extract(lane));
-            new_upper.insert(lane, upper_of(bits));
-            new_lower.insert(lane, lower_of(bits));
+            new_upper.insert(lane, high_of(bits));
+            new_lower.insert(lane, low_of(bits));
         }
     } else {
         // A vector lies within one block of four numbers: its width divides four.
@@ -89,14 +89,14 @@ pub(crate) fn adamw_narrow_kernel<G: Float, M: Float, N: Size>(
         }
     }
     #[unroll]
-    for i in 0..uppers.len() {
+    for i in 0..highs.len() {
         if place.is_of(i as u32) && is_taken {
             let at = place.at;
             firsts.index_mut(i)[at] = Vector::cast_from(m);
             seconds.index_mut(i)[at] = Vector::cast_from(v);
-            uppers.index_mut(i)[at] = new_upper;
+            highs.index_mut(i)[at] = new_upper;
             if comptime!(halves) {
-                lowers.index_mut(i)[at] = new_lower;
+                lows.index_mut(i)[at] = new_lower;
             }
         }
     }

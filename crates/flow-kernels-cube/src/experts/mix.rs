@@ -1,4 +1,4 @@
-//! Tokens in the order of their experts, what experts made of them added up by token, and the gradients of both.
+//! Tokens in the order of their experts, what experts made of them summed by token, and the gradients of both.
 
 use super::indices;
 use crate::Element;
@@ -87,8 +87,8 @@ pub(crate) fn weight_slopes<F: Float, N: Size>(
     let held = comptime!(rows.held());
     let vectors = comptime!(rows.vectors());
     let mut shared: Shared<[f32]> = Shared::new_slice(comptime!(rows.shared(1)));
-    let lane = UNIT_POS as usize % rows.lanes;
-    let asked = CUBE_POS * rows.groups + UNIT_POS as usize / rows.lanes;
+    let lane = UNIT_POS as usize % rows.threads_per_row;
+    let asked = CUBE_POS * rows.groups + UNIT_POS as usize / rows.threads_per_row;
     let exists = asked < slots;
     let slot = select(exists, asked, 0usize);
     let row = rows_of_slots[slot] as usize;
@@ -97,7 +97,7 @@ pub(crate) fn weight_slopes<F: Float, N: Size>(
     sum[0] = 0.0f32;
     #[unroll]
     for i in 0..held {
-        let at = lane + comptime!(i * rows.lanes);
+        let at = lane + comptime!(i * rows.threads_per_row);
         let inside = at < vectors;
         let at = select(inside, at, 0usize);
         let value = Vector::<f32, N>::cast_from(y[row * vectors + at]);
@@ -242,7 +242,7 @@ impl Mix {
         self.fill_tokens(client, y, Some(weights), rows, x)
     }
 
-    /// `dy [R, channels]`, the gradient of what [`combine`](Self::combine) adds up.
+    /// `dy [R, channels]`, the gradient of what [`combine`](Self::combine) sums.
     ///
     /// # Errors
     /// [`Refused`] if a tensor does not fit.

@@ -1,7 +1,7 @@
 //! Arithmetic in f64, each operation rounded by itself, as IEEE 754 says.
 //!
 //! A compiler of CUDA makes one fused operation of a product and a sum wherever it sees them. Written as the instruction itself
-//! each is rounded, so that results have the bits that `libm` has on a processor. Beside each instruction stands the same in
+//! each is rounded, so that results have the bits that `libm` has on a processor. MasterWeight each instruction stands the same in
 //! Rust, which fuses nothing: what is written with these can be run, and tested, on the host.
 
 use cubecl::prelude::*;

@@ -10,7 +10,7 @@ use flow_core::RawTensor;
 use flow_core::ops::LinearWeights;
 use flow_kernels_cube::Element;
 use flow_kernels_cube::cast::MOST_JOINED;
-use flow_matmul_cube::call::{Layout, Matmul};
+use flow_matmul_cube::problem::{Layout, Matmul};
 use flow_matmul_cube::tensors::{Matrix, Operands};
 use std::sync::{Arc, OnceLock};
 

@@ -1,7 +1,7 @@
 //! Products that a layer will ask for: what is compiled before backward begins.
 
 use flow_kernels_cube::Element;
-use flow_matmul_cube::call::{Layout, Matmul};
+use flow_matmul_cube::problem::{Layout, Matmul};
 
 /// The products of a layer's backward pass, as far as they follow from its forward one: with no activation fused to them, and for
 /// an adapter if there is one, else for the matrix, whose gradient is stored as `gradients`.

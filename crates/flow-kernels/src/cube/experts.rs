@@ -13,7 +13,7 @@ use flow_core::{Activation, RawTensor, autograd};
 use flow_kernels_cube::Element;
 use flow_kernels_cube::experts::route::Shares;
 use flow_kernels_cube::experts::{self, Mix, Routing, group_sums};
-use flow_matmul_cube::call::{Epilogue, Layout, Matmul};
+use flow_matmul_cube::problem::{Epilogue, Layout, Matmul};
 use flow_matmul_cube::tensors::Operands;
 use std::sync::Arc;
 

@@ -6,8 +6,8 @@ use crate::cpu::frequencies::low_frequency_radius;
 use flow_core::RawTensor;
 use flow_core::model::LatentShape;
 use flow_core::ops::{DeferredSums, FeatureCacheOps, PairSums, RowSource, TensorRow};
+use flow_kernels_cube::feature_cache::{Pair, Row, changes, combine};
 use flow_kernels_cube::frequencies::Frequencies;
-use flow_kernels_cube::lanes::{Pair, Row, changes, combine};
 use flow_kernels_cube::{Buffer, Element};
 
 /// The operations, each one kernel per row, or per rows that lie one after another. Products are added with fused

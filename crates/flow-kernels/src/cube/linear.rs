@@ -10,7 +10,7 @@ use flow_core::ops::{LinearWeights, Stash};
 use flow_core::tensors::zeros_like;
 use flow_core::{Activation, RawTensor, autograd};
 use flow_kernels_cube::Element;
-use flow_matmul_cube::call::{Epilogue, Layout, Matmul};
+use flow_matmul_cube::problem::{Epilogue, Layout, Matmul};
 use flow_matmul_cube::tensors::{Gate as MatmulGate, Matrix, Operands};
 use std::cell::OnceCell;
 use std::sync::Arc;

@@ -7,7 +7,7 @@ use flow_core::ops::NormChunks;
 use flow_core::tensors::stacked;
 use flow_core::{RawTensor, autograd};
 use flow_kernels_cube::modulated_layer_norm::ModulatedNorm;
-use flow_kernels_cube::rms_norm::{RmsNorm, Turn};
+use flow_kernels_cube::rms_norm::{RmsNorm, RotaryAfterNorm};
 use flow_kernels_cube::{Buffer, Element};
 use std::sync::Arc;
 
@@ -209,12 +209,12 @@ impl Tables {
 }
 
 /// The rotation of rows that lie as `shape` says, `[B, S, H, D]`.
-fn turn<'a>(tables: &'a Option<[Buffer; 2]>, shape: &[usize]) -> Option<Turn<'a>> {
+fn turn<'a>(tables: &'a Option<[Buffer; 2]>, shape: &[usize]) -> Option<RotaryAfterNorm<'a>> {
     let [cos, sin] = tables.as_ref()?;
     let [_, tokens, heads, head_dim] = *shape else {
         panic!("rotary of {shape:?}, four axes expected")
     };
-    Some(Turn {
+    Some(RotaryAfterNorm {
         tokens,
         heads,
         head_dim,

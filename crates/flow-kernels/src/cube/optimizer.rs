@@ -5,10 +5,10 @@ use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use flow_core::rng::Purpose;
 use flow_core::{AdamWFactors, AdamWParam, AdamWScalars, AdamWStep, MasterWeight, RawTensor, SplitF32};
-use flow_kernels_cube::adamw::{AdamW, Beside as Is, Rounding as Drawn, Updated as Updating};
+use flow_kernels_cube::adamw::{AdamW, AdamWParam as Updating, MasterWeight as Is, Rounding as Drawn};
 use flow_kernels_cube::cast::cast;
-use flow_kernels_cube::halves::{self, Halves as InHalves};
 use flow_kernels_cube::optimizer::{self, Factors};
+use flow_kernels_cube::split_f32::{self, SplitF32 as InSplitF32};
 use flow_kernels_cube::{Buffer, Element};
 
 /// Sums of squares: pieces in f32, their sums in f64 on the host. Waits for the device once.
@@ -147,7 +147,7 @@ impl Held {
         match self {
             Self::Nothing => Is::Nothing,
             Self::Copy(copy) => Is::Copy(copy),
-            Self::Lower(lower) => Is::Lower(lower),
+            Self::Lower(lower) => Is::Low(lower),
             Self::Stream(stream) => Is::Stream(*stream),
         }
     }
@@ -157,9 +157,9 @@ impl Held {
 pub(super) fn split(value: &RawTensor) -> SplitF32 {
     let value = Operand::read_as(value, Element::F32);
     let [upper, lower] = [(); 2].map(|()| value.empty(&value.shape(), Element::Bf16));
-    let halves = InHalves {
-        upper: &upper.buffer(),
-        lower: &lower.buffer(),
+    let halves = InSplitF32 {
+        high: &upper.buffer(),
+        low: &lower.buffer(),
     };
     expect_launched("split", halves.split(value.client(), &value.buffer()));
     SplitF32 {
@@ -179,11 +179,19 @@ pub(super) fn join(all: &[SplitF32]) -> Vec<RawTensor> {
     let buffers: Vec<[Buffer; 3]> = (all.iter())
         .map(|(upper, lower, value)| [upper.buffer(), lower.buffer(), value.buffer()])
         .collect();
-    let halves: Vec<(InHalves<'_>, &Buffer)> = (buffers.iter())
-        .map(|[upper, lower, value]| (InHalves { upper, lower }, value))
+    let halves: Vec<(InSplitF32<'_>, &Buffer)> = (buffers.iter())
+        .map(|[upper, lower, value]| {
+            (
+                InSplitF32 {
+                    high: upper,
+                    low: lower,
+                },
+                value,
+            )
+        })
         .collect();
     if let Some((first, ..)) = all.first() {
-        expect_launched("join", halves::join(first.client(), &halves));
+        expect_launched("join", split_f32::join(first.client(), &halves));
     }
     all.into_iter().map(|(.., value)| value.into_plain()).collect()
 }

@@ -3,8 +3,8 @@
 use super::operand::Operand;
 use flow_core::cube::CubeDevice;
 use flow_kernels_cube::Element;
-use flow_matmul_cube::call::{Declined, Matmul};
-use flow_matmul_cube::run::{Offer, Prepared};
+use flow_matmul_cube::prepared::{DeviceCapabilities, Prepared};
+use flow_matmul_cube::problem::{Declined, Matmul};
 use flow_matmul_cube::tensors::{Matrix, Operands};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,7 +17,7 @@ type OnDevices = Vec<(CubeDevice, Arc<Prepared>)>;
 pub(super) struct Products {
     pub(super) known: Mutex<HashMap<Matmul, OnDevices>>,
     #[cfg(feature = "cuda")]
-    ahead: flow_ahead::Ahead,
+    precompiler: flow_precompile::Precompiler,
     /// What gradients of a layer's matrix are stored as.
     pub gradients: Element,
 }
@@ -42,7 +42,7 @@ pub(super) fn part(operand: &Operand, start: usize, [rows, columns]: [usize; 2],
 /// At which multiples of bytes a [`part`] may begin on the device of `on`.
 pub(super) fn part_alignment(on: &Operand) -> usize {
     // CUDA's kernels get addresses, of which the products want 16 bytes; others get buffers with offsets.
-    match Offer::of(on.client()).ampere {
+    match DeviceCapabilities::of(on.client()).ampere {
         true => 16,
         false => (on.client().properties().memory.alignment as usize).max(16),
     }
@@ -54,7 +54,7 @@ impl Products {
         Arc::new(Self {
             known: Mutex::default(),
             #[cfg(feature = "cuda")]
-            ahead: flow_ahead::Ahead::default(),
+            precompiler: flow_precompile::Precompiler::default(),
             gradients,
         })
     }
@@ -111,11 +111,11 @@ impl Products {
     /// some thirty launches only, less than a block has, so without this a layer's backward pass is not known in time.
     #[cfg(feature = "cuda")]
     fn compile_ahead(&self, client: &flow_core::cube::Client, prepared: &Prepared) {
-        self.ahead.compile(client, || {
-            let offer = Offer::of(client);
+        self.precompiler.compile(client, || {
+            let capabilities = DeviceCapabilities::of(client);
             let backward = super::backward_products::backward_of(prepared.call(), self.gradients);
             let backward = backward.into_iter().filter_map(move |call| {
-                let plan = flow_matmul_cube::run::Plan::new(&call, offer).ok()?;
+                let plan = flow_matmul_cube::prepared::Plan::new(&call, capabilities).ok()?;
                 Some(plan.kernels(client, &call))
             });
             prepared.kernels().into_iter().chain(backward.flatten())

@@ -2,46 +2,48 @@
 
 use cubecl::prelude::*;
 use flow_matmul_cube::Element;
-use flow_matmul_cube::call::{Activation, Epilogue, Layout, Matmul};
-use flow_matmul_cube::catalogue::{Both, Case, SIZES, calls, decode, wrong, wrong_groups, wrong_sums};
-use flow_matmul_cube::run::{Offer, Plan, Prepared};
+use flow_matmul_cube::cases::{Both, Case, SIZES, decode, problems, wrong, wrong_groups, wrong_sums};
+use flow_matmul_cube::prepared::{DeviceCapabilities, Plan, Prepared};
+use flow_matmul_cube::problem::{Activation, Epilogue, Layout, Matmul};
 use flow_matmul_cube::tensors::Matrix;
 use flow_matmul_cube::wgmma::select::{self, Shape, shape};
 
-/// The plan with tiles `kind`, its summands in `parts` parts.
-pub fn plan(call: &Matmul, offer: Offer, kind: Shape, parts: usize) -> Plan {
-    let factor = select::check(call).expect("tensor cores take the call");
-    let tiles = shape(call, factor, kind);
-    let Ok(Plan::Wgmma { cut, .. }) = Plan::new(call, offer) else {
+/// The plan with tiles `kind`, its summands in `split_k` parts.
+pub fn plan(call: &Matmul, capabilities: DeviceCapabilities, kind: Shape, split_k: usize) -> Plan {
+    let operand_type = select::check(call).expect("tensor cores take the call");
+    let tiles = shape(call, operand_type, kind);
+    let Ok(Plan::Wgmma { tiling, .. }) = Plan::new(call, capabilities) else {
         panic!("the device takes the call");
     };
-    let cut = flow_matmul_cube::schedule::Cut {
+    let tiling = flow_matmul_cube::schedule::Tiling {
         rows: tiles.rows(),
         columns: tiles.columns,
-        parts,
-        balanced: parts == 0,
-        ..cut
+        split_k,
+        stream_k: split_k == 0,
+        ..tiling
     };
-    Plan::Wgmma { tiles, cut }
+    Plan::Wgmma { tiles, tiling }
 }
 
-/// The catalogue of a layout on older tensor cores' kernel, summands whole and in parts.
-pub fn older(client: &Client, offer: Offer, layout: Layout, element: Element) -> bool {
+/// The cases of a layout on older tensor cores' kernel, summands whole and in parts.
+pub fn older(client: &Client, capabilities: DeviceCapabilities, layout: Layout, element: Element) -> bool {
     let (mut good, mut count) = (true, 0);
-    for call in calls(layout, element, &SIZES) {
-        let Ok(plan) = Plan::mma(&call, offer) else {
+    for call in problems(layout, element, &SIZES) {
+        let Ok(plan) = Plan::mma(&call, capabilities) else {
             // Odd numbers of columns.
             continue;
         };
-        let Plan::Mma { tiles, cut } = plan else { continue };
+        let Plan::Mma { tiles, tiling } = plan else {
+            continue;
+        };
         let simple = !call.bias && matches!(call.epilogue, Epilogue::Store | Epilogue::Accumulate);
-        for parts in [1, 2, 3].into_iter().take(if simple { 3 } else { 1 }) {
+        for split_k in [1, 2, 3].into_iter().take(if simple { 3 } else { 1 }) {
             let plan = Plan::Mma {
                 tiles: flow_matmul_cube::mma::Tiles {
-                    in_parts: parts > 1,
+                    splits_k: split_k > 1,
                     ..tiles
                 },
-                cut: flow_matmul_cube::schedule::Cut { parts, ..cut },
+                tiling: flow_matmul_cube::schedule::Tiling { split_k, ..tiling },
             };
             count += 1;
             if let Some(why) = wrong(client, call, plan) {
@@ -89,7 +91,7 @@ pub fn one(client: &Client, call: Matmul, plan: Plan) -> bool {
 }
 
 /// Groups of rows, some of them empty, against f64.
-pub fn groups(client: &Client, offer: Offer) -> bool {
+pub fn groups(client: &Client, capabilities: DeviceCapabilities) -> bool {
     let mut good = true;
     for layout in [Layout::Nt, Layout::Nn, Layout::Tn] {
         for (sizes, [n, k]) in [
@@ -107,7 +109,7 @@ pub fn groups(client: &Client, offer: Offer) -> bool {
                 ..Matmul::plain(layout, size, Element::Bf16)
             };
             // The columns of a weight gradient are k here, and must be even, too.
-            let Ok(plan) = Plan::mma(&call, offer) else {
+            let Ok(plan) = Plan::mma(&call, capabilities) else {
                 continue;
             };
             if let Some(why) = wrong_groups(client, layout, sizes, [n, k], Element::Bf16, plan) {
@@ -141,23 +143,23 @@ pub fn sums(client: &Client) -> bool {
     good
 }
 
-/// The catalogue of a layout with one kind of tiles; with none, with those of the table.
-pub fn catalogue(
+/// The cases of a layout with one kind of tiles; with none, with those of the table.
+pub fn cases(
     client: &Client,
-    offer: Offer,
+    capabilities: DeviceCapabilities,
     layout: Layout,
     element: Element,
     kind: Option<Shape>,
 ) -> bool {
     let (mut good, mut count) = (true, 0);
-    for call in calls(layout, element, &SIZES) {
+    for call in problems(layout, element, &SIZES) {
         if kind.is_some() && select::check(&call).is_err() {
             // Rows that do not end at 16 bytes.
             continue;
         }
         let plan = match kind {
-            Some(kind) => plan(&call, offer, kind, 1),
-            None => match Plan::new(&call, offer) {
+            Some(kind) => plan(&call, capabilities, kind, 1),
+            None => match Plan::new(&call, capabilities) {
                 Ok(plan) => plan,
                 Err(error) => {
                     println!("  WRONG {call:?}: declined: {error}");
@@ -174,8 +176,8 @@ pub fn catalogue(
         let splits = matches!(call.epilogue, Epilogue::Store | Epilogue::Accumulate) && !call.bias;
         if splits && let Some(kind) = kind {
             // 0: balanced.
-            for parts in [2, 3, 0] {
-                let plan = self::plan(&call, offer, kind, parts);
+            for split_k in [2, 3, 0] {
+                let plan = self::plan(&call, capabilities, kind, split_k);
                 count += 1;
                 if let Some(why) = wrong(client, call, plan) {
                     println!("  WRONG {} {call:?}: {why}", plan.name());
@@ -193,7 +195,7 @@ pub fn catalogue(
 }
 
 /// Big shapes, by the table, on sampled elements.
-pub fn big(client: &Client, offer: Offer) -> bool {
+pub fn big(client: &Client, capabilities: DeviceCapabilities) -> bool {
     let mut good = true;
     for (layout, size) in [
         (Layout::Nt, [16_384, 1152, 1152]),
@@ -204,7 +206,7 @@ pub fn big(client: &Client, offer: Offer) -> bool {
         (Layout::Nt, [21_712, 32, 1536]),
     ] {
         let call = Matmul::plain(layout, size, Element::Bf16);
-        let plan = match Plan::new(&call, offer) {
+        let plan = match Plan::new(&call, capabilities) {
             Ok(plan) => plan,
             Err(error) => {
                 println!("  WRONG {call:?}: {error}");
@@ -223,12 +225,12 @@ pub fn big(client: &Client, offer: Offer) -> bool {
 }
 
 /// Whether a row's bits depend on other rows, on how many there are, or on the tiles.
-pub fn rows_alone(client: &Client, offer: Offer) -> bool {
+pub fn rows_alone(client: &Client, capabilities: DeviceCapabilities) -> bool {
     let mut good = true;
     for layout in [Layout::Nt, Layout::Nn] {
         let mut known: Option<Vec<u8>> = None;
         for (m, kind) in [
-            (700, Some(Shape::Turns)),
+            (700, Some(Shape::PingPong)),
             (700, Some(Shape::Wide)),
             (700, Some(Shape::Large)),
             (700, Some(Shape::Small)),
@@ -248,16 +250,16 @@ pub fn rows_alone(client: &Client, offer: Offer) -> bool {
                 ..Matmul::plain(layout, [m, 520, 1000], Element::Bf16)
             };
             let plan = match kind {
-                Some(kind) => plan(&call, offer, kind, 1),
-                None => Plan::new(&call, offer).expect("the device takes the call"),
+                Some(kind) => plan(&call, capabilities, kind, 1),
+                None => Plan::new(&call, capabilities).expect("the device takes the call"),
             };
             // The matrices of 700 rows, cut off.
             let whole = Case::new(client, Matmul { m: 700, ..call }, 9);
             let d = Both::poisoned(client, [m, call.n], Element::Bf16);
-            let cut = |x: &Matrix| Matrix { rows: m, ..x.clone() };
+            let first_rows = |x: &Matrix| Matrix { rows: m, ..x.clone() };
             let (a, t) = (
-                cut(&whole.a.device),
-                cut(&whole.low_rank.as_ref().expect("a second pair")[0].device),
+                first_rows(&whole.a.device),
+                first_rows(&whole.low_rank.as_ref().expect("a second pair")[0].device),
             );
             let mut operands = whole.operands();
             operands.a = &a;

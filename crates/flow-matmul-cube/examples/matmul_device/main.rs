@@ -9,8 +9,8 @@ mod timing;
 
 use cubecl::prelude::*;
 use flow_matmul_cube::Element;
-use flow_matmul_cube::call::{Layout, Matmul};
-use flow_matmul_cube::run::{Offer, Plan};
+use flow_matmul_cube::prepared::{DeviceCapabilities, Plan};
+use flow_matmul_cube::problem::{Layout, Matmul};
 use flow_matmul_cube::wgmma::select::Shape;
 use std::io::BufRead;
 use std::process::{Command, ExitCode, Stdio};
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 const LAYOUTS: [(&str, Layout); 3] = [("nt", Layout::Nt), ("nn", Layout::Nn), ("tn", Layout::Tn)];
 const SHAPES: [(&str, Shape); 5] = [
-    ("turns", Shape::Turns),
+    ("turns", Shape::PingPong),
     ("wide", Shape::Wide),
     ("large", Shape::Large),
     ("small", Shape::Small),
@@ -28,7 +28,7 @@ const SHAPES: [(&str, Shape); 5] = [
 /// Of a group.
 const LIMIT: Duration = Duration::from_secs(240);
 /// Groups that check at the same time: most of their time goes into compiling kernels.
-const TOGETHER: usize = 10;
+const MOST_PROCESSES: usize = 10;
 
 fn groups(what: &str) -> Vec<String> {
     let mut out = Vec::new();
@@ -64,7 +64,7 @@ fn group(words: &[&str]) -> Result<bool, String> {
     let client = cubecl::Device::cuda(0)
         .map_err(|error| format!("{error:?}"))?
         .client();
-    let offer = Offer::of(&client);
+    let capabilities = DeviceCapabilities::of(&client);
     let layout = |name: &str| {
         LAYOUTS
             .into_iter()
@@ -78,18 +78,18 @@ fn group(words: &[&str]) -> Result<bool, String> {
             let call = Matmul::plain(layout(name).ok_or("an unknown layout")?, size, Element::Bf16);
             let plan = match *backend {
                 "portable" => Plan::Portable,
-                "mma" => Plan::mma(&call, offer).map_err(|error| error.to_string())?,
+                "mma" => Plan::mma(&call, capabilities).map_err(|error| error.to_string())?,
                 shape => {
                     let shape = SHAPES.into_iter().find(|(known, _)| *known == shape);
-                    check::plan(&call, offer, shape.ok_or("unknown tiles")?.1, 1)
+                    check::plan(&call, capabilities, shape.ok_or("unknown tiles")?.1, 1)
                 }
             };
             Ok(check::one(&client, call, plan))
         }
-        ["check", "big"] => Ok(check::big(&client, offer)),
-        ["check", "groups"] => Ok(check::groups(&client, offer)),
+        ["check", "big"] => Ok(check::big(&client, capabilities)),
+        ["check", "groups"] => Ok(check::groups(&client, capabilities)),
         ["check", "sums"] => Ok(check::sums(&client)),
-        ["check", "rows"] => Ok(check::rows_alone(&client, offer)),
+        ["check", "rows"] => Ok(check::rows_alone(&client, capabilities)),
         ["check", name, shape, element] => {
             let layout = layout(name).ok_or("an unknown layout")?;
             let element = if *element == "f16" {
@@ -98,25 +98,25 @@ fn group(words: &[&str]) -> Result<bool, String> {
                 Element::Bf16
             };
             if *shape == "mma" {
-                return Ok(check::older(&client, offer, layout, element));
+                return Ok(check::older(&client, capabilities, layout, element));
             }
             let shape = SHAPES
                 .into_iter()
                 .find(|(known, _)| known == shape)
                 .map(|(_, shape)| shape);
-            Ok(check::catalogue(&client, offer, layout, element, shape))
+            Ok(check::cases(&client, capabilities, layout, element, shape))
         }
         // Weight gradients of some layers, whole, balanced and in parts.
         ["sweeptn"] => {
             for layer in [0, 1, 2, 4, 5, 8].map(|i: usize| timing::LAYERS[i]) {
                 let call = timing::of_layer(Layout::Tn, layer);
                 let plans: Vec<Plan> = [
-                    (Shape::Turns, 0),
-                    (Shape::Turns, 1),
+                    (Shape::PingPong, 0),
+                    (Shape::PingPong, 1),
                     (Shape::Wide, 0),
                     (Shape::Large, 0),
                 ]
-                .map(|(shape, parts)| check::plan(&call, offer, shape, parts))
+                .map(|(shape, split_k)| check::plan(&call, capabilities, shape, split_k))
                 .to_vec();
                 report(&client, &format!("{layer:?} TN"), call, &plans, 5);
             }
@@ -126,18 +126,18 @@ fn group(words: &[&str]) -> Result<bool, String> {
             let layer = timing::LAYERS[layer.parse::<usize>().map_err(|error| error.to_string())?];
             for (name, layout) in LAYOUTS {
                 let call = timing::of_layer(layout, layer);
-                let chosen = Plan::new(&call, offer).map_err(|error| error.to_string())?;
+                let chosen = Plan::new(&call, capabilities).map_err(|error| error.to_string())?;
                 println!("{layer:?} {name}: the table says {}", chosen.name());
-                let parts: &[usize] = match layout {
+                let split_k: &[usize] = match layout {
                     Layout::Tn => &[0, 1, 2, 4, 7],
                     _ => &[1],
                 };
                 let shapes = SHAPES.into_iter().take(3).map(|(_, shape)| shape);
                 let plans: Vec<Plan> = shapes
                     .flat_map(|shape| {
-                        parts
+                        split_k
                             .iter()
-                            .map(move |parts| check::plan(&call, offer, shape, *parts))
+                            .map(move |split_k| check::plan(&call, capabilities, shape, *split_k))
                     })
                     .collect();
                 report(&client, &format!("{layer:?} {name}"), call, &plans, 5);
@@ -147,7 +147,7 @@ fn group(words: &[&str]) -> Result<bool, String> {
         ["time", from, to] => {
             let number = |word: &str| word.parse::<usize>().map_err(|error| error.to_string());
             for (name, call) in &timing::cases()[number(from)?..number(to)?] {
-                let plan = Plan::new(call, offer).map_err(|error| error.to_string())?;
+                let plan = Plan::new(call, capabilities).map_err(|error| error.to_string())?;
                 report(&client, name, *call, &[plan], 9);
             }
             Ok(true)
@@ -180,7 +180,7 @@ fn serve() -> bool {
     let client = cubecl::Device::cuda(0)
         .expect("an NVIDIA GPU and its driver")
         .client();
-    let offer = Offer::of(&client);
+    let capabilities = DeviceCapabilities::of(&client);
     let cases = timing::cases();
     for line in std::io::stdin().lock().lines() {
         let line = line.expect("a line of text");
@@ -190,7 +190,7 @@ fn serve() -> bool {
             ["time", index, repeats] => match (index.parse::<usize>(), repeats.parse()) {
                 (Ok(index), Ok(repeats)) if index < cases.len() => {
                     let (name, call) = &cases[index];
-                    timing::answer(&client, offer, name, *call, repeats)
+                    timing::answer(&client, capabilities, name, *call, repeats)
                 }
                 _ => Err(format!("`{line}`: there are {} cases", cases.len())),
             },
@@ -261,8 +261,8 @@ fn main() -> ExitCode {
         },
         ["serve"] => serve(),
         // Groups by name, or by what they are for.
-        [] => apart(&groups("check"), TOGETHER) & apart(&groups("time"), 1),
-        ["check"] => apart(&groups("check"), TOGETHER),
+        [] => apart(&groups("check"), MOST_PROCESSES) & apart(&groups("time"), 1),
+        ["check"] => apart(&groups("check"), MOST_PROCESSES),
         ["time" | "sweep"] => apart(&groups(words[0]), 1),
         _ => one(&words.join(" ")),
     };

@@ -2,8 +2,8 @@
 
 use cubecl::prelude::*;
 use flow_matmul_cube::Element;
-use flow_matmul_cube::call::{Activation, Epilogue, Layout, Matmul};
-use flow_matmul_cube::run::{Offer, Plan, Prepared};
+use flow_matmul_cube::prepared::{DeviceCapabilities, Plan, Prepared};
+use flow_matmul_cube::problem::{Activation, Epilogue, Layout, Matmul};
 use flow_matmul_cube::tensors::{Gate, Matrix, Operands};
 use std::time::{Duration, Instant};
 
@@ -125,9 +125,9 @@ struct Values {
 
 impl Values {
     fn new(element: Element) -> Self {
-        let mut random = flow_matmul_cube::catalogue::Random(0x9E37_79B9_7F4A_7C15);
+        let mut random = flow_matmul_cube::cases::Random(0x9E37_79B9_7F4A_7C15);
         let bytes = (0..1_000_003)
-            .flat_map(|_| flow_matmul_cube::catalogue::encode(random.value(), element))
+            .flat_map(|_| flow_matmul_cube::cases::encode(random.value(), element))
             .collect();
         Self { element, bytes }
     }
@@ -247,12 +247,12 @@ pub fn spread(mut samples: Vec<f64>) -> [f64; 3] {
 /// Seconds of one product by the table's plan, and what it is, as JSON.
 pub fn answer(
     client: &Client,
-    offer: Offer,
+    capabilities: DeviceCapabilities,
     name: &str,
     call: Matmul,
     repeats: usize,
 ) -> Result<String, String> {
-    let plan = Plan::new(&call, offer).map_err(|error| error.to_string())?;
+    let plan = Plan::new(&call, capabilities).map_err(|error| error.to_string())?;
     let seconds = time(client, call, &[plan], repeats).swap_remove(0)?;
     let layout = match call.layout {
         Layout::Nt => "NT",

@@ -2,12 +2,12 @@
 
 use super::product::multiply_add;
 use super::tiles::{SIDE, THREADS, Tiles, WARP};
-use crate::call::Layout;
-use crate::finish::{Finish, finished, finished_pair, pair_of};
+use crate::epilogue::{CompiledEpilogue, apply_epilogue, apply_epilogue_pair, pair_of};
+use crate::problem::Layout;
 use crate::schedule::STEP;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::generic_to_shared;
-use flow_cube::copy::{commit, copy_16, wait};
+use flow_cube::cp_async::{commit, copy_16, wait};
 use flow_cube::mma::{lane_by_columns, lane_by_rows};
 use flow_cube::register::pack;
 
@@ -59,16 +59,16 @@ fn copy_tile(
     }
 }
 
-/// `D = epilogue(op(A) op(B) + op(A₂) op(B₂) + bias)`, or tiles of sums of parts of the summands. A block for a tile, and
-/// for part `CUBE_POS_Y` of its `steps` steps. `d` and `other` are words: of two values, or of one if it is f32; their
+/// `D = epilogue(op(A) op(B) + op(A₂) op(B₂) + bias)`, or partial tiles of splits of the summands. A block for a tile, and
+/// for split `CUBE_POS_Y` of its `steps` steps. `d` and `other` are words: of two values, or of one if it is f32; their
 /// strides are in words. `bias` and `gate` are pairs. `offsets` says where the rows of `groups` groups begin; in weight
 /// gradients a group is `CUBE_POS_Y`.
 #[cube(launch_unchecked)]
 pub fn mma_matmul<N: Size>(
     a: &[Eight],
     b: &[Eight],
-    a_2: &[Eight],
-    b_2: &[Eight],
+    low_rank_a: &[Eight],
+    low_rank_b: &[Eight],
     bias: &[u32],
     gate: &[u32],
     other: &mut [u32],
@@ -90,13 +90,13 @@ pub fn mma_matmul<N: Size>(
     group: u32,
     groups: u32,
     #[comptime] tiles: Tiles,
-    #[comptime] finish: Finish,
+    #[comptime] epilogue: CompiledEpilogue,
     #[define(N)] _vector: usize,
 ) {
     let stages = comptime!(tiles.stages);
     let tile_bytes = comptime!(Tiles::TILE_BYTES as u32);
     let side = comptime!(SIDE as u32);
-    let factor = comptime!(tiles.factor);
+    let operand_type = comptime!(tiles.operand_type);
     let a_transposed = comptime!(tiles.layout == Layout::Tn);
     let b_transposed = comptime!(tiles.layout != Layout::Nt);
     let stage_memory: Shared<[u32]> =
@@ -173,7 +173,7 @@ pub fn mma_matmul<N: Size>(
     let steps = first_steps + rank.div_ceil(comptime!(STEP as u32));
     let mut begin = 0u32;
     let mut end = steps;
-    if comptime!(tiles.in_parts) {
+    if comptime!(tiles.splits_k) {
         begin = CUBE_POS_Y * steps / CUBE_COUNT_Y;
         end = (CUBE_POS_Y + 1) * steps / CUBE_COUNT_Y;
     }
@@ -196,7 +196,7 @@ pub fn mma_matmul<N: Size>(
 
     let mut sums = Vector::<f32, N>::new(0.0f32);
     for at in begin..end + comptime!(stages as u32 - 1) {
-        // The copy that this turn starts is of step `at`, the product of the step before the copies under way.
+        // The copy that this iteration starts is of step `at`, the product of the step before the copies under way.
         if at >= begin + comptime!(stages as u32 - 1) {
             wait(comptime!(stages - 2));
             sync_cube();
@@ -228,9 +228,9 @@ pub fn mma_matmul<N: Size>(
             } else {
                 if comptime!(tiles.low_rank) {
                     let summand = (at - first_steps) * comptime!(STEP as u32);
-                    copy_tile(a_2, a_2_stride, row_0, m, summand, rank, to, a_transposed);
+                    copy_tile(low_rank_a, a_2_stride, row_0, m, summand, rank, to, a_transposed);
                     copy_tile(
-                        b_2,
+                        low_rank_b,
                         b_2_stride,
                         column_0,
                         n,
@@ -255,66 +255,68 @@ pub fn mma_matmul<N: Size>(
         }
     }
 
-    let per_unit = comptime!(WARP[1] / 2);
+    let subtiles_per_row_group = comptime!(WARP[1] / 2);
     #[unroll]
-    for unit in 0..comptime!(WARP[0] / 16) {
+    for row_group in 0..comptime!(WARP[0] / 16) {
         #[unroll]
         for half in 0..2usize {
-            let row_in =
-                warp_row * comptime!(WARP[0] as u32) + comptime!((unit * 16 + half * 8) as u32) + lane / 4;
+            let row_in = warp_row * comptime!(WARP[0] as u32)
+                + comptime!((row_group * 16 + half * 8) as u32)
+                + lane / 4;
             let row = row_0 + row_in;
             let mut gate_at = 0u32;
-            if comptime!(finish.gated()) {
+            if comptime!(epilogue.gated()) {
                 gate_at = min(row, m - 1) / tokens * gate_stride + gate_start;
             }
             #[unroll]
             for j in 0..comptime!(WARP[1] / 8) {
-                let i = comptime!(unit * per_unit + 4 * j + 2 * half);
+                let i = comptime!(row_group * subtiles_per_row_group + 4 * j + 2 * half);
                 let mut low = sums.extract(comptime!(i));
                 let mut high = sums.extract(comptime!(i + 1));
                 let column_in =
                     warp_column * comptime!(WARP[1] as u32) + comptime!(8 * j as u32) + lane % 4 * 2;
                 let column = column_0 + column_in;
-                if comptime!(tiles.in_parts) {
-                    let slot = (tile_row * across + tile_column) * CUBE_COUNT_Y + CUBE_POS_Y;
-                    let to = slot as usize * comptime!(SIDE * SIDE) + (row_in * side + column_in) as usize;
+                if comptime!(tiles.splits_k) {
+                    let workspace_tile = (tile_row * across + tile_column) * CUBE_COUNT_Y + CUBE_POS_Y;
+                    let to = workspace_tile as usize * comptime!(SIDE * SIDE)
+                        + (row_in * side + column_in) as usize;
                     d[to] = u32::reinterpret(low);
                     d[to + 1] = u32::reinterpret(high);
                 } else if row < row_end && column < n {
-                    if comptime!(finish.bias) {
-                        let (x, y) = pair_of(bias, (bias_first + column) / 2, true, factor);
+                    if comptime!(epilogue.bias) {
+                        let (x, y) = pair_of(bias, (bias_first + column) / 2, true, operand_type);
                         low += x;
                         high += y;
                     }
                     let mut gate_low = 0.0f32;
                     let mut gate_high = 0.0f32;
-                    if comptime!(finish.gated()) {
-                        let (x, y) = pair_of(gate, gate_at + column / 2, true, factor);
+                    if comptime!(epilogue.gated()) {
+                        let (x, y) = pair_of(gate, gate_at + column / 2, true, operand_type);
                         gate_low = x;
                         gate_high = y;
                     }
-                    if comptime!(finish.wide()) {
+                    if comptime!(epilogue.wide()) {
                         let to = (d_first + row) as usize * d_stride as usize + column as usize;
                         let mut before_low = 0.0f32;
                         let mut before_high = 0.0f32;
-                        if comptime!(finish.reads()) {
+                        if comptime!(epilogue.reads()) {
                             before_low = f32::reinterpret(d[to]);
                             before_high = f32::reinterpret(d[to + 1]);
                         }
-                        d[to] = u32::reinterpret(finished(low, before_low, gate_low, finish));
-                        d[to + 1] = u32::reinterpret(finished(high, before_high, gate_high, finish));
+                        d[to] = u32::reinterpret(apply_epilogue(low, before_low, gate_low, epilogue));
+                        d[to + 1] = u32::reinterpret(apply_epilogue(high, before_high, gate_high, epilogue));
                     } else {
                         let pair = column as usize / 2;
                         let place = (d_first + row) as usize * other_stride as usize + pair;
                         let mut read = 0u32;
-                        if comptime!(finish.reads()) {
+                        if comptime!(epilogue.reads()) {
                             read = other[place];
                         }
-                        if comptime!(finish.keeps_sum()) {
-                            other[place] = pack(low, high, factor);
+                        if comptime!(epilogue.keeps_sum()) {
+                            other[place] = pack(low, high, operand_type);
                         }
                         d[(d_first + row) as usize * d_stride as usize + pair] =
-                            finished_pair(low, high, read, gate_low, gate_high, finish);
+                            apply_epilogue_pair(low, high, read, gate_low, gate_high, epilogue);
                     }
                 }
             }

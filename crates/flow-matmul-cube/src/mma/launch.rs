@@ -3,21 +3,21 @@
 use super::Tiles;
 use super::kernel::mma_matmul;
 use super::tiles::{SIDE, THREADS};
-use crate::call::{Declined, Epilogue, Layout, Matmul, no};
-use crate::finish::Finish;
-use crate::run::Offer;
-use crate::schedule::{Cut, STEP, Schedule, Sums};
+use crate::epilogue::CompiledEpilogue;
+use crate::prepared::DeviceCapabilities;
+use crate::problem::{Declined, Epilogue, Layout, Matmul, no};
+use crate::schedule::{PartialTiles, STEP, Schedule, Tiling};
 use crate::tensors::{Matrix, Operands};
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
-use flow_cube::wgmma::Factor;
+use flow_cube::wgmma::OperandType;
 
 /// Whether tensor cores multiply what the call has.
 ///
 /// # Errors
 /// [`Declined`] with the reason.
-pub fn check(call: &Matmul) -> Result<Factor, Declined> {
-    let Some(factor) = call.element.factor() else {
+pub fn check(call: &Matmul) -> Result<OperandType, Declined> {
+    let Some(operand_type) = call.element.operand_type() else {
         return no("tensor cores would round f32 factors to TF32; they take bf16 and f16");
     };
     if !call.n.is_multiple_of(2) {
@@ -26,62 +26,66 @@ pub fn check(call: &Matmul) -> Result<Factor, Declined> {
             call.n
         ));
     }
-    Ok(factor)
+    Ok(operand_type)
 }
 
-/// Tiles and cut of a call: weight gradients are cut into parts until there are two blocks for each multiprocessor.
-pub(crate) fn select(call: &Matmul, factor: Factor, offer: Offer) -> (Tiles, Cut) {
+/// Tiles and tiling of a call: weight gradients are split along k until there are two blocks for each multiprocessor.
+pub(crate) fn select(
+    call: &Matmul,
+    operand_type: OperandType,
+    capabilities: DeviceCapabilities,
+) -> (Tiles, Tiling) {
     let steps = call.k.div_ceil(STEP) + call.rank.div_ceil(STEP);
     let blocks = call.m.div_ceil(SIDE) * call.n.div_ceil(SIDE);
     let simple = !call.bias && matches!(call.epilogue, Epilogue::Store | Epilogue::Accumulate);
-    let parts = match call.layout {
+    let split_k = match call.layout {
         Layout::Tn if simple && call.groups == 0 => {
-            (2 * offer.multiprocessors / blocks).clamp(1, (steps / 8).max(1))
+            (2 * capabilities.multiprocessors / blocks).clamp(1, (steps / 8).max(1))
         }
         _ => 1,
     };
     let tiles = Tiles {
         layout: call.layout,
-        factor,
-        stages: Tiles::stages(offer.shared_bytes),
+        operand_type,
+        stages: Tiles::stages(capabilities.shared_bytes),
         low_rank: call.rank > 0,
         grouped: call.groups > 0,
-        in_parts: parts > 1,
+        splits_k: split_k > 1,
     };
-    let cut = Cut {
+    let tiling = Tiling {
         rows: SIDE,
         columns: SIDE,
         group: 16,
         blocks,
-        parts,
-        balanced: false,
+        split_k,
+        stream_k: false,
     };
-    (tiles, cut)
+    (tiles, tiling)
 }
 
-/// Where the kernel puts tiles of sums: row by row of tiles, `cut.parts` for each.
-pub(crate) fn sums(call: &Matmul, cut: Cut) -> Schedule {
+/// Where the kernel puts partial tiles: row by row of tiles, `tiling.split_k` for each.
+pub(crate) fn partial_tiles(call: &Matmul, tiling: Tiling) -> Schedule {
     let [down, across] = [call.m, call.n].map(|side| side.div_ceil(SIDE));
-    let tiles = match cut.parts {
+    let tiles = match tiling.split_k {
         1 => 0,
         _ => down * across,
     };
     Schedule {
-        cut,
+        tiling,
         blocks: Vec::new(),
         steps: call.k.div_ceil(STEP),
-        sums: (0..tiles)
-            .map(|tile| Sums {
+        partial_tiles: (0..tiles)
+            .map(|tile| PartialTiles {
                 row: tile / across * SIDE,
                 column: tile % across * SIDE,
-                first: tile * cut.parts,
-                count: cut.parts,
+                first: tile * tiling.split_k,
+                count: tiling.split_k,
             })
             .collect(),
     }
 }
 
-/// Launches the kernel; `d` is the result, or the tiles of sums.
+/// Launches the kernel; `d` is the result, or the partial tiles.
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn launch(
     client: &Client,
@@ -90,14 +94,14 @@ pub(crate) fn launch(
     d: &Matrix,
     nothing: &Handle,
     tiles: Tiles,
-    cut: &Cut,
+    tiling: &Tiling,
 ) {
-    let finish = Finish::new(call, tiles.factor, tiles.in_parts);
+    let epilogue = CompiledEpilogue::new(call, tiles.operand_type, tiles.splits_k);
     // SAFETY: `Operands::check` found that the buffers are as long.
     let buffer =
         |handle: &Handle, length: usize| unsafe { BufferArg::from_raw_parts(handle.clone(), length) };
     let eights = |x: &Matrix| buffer(&x.handle, x.elements().div_ceil(8));
-    let [a_2, b_2] = operands.low_rank.unwrap_or([operands.a, operands.b]);
+    let [low_rank_a, low_rank_b] = operands.low_rank.unwrap_or([operands.a, operands.b]);
     let (tokens, gate, [gate_start, gate_stride]) = match (call.epilogue, operands.gate) {
         (Epilogue::GateAndAdd { tokens }, Some(gate)) => {
             let reach = gate.reach(call.m, tokens, call.n);
@@ -109,7 +113,7 @@ pub(crate) fn launch(
         }
         _ => (1, buffer(nothing, 1), [0; 2]),
     };
-    let per_word = 4 / finish.output.bytes();
+    let per_word = 4 / epilogue.output.bytes();
     let bias = operands.bias.map_or_else(
         || buffer(nothing, 1),
         |bias| buffer(bias, call.groups.max(1) * call.n / 2),
@@ -122,11 +126,11 @@ pub(crate) fn launch(
         None => (buffer(nothing, 1), 0),
     };
     let [more, layers] = match call.layout {
-        Layout::Tn => [0, cut.parts.max(call.groups)],
-        _ => [call.groups, cut.parts],
+        Layout::Tn => [0, tiling.split_k.max(call.groups)],
+        _ => [call.groups, tiling.split_k],
     };
     let blocks = (call.m.div_ceil(SIDE) + more) * call.n.div_ceil(SIDE);
-    // SAFETY: every access is within the rows and columns of the matrices, or in the tiles of sums.
+    // SAFETY: every access is within the rows and columns of the matrices, or in the partial tiles.
     unsafe {
         mma_matmul::launch_unchecked(
             client,
@@ -134,8 +138,8 @@ pub(crate) fn launch(
             CubeDim::new_1d(THREADS as u32),
             eights(operands.a),
             eights(operands.b),
-            eights(a_2),
-            eights(b_2),
+            eights(low_rank_a),
+            eights(low_rank_b),
             bias,
             gate,
             other,
@@ -149,17 +153,17 @@ pub(crate) fn launch(
             call.rank as u32,
             (operands.a.stride / 8) as u32,
             (operands.b.stride / 8) as u32,
-            (a_2.stride / 8) as u32,
-            (b_2.stride / 8) as u32,
+            (low_rank_a.stride / 8) as u32,
+            (low_rank_b.stride / 8) as u32,
             other_stride as u32,
             (d.stride / per_word) as u32,
             tokens as u32,
             gate_start as u32,
             gate_stride as u32,
-            cut.group as u32,
+            tiling.group as u32,
             call.groups as u32,
             tiles,
-            finish,
+            epilogue,
             tiles.product().accumulator(),
         );
     }

@@ -1,17 +1,17 @@
-//! Products of several units of 16 rows with a tile, by `mma.sync`: what is read of the right factor serves all units.
+//! Products of several row groups of 16 rows with a tile, by `mma.sync`: what is read of the right operand serves all row groups.
 //!
-//! Tiles, swizzle and registers are those of [`flow_cube::mma`]. A factor whose rows in memory are summands is read
+//! Tiles, swizzle and registers are those of [`flow_cube::mma`]. An operand whose rows in memory are summands is read
 //! transposed by `ldmatrix`.
 
 use cubecl::prelude::*;
 use flow_cube::register::read;
-use flow_cube::wgmma::Factor;
+use flow_cube::wgmma::OperandType;
 
-/// A product of `16 units` rows with `n` columns.
+/// A product of `16 row_groups` rows with `n` columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Product {
-    /// Units of 16 rows, at most 4.
-    pub units: usize,
+    /// Row groups of 16 rows, at most 4.
+    pub row_groups: usize,
     /// Columns, a multiple of 16, at most 64.
     pub n: usize,
     /// Summands, a multiple of 16, at most 64.
@@ -20,21 +20,21 @@ pub struct Product {
     pub left_transposed: bool,
     /// Whether rows of the right tile are summands.
     pub right_transposed: bool,
-    /// Type of the factors.
-    pub factor: Factor,
+    /// Type of the operands.
+    pub operand_type: OperandType,
 }
 
 impl Product {
-    /// Registers of the accumulator: those of the first unit, then of the next.
+    /// Registers of the accumulator: those of the first row group, then of the next.
     pub fn accumulator(&self) -> usize {
-        self.units * self.n / 2
+        self.row_groups * self.n / 2
     }
 
     /// Text of the instructions. Operands are the result, the accumulator, the addresses of this lane in the left tile and
     /// in the right one, at its first chunk of its first 16 rows, columns or summands.
     pub fn text(&self) -> String {
         let given = self.accumulator();
-        let mut text = format!(".reg .b32 a<4>, b<4>, fa<{}>, fb<4>;\n", 4 * self.units);
+        let mut text = format!(".reg .b32 a<4>, b<4>, fa<{}>, fb<4>;\n", 4 * self.row_groups);
         for (name, operand) in [("a", 2 * given), ("b", 2 * given + 1)] {
             for i in 0..4 {
                 text += &format!("xor.b32 {name}{i}, %{operand}, {};\n", 32 * i);
@@ -64,9 +64,9 @@ impl Product {
             true => "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16",
             false => "ldmatrix.sync.aligned.m8n8.x4.shared.b16",
         };
-        let kind = match self.factor {
-            Factor::Bf16 => "bf16",
-            Factor::F16 => "f16",
+        let kind = match self.operand_type {
+            OperandType::Bf16 => "bf16",
+            OperandType::F16 => "f16",
         };
         let registers = |name: &str, first: usize, count: usize| {
             (first..first + count)
@@ -75,27 +75,27 @@ impl Product {
                 .join(", ")
         };
         let mut text = String::new();
-        for unit in 0..self.units {
-            let (pair, offset) = Self::place(self.left_transposed, step, unit);
+        for row_group in 0..self.row_groups {
+            let (pair, offset) = Self::place(self.left_transposed, step, row_group);
             text += &format!(
                 "{} {{{}}}, [a{pair}+{offset}];\n",
                 load(self.left_transposed),
-                registers("fa", 4 * unit, 4)
+                registers("fa", 4 * row_group, 4)
             );
         }
         for group in 0..self.n / 16 {
             let (pair, offset) = Self::place(self.right_transposed, step, group);
-            // A right factor by columns has its rows along the result's columns: no transposition is the one wanted.
+            // A right operand by columns has its rows along the result's columns: no transposition is the one wanted.
             text += &format!(
                 "{} {{fb0, fb1, fb2, fb3}}, [b{pair}+{offset}];\n",
                 load(self.right_transposed)
             );
-            for unit in 0..self.units {
+            for row_group in 0..self.row_groups {
                 for half in 0..2 {
-                    let d = registers("%", unit * self.n / 2 + 8 * group + 4 * half, 4);
+                    let d = registers("%", row_group * self.n / 2 + 8 * group + 4 * half, 4);
                     text += &format!(
                         "mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 {{{d}}}, {{{}}}, {{fb{}, fb{}}}, {{{d}}};\n",
-                        registers("fa", 4 * unit, 4),
+                        registers("fa", 4 * row_group, 4),
                         2 * half,
                         2 * half + 1
                     );

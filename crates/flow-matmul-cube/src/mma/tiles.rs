@@ -1,9 +1,9 @@
-//! How a block of the `mma` kernel cuts its work.
+//! Tile sizes of the `mma` kernel.
 
 use super::product::Product;
-use crate::call::Layout;
+use crate::problem::Layout;
 use crate::schedule::STEP;
-use flow_cube::wgmma::Factor;
+use flow_cube::wgmma::OperandType;
 
 /// Rows and columns of a tile.
 pub const SIDE: usize = 128;
@@ -15,18 +15,18 @@ pub(super) const WARP: [usize; 2] = [64, 32];
 /// What a kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tiles {
-    /// Where rows and columns of the factors are.
+    /// Where rows and columns of the operands are.
     pub layout: Layout,
-    /// Type of the factors.
-    pub factor: Factor,
+    /// Type of the operands.
+    pub operand_type: OperandType,
     /// Steps of 64 summands that shared memory holds.
     pub stages: usize,
-    /// Whether there is a second pair of factors.
+    /// Whether there is a second pair of operands.
     pub low_rank: bool,
-    /// Whether rows are in groups with a second factor each.
+    /// Whether rows are in groups with a second operand each.
     pub grouped: bool,
-    /// Whether a block writes a tile of sums, one part of the summands.
-    pub in_parts: bool,
+    /// Whether a block writes a partial tile, the sum of one split of the summands.
+    pub splits_k: bool,
 }
 
 impl Tiles {
@@ -49,12 +49,12 @@ impl Tiles {
     /// What a warp multiplies in a step.
     pub fn product(&self) -> Product {
         Product {
-            units: WARP[0] / 16,
+            row_groups: WARP[0] / 16,
             n: WARP[1],
             k: STEP,
             left_transposed: self.layout == Layout::Tn,
             right_transposed: self.layout != Layout::Nt,
-            factor: self.factor,
+            operand_type: self.operand_type,
         }
     }
 

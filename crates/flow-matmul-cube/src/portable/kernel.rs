@@ -1,9 +1,9 @@
 //! The portable kernel: a block of 256 threads sums up 64 x 64 elements, 16 summands at a time.
 //!
 //! Thread `(x, y)`, both below 16, owns the rows `y + 16 r` and the columns `x + 16 j`. Sums are in f32, in the order of the
-//! summands, first pair of factors first: an element's bits depend on its row, its column and nothing else.
+//! summands, first pair of operands first: an element's bits depend on its row, its column and nothing else.
 
-use crate::call::{Activation, Epilogue, Layout};
+use crate::problem::{Activation, Epilogue, Layout};
 use cubecl::prelude::*;
 use flow_cube::activation::{Arithmetic, activate, derivative};
 
@@ -19,9 +19,9 @@ const PITCH: usize = SIDE + 1;
 /// What a kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Kind {
-    /// Where rows and columns of the factors are.
+    /// Where rows and columns of the operands are.
     pub layout: Layout,
-    /// Whether there is a second pair of factors.
+    /// Whether there is a second pair of operands.
     pub low_rank: bool,
     /// Whether there is a bias.
     pub bias: bool,
@@ -33,7 +33,7 @@ pub struct Kind {
     pub grouped: bool,
 }
 
-/// What a block adds up of a factor: rows (of B by columns) from `first` to before `end`, summands from `summand` to before
+/// What a block sums of an operand: rows (of B by columns) from `first` to before `end`, summands from `summand` to before
 /// `summands`.
 #[derive(CubeType)]
 struct Range {
@@ -86,7 +86,7 @@ fn load<F: Float>(
     }
 }
 
-/// Adds up the products of a pair of factors, whose ranges have as many summands.
+/// Adds up the products of a pair of operands, whose ranges have as many summands.
 #[cube]
 fn add_products<F: Float>(
     a: &[F],
@@ -156,8 +156,8 @@ fn add_products<F: Float>(
 pub fn portable_matmul<F: Float, O: Float>(
     a: &[F],
     b: &[F],
-    a_2: &[F],
-    b_2: &[F],
+    low_rank_a: &[F],
+    low_rank_b: &[F],
     bias: &[F],
     gate: &[F],
     other: &mut [F],
@@ -271,8 +271,8 @@ pub fn portable_matmul<F: Float, O: Float>(
             summands: rank,
         };
         add_products::<F>(
-            a_2,
-            b_2,
+            low_rank_a,
+            low_rank_b,
             a_2_stride,
             b_2_stride,
             &of_a_2,
@@ -314,8 +314,8 @@ pub fn portable_matmul<F: Float, O: Float>(
                     d[to] = O::cast_from(rounded * derivative(at, function, comptime!(kind.arithmetic)));
                 } else if comptime!(kind.gated()) {
                     let residual = f32::cast_from(other[(d_first + row) * other_stride + column]);
-                    let factor = f32::cast_from(gate[gate_start + row / tokens * gate_stride + column]);
-                    d[to] = O::cast_from(residual + factor * rounded);
+                    let gate = f32::cast_from(gate[gate_start + row / tokens * gate_stride + column]);
+                    d[to] = O::cast_from(residual + gate * rounded);
                 } else if comptime!(kind.epilogue == Epilogue::Add) {
                     let before = f32::cast_from(other[(d_first + row) * other_stride + column]);
                     d[to] = O::cast_from(before + rounded);

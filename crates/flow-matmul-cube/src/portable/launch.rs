@@ -2,7 +2,7 @@
 
 use super::kernel::{CHUNK, Kind, SIDE, THREADS, portable_matmul};
 use crate::Element;
-use crate::call::{Declined, Epilogue, Layout, Matmul, no};
+use crate::problem::{Declined, Epilogue, Layout, Matmul, no};
 use crate::tensors::{Matrix, Operands};
 use cubecl::ir::AddressType;
 use cubecl::ir::features::TypeUsage;

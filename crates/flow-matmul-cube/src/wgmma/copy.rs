@@ -1,6 +1,6 @@
-//! Copies of factors to stages of shared memory, by the tensor memory accelerator.
+//! Copies of operands to stages of shared memory, by the tensor memory accelerator.
 //!
-//! A tile is a row of panels of 64 elements, with the 128-byte swizzle. A factor whose rows in memory are rows of the tile
+//! A tile is a row of panels of 64 elements, with the 128-byte swizzle. An operand whose rows in memory are rows of the tile
 //! is one panel, as high as the tile; one whose rows are summands has a panel of 64 summands for each 64 rows of the tile.
 //! What the matrix does not have arrives as zeros.
 
@@ -8,13 +8,13 @@ use super::cursor::{A_ROW, B_ROW, STEP_AT};
 use super::tiles::Tiles;
 use crate::schedule::STEP;
 use cubecl::prelude::*;
-use flow_cube::Caller;
+use flow_cube::Issue;
 use flow_cube::barrier::arrive_and_expect;
 use flow_cube::tma;
 
-/// Starts the copy of one factor's tile, from row `row` and step `step` on.
+/// Starts the copy of one operand's tile, from row `row` and step `step` on.
 #[cube]
-fn copy_factor<E: Numeric>(
+fn copy_operand<E: Numeric>(
     full: u32,
     map: &TensorMap<E, Tiled>,
     to: &mut [E],
@@ -23,7 +23,7 @@ fn copy_factor<E: Numeric>(
     step: u32,
     #[comptime] rows: usize,
     #[comptime] transposed: bool,
-    #[comptime] caller: Caller,
+    #[comptime] caller: Issue,
 ) {
     let summand = step * comptime!(STEP as u32);
     if comptime!(transposed) {
@@ -58,8 +58,8 @@ pub(super) fn fill<E: Numeric>(
     full: u32,
     a: &TensorMap<E, Tiled>,
     b: &TensorMap<E, Tiled>,
-    a_2: &TensorMap<E, Tiled>,
-    b_2: &TensorMap<E, Tiled>,
+    low_rank_a: &TensorMap<E, Tiled>,
+    low_rank_b: &TensorMap<E, Tiled>,
     a_tiles: &mut [E],
     b_tiles: &mut [E],
     stage: usize,
@@ -68,7 +68,7 @@ pub(super) fn fill<E: Numeric>(
     frame_stride: u32,
     row_stride: u32,
     #[comptime] tiles: Tiles,
-    #[comptime] caller: Caller,
+    #[comptime] caller: Issue,
 ) {
     let a_at = stage * comptime!(tiles.a_elements());
     let b_at = stage * comptime!(tiles.b_elements());
@@ -77,7 +77,7 @@ pub(super) fn fill<E: Numeric>(
     arrive_and_expect(full, comptime!(tiles.stage_bytes() as u32), caller);
     if comptime!(tiles.low_rank) {
         if step < first_steps {
-            copy_factor::<E>(
+            copy_operand::<E>(
                 full,
                 a,
                 a_tiles,
@@ -88,7 +88,7 @@ pub(super) fn fill<E: Numeric>(
                 comptime!(tiles.a_transposed()),
                 caller,
             );
-            copy_factor::<E>(
+            copy_operand::<E>(
                 full,
                 b,
                 b_tiles,
@@ -101,9 +101,9 @@ pub(super) fn fill<E: Numeric>(
             );
         } else {
             let step = step - first_steps;
-            copy_factor::<E>(
+            copy_operand::<E>(
                 full,
-                a_2,
+                low_rank_a,
                 a_tiles,
                 a_at,
                 cursor[A_ROW],
@@ -112,9 +112,9 @@ pub(super) fn fill<E: Numeric>(
                 comptime!(tiles.a_transposed()),
                 caller,
             );
-            copy_factor::<E>(
+            copy_operand::<E>(
                 full,
-                b_2,
+                low_rank_b,
                 b_tiles,
                 b_at,
                 cursor[B_ROW],
@@ -133,7 +133,7 @@ pub(super) fn fill<E: Numeric>(
             a_row += kernel_row / comptime!(tiles.kernel_row[1] as u32) * frame_stride
                 + kernel_row % comptime!(tiles.kernel_row[1] as u32) * row_stride;
         }
-        copy_factor::<E>(
+        copy_operand::<E>(
             full,
             a,
             a_tiles,
@@ -144,7 +144,7 @@ pub(super) fn fill<E: Numeric>(
             comptime!(tiles.a_transposed()),
             caller,
         );
-        copy_factor::<E>(
+        copy_operand::<E>(
             full,
             b,
             b_tiles,

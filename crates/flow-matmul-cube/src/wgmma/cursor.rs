@@ -1,4 +1,4 @@
-//! Which copy starts next: a place in a block's list of items, some steps ahead of the products.
+//! The producer's cursor: the next step to copy in a block's list of work items, some steps ahead of the products.
 
 use crate::wgmma::Record;
 use cubecl::prelude::*;
@@ -10,7 +10,7 @@ pub(super) const END: usize = 2;
 pub(super) const A_ROW: usize = 3;
 pub(super) const B_ROW: usize = 4;
 
-/// Puts the cursor at step `over` of item `item`; behind the last item it stays.
+/// Moves the cursor to step `over` of item `item`; behind the last item it does not move.
 #[cube]
 pub(super) fn enter(cursor: &mut Array<u32>, items: &[Record], item: u32, last: u32, over: u32) {
     cursor[ITEM] = item;

@@ -1,8 +1,8 @@
-//! The kernel: blocks that stay, and take one tile of the schedule after another.
+//! The kernel: persistent blocks that take one tile of the schedule after another.
 //!
-//! Steps of factors pass through a ring of stages. There is no warp that only copies: the warp that is last to have read a
-//! stage starts the copy of the step that takes its place, across the borders of tiles. Warpgroups share a tile, or take
-//! tiles in turns: the ring brings one tile's steps after the other's.
+//! Steps of operands pass through a ring of stages. There is no warp that only copies: the warp that is last to have read a
+//! stage starts the copy of the step that takes its place, across the borders of tiles. Warpgroups share a tile (cooperative), or
+//! compute a tile each (ping-pong): the ring brings one tile's steps after the other's.
 
 // Conditions of kernels that are known when they are compiled stay apart from those that are not.
 #![allow(clippy::collapsible_if)]
@@ -10,13 +10,13 @@
 use super::Record;
 use super::copy::fill;
 use super::cursor::{ITEM, advance, enter};
-use super::finish::put_piece;
+use super::epilogue::stage_subtile;
 use super::tiles::Tiles;
-use crate::finish::Finish;
+use crate::epilogue::CompiledEpilogue;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::generic_to_shared;
-use flow_cube::Caller;
+use flow_cube::Issue;
 use flow_cube::barrier::{self, arrive_and_expect, came_last, count_warp, named_arrive, named_sync, wait};
 use flow_cube::tma;
 use flow_cube::warpgroup::warpgroup_and_thread;
@@ -27,40 +27,40 @@ fn leading(transposed: bool) -> u32 {
     if transposed { 8192 } else { 16 }
 }
 
-/// Starts bringing piece `number` (of `per_unit` for each 64 rows) of what the epilogue reads to its place. For one thread.
+/// Starts bringing subtile `number` (of `subtiles_per_row_group` for each 64 rows) of what the epilogue reads to its place. For one thread.
 #[cube]
-fn bring<O: Numeric>(
-    there: u32,
+fn load_subtile<O: Numeric>(
+    loaded: u32,
     other: &TensorMap<O, Tiled>,
     places: &mut [O],
     start: usize,
     row: u32,
     column: u32,
     #[comptime] number: usize,
-    #[comptime] per_unit: usize,
+    #[comptime] subtiles_per_row_group: usize,
     #[comptime] width: usize,
 ) {
-    arrive_and_expect(there, 8192u32.runtime(), Caller::Thread);
+    arrive_and_expect(loaded, 8192u32.runtime(), Issue::SingleThread);
     tma::load_2d::<O>(
         other,
         &places[start..start + comptime!(64 * width)],
-        there,
-        (row + comptime!((number / per_unit * 64) as u32)) as i32,
-        (column + comptime!((number % per_unit * width) as u32)) as i32,
-        Caller::Thread,
+        loaded,
+        (row + comptime!((number / subtiles_per_row_group * 64) as u32)) as i32,
+        (column + comptime!((number % subtiles_per_row_group * width) as u32)) as i32,
+        Issue::SingleThread,
     );
 }
 
 /// `D = epilogue(op(A) op(B) + op(A₂) op(B₂) + bias)`, by items (see [`schedule`](crate::schedule)). `starts` says where
-/// the items of each block begin; what the epilogue reads is `read`, and `kept` is where sums are kept. `rows` and `columns` are those of D, `first_steps` the steps of the first pair of factors; `frame_stride` and `row_stride` are a convolution's (see
-/// [`KernelRows`](crate::call::KernelRows)).
+/// the items of each block begin; what the epilogue reads is `read`, and `kept` is where sums are kept. `rows` and `columns` are those of D, `first_steps` the steps of the first pair of operands; `frame_stride`
+/// and `row_stride` are a convolution's (see [`KernelRows`](crate::problem::KernelRows)).
 /// Bias and gate are read in pairs, and `gate_start` and `gate_stride` are in pairs.
 #[cube(launch_unchecked)]
 pub fn matmul<E: Numeric, O: Numeric, N: Size>(
     a: &TensorMap<E, Tiled>,
     b: &TensorMap<E, Tiled>,
-    a_2: &TensorMap<E, Tiled>,
-    b_2: &TensorMap<E, Tiled>,
+    low_rank_a: &TensorMap<E, Tiled>,
+    low_rank_b: &TensorMap<E, Tiled>,
     d: &mut TensorMap<O, Tiled>,
     read: &TensorMap<O, Tiled>,
     kept: &mut TensorMap<O, Tiled>,
@@ -77,16 +77,16 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
     gate_start: u32,
     gate_stride: u32,
     #[comptime] tiles: Tiles,
-    #[comptime] finish: Finish,
+    #[comptime] epilogue: CompiledEpilogue,
     #[define(E, O)] _elements: [ElemType; 2],
     #[define(N)] _vector: usize,
 ) {
     let stages = comptime!(tiles.stages);
     let last_reader = comptime!(tiles.readers() as u32 - 1);
-    let units = comptime!(tiles.units);
-    let pieces = comptime!(tiles.pieces);
-    let width = comptime!(finish.piece_columns());
-    let per_unit = comptime!(tiles.columns / finish.piece_columns());
+    let row_groups = comptime!(tiles.row_groups);
+    let subtile_buffers = comptime!(tiles.subtile_buffers);
+    let width = comptime!(epilogue.subtile_columns());
+    let subtiles_per_row_group = comptime!(tiles.columns / epilogue.subtile_columns());
     let a_stage = comptime!((tiles.a_elements() / 8) as u32);
     let b_stage = comptime!((tiles.b_elements() / 8) as u32);
 
@@ -94,12 +94,14 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
         Shared::new_aligned_slice(comptime!(tiles.a_elements() * stages), 1024usize);
     let mut b_tiles: Shared<[E]> =
         Shared::new_aligned_slice(comptime!(tiles.b_elements() * stages), 1024usize);
-    let mut places: Shared<[O]> =
-        Shared::new_aligned_slice(comptime!(tiles.warpgroups * pieces * 64 * width), 1024usize);
+    let mut places: Shared<[O]> = Shared::new_aligned_slice(
+        comptime!(tiles.warpgroups * subtile_buffers * 64 * width),
+        1024usize,
+    );
     let full: Shared<[u64]> = Shared::new_slice(stages);
     let full = barrier::first(&full);
-    let there: Shared<[u64]> = Shared::new_slice(comptime!(tiles.warpgroups * pieces));
-    let there = barrier::first(&there);
+    let loaded: Shared<[u64]> = Shared::new_slice(comptime!(tiles.warpgroups * subtile_buffers));
+    let loaded = barrier::first(&loaded);
     let mut used: Shared<[u32]> = Shared::new_slice(stages);
 
     if UNIT_POS == 0 {
@@ -109,8 +111,8 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
             used[s] = 0u32;
         }
         #[unroll]
-        for p in 0..comptime!(tiles.warpgroups * pieces) {
-            barrier::init(barrier::at(there, p));
+        for p in 0..comptime!(tiles.warpgroups * subtile_buffers) {
+            barrier::init(barrier::at(loaded, p));
         }
         tma::fence();
     }
@@ -130,8 +132,8 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
                 barrier::at(full, s as usize),
                 a,
                 b,
-                a_2,
-                b_2,
+                low_rank_a,
+                low_rank_b,
                 &mut a_tiles,
                 &mut b_tiles,
                 s as usize,
@@ -140,7 +142,7 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
                 frame_stride,
                 row_stride,
                 tiles,
-                Caller::Thread,
+                Issue::SingleThread,
             );
         }
         advance(&mut cursor, items, last, 1u32);
@@ -158,10 +160,10 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
     let places_base = generic_to_shared::<O>(unsafe { places.as_ptr_unchecked() });
     // SAFETY: as above.
     let used_base = generic_to_shared::<u32>(unsafe { used.as_ptr_unchecked() });
-    let unit_first = if comptime!(tiles.in_turns) {
+    let unit_first = if comptime!(tiles.ping_pong) {
         0u32.runtime()
     } else {
-        warpgroup * comptime!(units as u32)
+        warpgroup * comptime!(row_groups as u32)
     };
     let a_at = wgmma::descriptor(
         a_base + unit_first * 8192,
@@ -169,20 +171,20 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
         1024u32,
     );
     let b_at = wgmma::descriptor(b_base, comptime!(leading(tiles.b_transposed())), 1024u32);
-    let place_first = warpgroup * comptime!(pieces as u32);
+    let place_first = warpgroup * comptime!(subtile_buffers as u32);
 
     let mut item = first;
     let mut stage = 0u32;
     let mut phase = 0u32;
     let mut round = 0u32;
     let mut skip = 0u32;
-    if comptime!(tiles.in_turns) {
+    if comptime!(tiles.ping_pong) {
         if warpgroup == 1 && first < last {
             let record = items[(2 * first) as usize];
             skip = record.extract(3usize) - record.extract(2usize);
         }
     }
-    if comptime!(tiles.in_turns) {
+    if comptime!(tiles.ping_pong) {
         if warpgroup == 1 && first < last {
             // The first turn is the other's.
             named_arrive(4u32, 256u32);
@@ -190,7 +192,7 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
     }
     let mut more = first < last;
     while more {
-        if comptime!(tiles.in_turns) {
+        if comptime!(tiles.ping_pong) {
             // The other warpgroup's steps.
             if skip > 0 {
                 advance(&mut cursor, items, last, skip);
@@ -207,28 +209,28 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
             let steps = record.extract(3usize) - record.extract(2usize);
             let row = target.extract(0usize) + unit_first * 64;
             let column = target.extract(1usize);
-            if comptime!(finish.reads()) {
+            if comptime!(epilogue.reads()) {
                 if thread == 0 {
                     tma::wait_read(0usize);
                     #[unroll]
-                    for p in 0..pieces {
+                    for p in 0..subtile_buffers {
                         let place = place_first + comptime!(p as u32);
-                        bring::<O>(
-                            barrier::at(there, place as usize),
+                        load_subtile::<O>(
+                            barrier::at(loaded, place as usize),
                             read,
                             &mut places,
                             place as usize * comptime!(64 * width),
                             row,
                             column,
                             p,
-                            per_unit,
+                            subtiles_per_row_group,
                             width,
                         );
                     }
                 }
             }
 
-            if comptime!(tiles.in_turns) {
+            if comptime!(tiles.ping_pong) {
                 // A barrier tells one phase from the next, not from the one after: the other warpgroup must have waited for
                 // all of its steps.
                 named_sync(4 + warpgroup, 256u32);
@@ -239,7 +241,7 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
             // The first step is peeled: sums that enter a loop as zeros make ptxas wait after each product.
             let mut sums_0 = wgmma::issue_from_zero::<N>(a_now, b_now, comptime!(tiles.products()));
             let mut sums_1 = sums_0;
-            if comptime!(units == 2) {
+            if comptime!(row_groups == 2) {
                 sums_1 = wgmma::issue_from_zero::<N>(a_now + 512, b_now, comptime!(tiles.products()));
             }
             let mut before = stage;
@@ -253,19 +255,19 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
                 let a_now = a_at + u64::cast_from(stage * a_stage);
                 let b_now = b_at + u64::cast_from(stage * b_stage);
                 sums_0 = wgmma::issue::<N>(sums_0, a_now, b_now, comptime!(tiles.products()));
-                if comptime!(units == 2) {
+                if comptime!(row_groups == 2) {
                     sums_1 = wgmma::issue::<N>(sums_1, a_now + 512, b_now, comptime!(tiles.products()));
                 }
                 // Of the step before, all was read.
-                wgmma::wait_for_reads(units);
+                wgmma::wait_for_reads(row_groups);
                 let users = count_warp(lane, used_base + before * 4, last_reader);
                 if came_last(users, last_reader) && cursor[ITEM] < last {
                     fill::<E>(
                         barrier::at(full, before as usize),
                         a,
                         b,
-                        a_2,
-                        b_2,
+                        low_rank_a,
+                        low_rank_b,
                         &mut a_tiles,
                         &mut b_tiles,
                         before as usize,
@@ -274,7 +276,7 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
                         frame_stride,
                         row_stride,
                         tiles,
-                        Caller::Warp,
+                        Issue::ElectedLane,
                     );
                 }
                 advance(&mut cursor, items, last, 1u32);
@@ -285,14 +287,14 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
                     phase ^= 1;
                 }
             }
-            if comptime!(tiles.in_turns) {
+            if comptime!(tiles.ping_pong) {
                 if item + 1 < last {
                     named_arrive(5 - warpgroup, 256u32);
                 }
             }
             let sums_0 = wgmma::wait::<N>(sums_0, comptime!(tiles.products()), 0usize);
             let mut sums_last = sums_0;
-            if comptime!(units == 2) {
+            if comptime!(row_groups == 2) {
                 sums_last = wgmma::wait::<N>(sums_1, comptime!(tiles.products()), 0usize);
             }
             let users = count_warp(lane, used_base + before * 4, last_reader);
@@ -301,8 +303,8 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
                     barrier::at(full, before as usize),
                     a,
                     b,
-                    a_2,
-                    b_2,
+                    low_rank_a,
+                    low_rank_b,
                     &mut a_tiles,
                     &mut b_tiles,
                     before as usize,
@@ -311,41 +313,41 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
                     frame_stride,
                     row_stride,
                     tiles,
-                    Caller::Warp,
+                    Issue::ElectedLane,
                 );
             }
             advance(&mut cursor, items, last, 1u32);
 
             #[unroll]
-            for number in 0..comptime!(units * per_unit) {
-                let unit = comptime!(number / per_unit);
-                let piece = comptime!(number % per_unit);
-                let unit_row = row + comptime!((unit * 64) as u32);
+            for number in 0..comptime!(row_groups * subtiles_per_row_group) {
+                let row_group = comptime!(number / subtiles_per_row_group);
+                let subtile = comptime!(number % subtiles_per_row_group);
+                let first_row = row + comptime!((row_group * 64) as u32);
                 let mut gate_0 = 0u32;
                 let mut gate_1 = 0u32;
-                if comptime!(finish.gated()) {
+                if comptime!(epilogue.gated()) {
                     // Rows beyond the result take the last row's gate; they are not written.
-                    gate_0 = min(unit_row + row_in_unit, rows - 1) / tokens * gate_stride + gate_start;
-                    gate_1 = min(unit_row + row_in_unit + 8, rows - 1) / tokens * gate_stride + gate_start;
+                    gate_0 = min(first_row + row_in_unit, rows - 1) / tokens * gate_stride + gate_start;
+                    gate_1 = min(first_row + row_in_unit + 8, rows - 1) / tokens * gate_stride + gate_start;
                 }
                 #[unroll]
-                for kind in 0..comptime!(1 + finish.keeps_sum() as usize) {
+                for kind in 0..comptime!(1 + epilogue.keeps_sum() as usize) {
                     // Sums first, then the result.
-                    let sum_only = comptime!(finish.keeps_sum() && kind == 0);
-                    let use_of = comptime!(number * (1 + finish.keeps_sum() as usize) + kind);
-                    let place = place_first + comptime!((use_of % pieces) as u32);
-                    if comptime!(finish.reads()) {
-                        let uses = comptime!((units * per_unit / pieces) as u32);
-                        let turn = round * uses + comptime!((use_of / pieces) as u32);
-                        wait(barrier::at(there, place as usize), turn % 2);
+                    let sum_only = comptime!(epilogue.keeps_sum() && kind == 0);
+                    let use_of = comptime!(number * (1 + epilogue.keeps_sum() as usize) + kind);
+                    let place = place_first + comptime!((use_of % subtile_buffers) as u32);
+                    if comptime!(epilogue.reads()) {
+                        let uses = comptime!((row_groups * subtiles_per_row_group / subtile_buffers) as u32);
+                        let turn = round * uses + comptime!((use_of / subtile_buffers) as u32);
+                        wait(barrier::at(loaded, place as usize), turn % 2);
                     } else {
                         if thread == 0 {
-                            tma::wait_read(comptime!(pieces - 1));
+                            tma::wait_read(comptime!(subtile_buffers - 1));
                         }
                         named_sync(warpgroup + 1, 128u32);
                     }
-                    if comptime!(unit == 0) {
-                        put_piece::<N>(
+                    if comptime!(row_group == 0) {
+                        stage_subtile::<N>(
                             places_base + place * 8192,
                             sums_0,
                             bias,
@@ -356,12 +358,12 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
                             columns,
                             gate_0,
                             gate_1,
-                            piece,
-                            finish,
+                            subtile,
+                            epilogue,
                             sum_only,
                         );
                     } else {
-                        put_piece::<N>(
+                        stage_subtile::<N>(
                             places_base + place * 8192,
                             sums_last,
                             bias,
@@ -372,8 +374,8 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
                             columns,
                             gate_0,
                             gate_1,
-                            piece,
-                            finish,
+                            subtile,
+                            epilogue,
                             sum_only,
                         );
                     }
@@ -381,25 +383,28 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
                     named_sync(warpgroup + 1, 128u32);
                     if thread == 0 {
                         let start = place as usize * comptime!(64 * width);
-                        let piece_column = column + comptime!((piece * width) as u32);
+                        let piece_column = column + comptime!((subtile * width) as u32);
                         let tile = &places[start..start + comptime!(64 * width)];
                         if comptime!(sum_only) {
-                            tma::store_2d(tile, kept, unit_row as i32, piece_column as i32);
+                            tma::store_2d(tile, kept, first_row as i32, piece_column as i32);
                         } else {
-                            tma::store_2d(tile, d, unit_row as i32, piece_column as i32);
+                            tma::store_2d(tile, d, first_row as i32, piece_column as i32);
                         }
                         tma::commit();
-                        if comptime!(finish.reads() && use_of + pieces < units * per_unit) {
+                        if comptime!(
+                            epilogue.reads()
+                                && use_of + subtile_buffers < row_groups * subtiles_per_row_group
+                        ) {
                             tma::wait_read(0usize);
-                            bring::<O>(
-                                barrier::at(there, place as usize),
+                            load_subtile::<O>(
+                                barrier::at(loaded, place as usize),
                                 read,
                                 &mut places,
                                 start,
                                 row,
                                 column,
-                                comptime!(use_of + pieces),
-                                per_unit,
+                                comptime!(use_of + subtile_buffers),
+                                subtiles_per_row_group,
                                 width,
                             );
                         }
@@ -408,7 +413,7 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
             }
             round += 1;
             item += 1;
-            if comptime!(tiles.in_turns) {
+            if comptime!(tiles.ping_pong) {
                 if item < last {
                     let record = items[(2 * item) as usize];
                     skip = record.extract(3usize) - record.extract(2usize);

@@ -3,8 +3,8 @@
 use super::Tiles;
 use super::kernel::matmul;
 use crate::Element;
-use crate::call::{Epilogue, Matmul};
-use crate::finish::Finish;
+use crate::epilogue::CompiledEpilogue;
+use crate::problem::{Epilogue, Matmul};
 use crate::schedule::STEP;
 use crate::tensors::{Matrix, Operands};
 use cubecl::prelude::*;
@@ -36,7 +36,7 @@ pub(crate) struct Items {
     pub(crate) blocks: usize,
 }
 
-/// Launches the kernel; `d` is the result, or the tiles of sums.
+/// Launches the kernel; `d` is the result, or the partial tiles.
 pub(crate) fn launch(
     client: &Client,
     call: &Matmul,
@@ -44,18 +44,18 @@ pub(crate) fn launch(
     d: &Matrix,
     items: &Items,
     tiles: Tiles,
-    finish: Finish,
+    epilogue: CompiledEpilogue,
 ) {
-    let [a_2, b_2] = operands.low_rank.unwrap_or([operands.a, operands.b]);
+    let [low_rank_a, low_rank_b] = operands.low_rank.unwrap_or([operands.a, operands.b]);
     let factor_map = |x: &Matrix, rows: usize, transposed: bool| {
         let rows = if transposed { STEP } else { rows };
         map(x, rows, 64, call.element)
     };
     let a = |x| factor_map(x, tiles.rows(), tiles.a_transposed());
     let b = |x| factor_map(x, tiles.columns, tiles.b_transposed());
-    let result = |x| map(x, 64, finish.piece_columns(), finish.output);
+    let result = |x| map(x, 64, epilogue.subtile_columns(), epilogue.output);
     // What is not there takes the place of something: neither is touched.
-    let other = match finish.epilogue {
+    let other = match epilogue.kind {
         Epilogue::Store | Epilogue::Accumulate => d,
         _ => operands.other.unwrap_or(d),
     };
@@ -83,8 +83,8 @@ pub(crate) fn launch(
             CubeDim::new_1d(tiles.threads()),
             a(operands.a),
             b(operands.b),
-            a(a_2),
-            b(b_2),
+            a(low_rank_a),
+            b(low_rank_b),
             result(d),
             result(other),
             result(other),
@@ -101,8 +101,8 @@ pub(crate) fn launch(
             gate_start as u32,
             gate_stride as u32,
             tiles,
-            finish,
-            [call.element.native(), finish.output.native()],
+            epilogue,
+            [call.element.native(), epilogue.output.native()],
             tiles.vector(),
         );
     }

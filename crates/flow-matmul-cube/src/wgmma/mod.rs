@@ -2,7 +2,7 @@
 
 mod copy;
 mod cursor;
-mod finish;
+mod epilogue;
 pub mod kernel;
 pub mod launch;
 pub mod select;

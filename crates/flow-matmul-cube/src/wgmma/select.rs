@@ -1,16 +1,16 @@
 //! Which tiles a call gets: a fixed table of shapes, measured on an H100 (`bench/results/matmul-ladder.md`).
 
 use super::Tiles;
-use crate::call::{Declined, Epilogue, Layout, Matmul, no};
-use crate::schedule::{Cut, STEP};
-use flow_cube::wgmma::Factor;
+use crate::problem::{Declined, Epilogue, Layout, Matmul, no};
+use crate::schedule::{STEP, Tiling};
+use flow_cube::wgmma::OperandType;
 
 /// Whether tensor memory access can reach what the call has, and tensor cores multiply it.
 ///
 /// # Errors
 /// [`Declined`] with the reason.
-pub fn check(call: &Matmul) -> Result<Factor, Declined> {
-    let Some(factor) = call.element.factor() else {
+pub fn check(call: &Matmul) -> Result<OperandType, Declined> {
+    let Some(operand_type) = call.element.operand_type() else {
         return no("tensor cores would round f32 factors to TF32; they take bf16 and f16");
     };
     if !(call.n * call.output.bytes()).is_multiple_of(16) {
@@ -22,11 +22,11 @@ pub fn check(call: &Matmul) -> Result<Factor, Declined> {
     if call.m.div_ceil(64) * call.n.div_ceil(64) > u32::MAX as usize / 64 {
         return no("the result has too many tiles");
     }
-    Ok(factor)
+    Ok(operand_type)
 }
 
-/// Tiles and cut of a call on a device with `multiprocessors` multiprocessors.
-pub fn select(call: &Matmul, factor: Factor, multiprocessors: usize) -> (Tiles, Cut) {
+/// Tiles and tiling of a call on a device with `multiprocessors` multiprocessors.
+pub fn select(call: &Matmul, operand_type: OperandType, multiprocessors: usize) -> (Tiles, Tiling) {
     let steps = call.k.div_ceil(STEP) + call.rank.div_ceil(STEP);
     let low_rank = call.rank > 0;
     let simple = !call.bias && matches!(call.epilogue, Epilogue::Store | Epilogue::Accumulate);
@@ -34,47 +34,47 @@ pub fn select(call: &Matmul, factor: Factor, multiprocessors: usize) -> (Tiles, 
         _ if call.n <= 64 => &[Shape::Narrow],
         Layout::Tn if simple => &[weight_gradient(call, multiprocessors)],
         // Small results have too few large tiles for all multiprocessors.
-        _ => &[Shape::Turns, Shape::Wide, Shape::Small, Shape::Narrow],
+        _ => &[Shape::PingPong, Shape::Wide, Shape::Small, Shape::Narrow],
     };
     let mut best: Option<(f64, Tiles, bool)> = None;
     for candidate in candidates {
-        let tiles = shape(call, factor, *candidate);
+        let tiles = shape(call, operand_type, *candidate);
         let count = call.m.div_ceil(tiles.rows()) * call.n.div_ceil(tiles.columns);
         let tile = (tiles.rows() * tiles.columns) as f64;
         // Time in products of 64 summands of one element by one multiprocessor; the border of a tile is what a block
         // cannot do beside products.
-        let border = tile * if tiles.in_turns { 0.5 } else { 3.0 };
+        let border = tile * if tiles.ping_pong { 0.5 } else { 3.0 };
         let waves = count.div_ceil(multiprocessors) as f64;
         let one = steps as f64 * tile * candidate.slowness() + border;
         let whole = waves * one;
-        let balanced = count as f64 / multiprocessors as f64 * one;
-        // About two tiles of sums for each multiprocessor are written and read, some 30 elements' products each, and two
+        let stream_k = count as f64 / multiprocessors as f64 * one;
+        // About two partial tiles for each multiprocessor are written and read, some 30 elements' products each, and two
         // kernels more are launched.
-        let add_up = 2.0 * tile * 15.0 + 250_000.0;
-        let mut choose = |time: f64, is_balanced: bool| {
+        let reduction = 2.0 * tile * 15.0 + 250_000.0;
+        let mut choose = |time: f64, is_stream_k: bool| {
             if best.is_none_or(|(least, ..)| time < least) {
-                best = Some((time, tiles, is_balanced));
+                best = Some((time, tiles, is_stream_k));
             }
         };
         choose(whole, false);
         // A forward product is never cut: its bits would depend on how many rows there are, and with them a sample's on its
         // batch-mates.
         if call.layout != Layout::Nt && simple && !count.is_multiple_of(multiprocessors) {
-            choose(balanced + add_up, true);
+            choose(stream_k + reduction, true);
         }
     }
-    let (_, tiles, balanced) = best.expect("there are candidates");
+    let (_, tiles, stream_k) = best.expect("there are candidates");
     let tiles = Tiles { low_rank, ..tiles };
     let group = if tiles.rows() == 256 { 8 } else { 16 };
-    let cut = Cut {
+    let tiling = Tiling {
         rows: tiles.rows(),
         columns: tiles.columns,
         group,
         blocks: multiprocessors,
-        parts: 1,
-        balanced,
+        split_k: 1,
+        stream_k,
     };
-    (tiles, cut)
+    (tiles, tiling)
 }
 
 /// Tiles of a weight gradient, whose work is balanced over the multiprocessors whatever their number: the largest tiles
@@ -87,15 +87,15 @@ fn weight_gradient(call: &Matmul, multiprocessors: usize) -> Shape {
     let least_beyond = call.n.next_multiple_of(256) <= call.n.next_multiple_of(192);
     match least_beyond || count(128, 256) >= multiprocessors {
         true => Shape::Wide,
-        false => Shape::Turns,
+        false => Shape::PingPong,
     }
 }
 
 /// Tiles that the table chooses from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
-    /// 128 x 192, two warpgroups in turns.
-    Turns,
+    /// 128 x 192, two warpgroups in ping-pong.
+    PingPong,
     /// 128 x 256, shared by two warpgroups.
     Wide,
     /// 256 x 192, shared by two warpgroups.
@@ -111,7 +111,7 @@ impl Shape {
     /// and 256 bytes a clock, where it gives 128).
     fn slowness(self) -> f64 {
         match self {
-            Self::Turns | Self::Wide | Self::Large => 1.0,
+            Self::PingPong | Self::Wide | Self::Large => 1.0,
             Self::Small => 1.25,
             Self::Narrow => 2.0,
         }
@@ -119,9 +119,9 @@ impl Shape {
 }
 
 /// The tiles of `shape`.
-pub fn shape(call: &Matmul, factor: Factor, shape: Shape) -> Tiles {
-    let (units, columns, stages, in_turns, pieces) = match shape {
-        Shape::Turns => (2, 192, 4, true, 2),
+pub fn shape(call: &Matmul, operand_type: OperandType, shape: Shape) -> Tiles {
+    let (row_groups, columns, stages, ping_pong, subtile_buffers) = match shape {
+        Shape::PingPong => (2, 192, 4, true, 2),
         Shape::Wide => (1, 256, 4, false, 2),
         Shape::Large => (2, 192, 3, false, 2),
         Shape::Small => (1, 128, 6, false, 2),
@@ -129,13 +129,13 @@ pub fn shape(call: &Matmul, factor: Factor, shape: Shape) -> Tiles {
     };
     Tiles {
         layout: call.layout,
-        factor,
+        operand_type,
         warpgroups: 2,
-        units,
+        row_groups,
         columns,
         stages,
-        in_turns,
-        pieces,
+        ping_pong,
+        subtile_buffers,
         low_rank: call.rank > 0,
         kernel_row: match call.kernel_rows {
             Some(rows) => [call.k / rows.count() / STEP, rows.rows],

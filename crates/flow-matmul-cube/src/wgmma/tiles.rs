@@ -1,30 +1,30 @@
-//! How a block of the `wgmma` kernel cuts its work, and how products walk through shared memory.
+//! Tile sizes of the `wgmma` kernel, and how products walk through shared memory.
 
-use crate::call::Layout;
+use crate::problem::Layout;
 use crate::schedule::STEP;
-use flow_cube::wgmma::{Factor, Steps};
+use flow_cube::wgmma::{OperandType, Steps};
 
 /// Sizes that a kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tiles {
-    /// Where rows and columns of the factors are.
+    /// Where rows and columns of the operands are.
     pub layout: Layout,
-    /// Type of the factors.
-    pub factor: Factor,
+    /// Type of the operands.
+    pub operand_type: OperandType,
     /// Warpgroups of a block.
     pub warpgroups: usize,
-    /// Units of 64 rows that a warpgroup sums up: 1 or 2.
-    pub units: usize,
+    /// Row groups of 64 rows that a warpgroup sums up: 1 or 2.
+    pub row_groups: usize,
     /// Columns of a tile; a multiple of 64, at most 256.
     pub columns: usize,
     /// Steps of 64 summands that shared memory holds.
     pub stages: usize,
-    /// Whether warpgroups compute tiles of their own, in turns, so that one finishes a tile while the other multiplies.
+    /// Whether warpgroups compute tiles of their own, in ping-pong, so that one finishes a tile while the other multiplies.
     /// Else they share a tile.
-    pub in_turns: bool,
-    /// Pieces of 64 rows of 128 bytes that a warpgroup holds while it finishes a tile: 1 or 2.
-    pub pieces: usize,
-    /// Whether there is a second pair of factors.
+    pub ping_pong: bool,
+    /// Epilogue subtiles of 64 rows by 128 bytes that a warpgroup holds while it finishes a tile: 1 or 2.
+    pub subtile_buffers: usize,
+    /// Whether there is a second pair of operands.
     pub low_rank: bool,
     /// Steps of a row of a convolution's kernel, and rows of a frame of it; zeros if there is none.
     pub kernel_row: [usize; 2],
@@ -33,7 +33,7 @@ pub struct Tiles {
 impl Tiles {
     /// Rows of a tile.
     pub fn rows(&self) -> usize {
-        64 * self.units * if self.in_turns { 1 } else { self.warpgroups }
+        64 * self.row_groups * if self.ping_pong { 1 } else { self.warpgroups }
     }
 
     /// Threads of a block.
@@ -63,12 +63,12 @@ impl Tiles {
 
     /// Warps that read a stage.
     pub fn readers(&self) -> usize {
-        4 * if self.in_turns { 1 } else { self.warpgroups }
+        4 * if self.ping_pong { 1 } else { self.warpgroups }
     }
 
     /// Shared memory of a block, in bytes, with barriers.
     pub fn shared_bytes(&self) -> usize {
-        self.stages * (self.stage_bytes() + 12) + self.warpgroups * self.pieces * (8192 + 8)
+        self.stages * (self.stage_bytes() + 12) + self.warpgroups * self.subtile_buffers * (8192 + 8)
     }
 
     /// `A Bᵀ` of 64 rows over a step.
@@ -82,7 +82,7 @@ impl Tiles {
             b: by_sixteen(b_transposed),
             a_transposed,
             b_transposed,
-            factor: self.factor,
+            operand_type: self.operand_type,
         }
     }
 
@@ -113,7 +113,7 @@ impl Tiles {
             self.rows(),
             self.columns,
             self.stages,
-            if self.in_turns { "_turns" } else { "" },
+            if self.ping_pong { "_turns" } else { "" },
             if self.is_convolution() { "_convolution" } else { "" }
         )
     }
