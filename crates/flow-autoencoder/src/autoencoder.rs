@@ -242,9 +242,19 @@ impl Autoencoder {
     }
 
     /// `run` of some samples of `x` at a time, whose pictures have `pixels` pixels each.
-    fn by_samples(&self, x: Tensor<5>, pixels: usize, options: &Options, run: impl Fn(Tensor<5>) -> Tensor<5>) -> Tensor<5> {
+    fn by_samples(
+        &self,
+        x: Tensor<5>,
+        pixels: usize,
+        options: &Options,
+        run: impl Fn(Tensor<5>) -> Tensor<5>,
+    ) -> Tensor<5> {
         let batch = x.dims()[0];
-        let usual = if self.one_by_one { 1 } else { PIXELS / pixels.max(1) };
+        let usual = if self.one_by_one {
+            1
+        } else {
+            PIXELS / pixels.max(1)
+        };
         let at_once = options.samples.unwrap_or(usual).max(1);
         if at_once >= batch {
             return run(x);

@@ -19,14 +19,14 @@ pub(crate) fn softmax_rows<F: Float, N: Size>(
     #[comptime] rows: Rows,
 ) {
     let mut shared: Shared<[f32]> = Shared::new_slice(comptime!(rows.shared(1)));
-    let mut largest_of: Shared<[f32]> = Shared::new_slice(comptime!(rows.lanes));
+    let mut largest_of: Shared<[f32]> = Shared::new_slice(comptime!(rows.threads_per_row));
     let thread = UNIT_POS as usize;
     let exists = CUBE_POS < count;
     let first = select(exists, CUBE_POS, 0usize) * vectors;
-    let turns = vectors.div_ceil(rows.lanes);
+    let turns = vectors.div_ceil(rows.threads_per_row);
     let mut largest = f32::min_value();
     for turn in 0..turns {
-        let at = turn * rows.lanes + thread;
+        let at = turn * rows.threads_per_row + thread;
         if at < vectors {
             let values = scores[first + at];
             #[unroll]
@@ -37,13 +37,13 @@ pub(crate) fn softmax_rows<F: Float, N: Size>(
     }
     largest_of[thread] = largest;
     sync_cube();
-    for other in 0..rows.lanes {
+    for other in 0..rows.threads_per_row {
         largest = max(largest, largest_of[other]);
     }
     let mut sum = Array::<f32>::new(1usize);
     sum[0] = 0.0f32;
     for turn in 0..turns {
-        let at = turn * rows.lanes + thread;
+        let at = turn * rows.threads_per_row + thread;
         if at < vectors {
             let values = (scores[first + at] - Vector::new(largest)) * Vector::new(factor);
             sum[0] += total(values.exp());
@@ -52,7 +52,7 @@ pub(crate) fn softmax_rows<F: Float, N: Size>(
     row_sums(&mut sum, &mut shared, 1usize, rows);
     let reciprocal = 1.0f32 / sum[0];
     for turn in 0..turns {
-        let at = turn * rows.lanes + thread;
+        let at = turn * rows.threads_per_row + thread;
         if at < vectors && exists {
             let values = (scores[first + at] - Vector::new(largest)) * Vector::new(factor);
             shares[first + at] = Vector::cast_from(values.exp() * Vector::new(reciprocal));
@@ -81,7 +81,7 @@ pub fn softmax(
     let rows = Rows {
         columns,
         width,
-        lanes: THREADS,
+        threads_per_row: THREADS,
         groups: 1,
         plane: plane_size(client),
     };

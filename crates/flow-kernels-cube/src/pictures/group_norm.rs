@@ -94,11 +94,11 @@ pub(crate) fn group_factors<F: Float, W: Float>(
     let sample = block / groups;
     let first = block % groups * in_group;
     let terms = pieces * in_group;
-    let turns = terms.div_ceil(adders.lanes);
+    let turns = terms.div_ceil(adders.threads_per_row);
     let mut sum = Array::<f32>::new(1usize);
     sum[0] = 0.0f32;
     for turn in 0..turns {
-        let term = turn * adders.lanes + thread;
+        let term = turn * adders.threads_per_row + thread;
         if term < terms {
             let channel = first + term % in_group;
             sum[0] += partials[(sample * pieces + term / in_group) * 2 * channels + channel];
@@ -113,7 +113,7 @@ pub(crate) fn group_factors<F: Float, W: Float>(
     let mean = sum[0] / count;
     sum[0] = 0.0f32;
     for turn in 0..turns {
-        let term = turn * adders.lanes + thread;
+        let term = turn * adders.threads_per_row + thread;
         if term < terms {
             let channel = first + term % in_group;
             let at = (sample * pieces + term / in_group) * 2 * channels + channel;
@@ -207,7 +207,7 @@ impl GroupNorm {
         let adders = Rows {
             columns: ADDERS,
             width: 1,
-            lanes: ADDERS,
+            threads_per_row: ADDERS,
             groups: 1,
             plane: plane_size(client),
         };

@@ -6,7 +6,7 @@ use flow_core::cube::{self, CubeTensor};
 use flow_core::tensors::RawTensor;
 use flow_kernels_cube::softmax::softmax;
 use flow_kernels_cube::{Buffer, Element};
-use flow_matmul_cube::call::{Declined, Layout, Matmul};
+use flow_matmul_cube::problem::{Declined, Layout, Matmul};
 use flow_matmul_cube::tensors::{Matrix, Operands};
 
 /// Scores that are held at a time.

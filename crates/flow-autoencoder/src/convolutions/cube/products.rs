@@ -1,8 +1,8 @@
 //! Matrix products made ready once, by what they are and by device.
 
 use flow_core::cube::{CubeDevice, CubeTensor};
-use flow_matmul_cube::call::{Declined, Matmul};
-use flow_matmul_cube::run::Prepared;
+use flow_matmul_cube::prepared::Prepared;
+use flow_matmul_cube::problem::{Declined, Matmul};
 use flow_matmul_cube::tensors::Operands;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};

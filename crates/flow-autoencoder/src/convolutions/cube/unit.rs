@@ -12,7 +12,7 @@ use flow_kernels_cube::pictures::Pictures;
 use flow_kernels_cube::pictures::border::{Bordered, border};
 use flow_kernels_cube::pictures::group_norm::GroupNorm;
 use flow_kernels_cube::{Buffer, Element};
-use flow_matmul_cube::call::{Declined, Epilogue, KernelRows, Layout, Matmul};
+use flow_matmul_cube::problem::{Declined, Epilogue, KernelRows, Layout, Matmul};
 use flow_matmul_cube::tensors::{Matrix, Operands};
 
 /// Rows and columns of a kernel that is more than one tap.

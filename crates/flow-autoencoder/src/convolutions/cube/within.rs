@@ -7,7 +7,7 @@ use flow_core::tensors::RawTensor;
 use flow_kernels_cube::pictures::Pictures;
 use flow_kernels_cube::pictures::border::{Bordered, border};
 use flow_kernels_cube::{Buffer, Element};
-use flow_matmul_cube::call::Declined;
+use flow_matmul_cube::problem::Declined;
 use flow_matmul_cube::tensors::Matrix;
 
 /// Pictures `[B, 1, H, W, C]` within their borders of one pixel.
