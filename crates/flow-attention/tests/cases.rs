@@ -89,7 +89,7 @@ fn holds_for(backend: &dyn AttentionBackend) {
     for case in cases(Element::F32) {
         let data = Data::new(&case, 7);
         let expected = reference(&case, &data).expect("the masks of the cases fit");
-        let judgement = expected.judge(&case, &run(backend, &case, &data));
+        let judgement = expected.compare(&case, &run(backend, &case, &data));
         if !judgement.holds() {
             wrong.push(format!("{case:?}: {judgement}"));
         }
