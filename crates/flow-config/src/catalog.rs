@@ -60,18 +60,20 @@ impl Catalog {
             ..Self::open()
         };
         for kind in kinds.algorithms {
-            catalog
-                .algorithms
-                .register(&kind.plugin.name().to_owned(), kind)?;
+            let name = kind.plugin.name().to_owned();
+            catalog.algorithms.register(&name, kind)?;
         }
         for kind in kinds.data {
-            catalog.data.register(&kind.plugin.name().to_owned(), kind)?;
+            let name = kind.plugin.name().to_owned();
+            catalog.data.register(&name, kind)?;
         }
         for kind in kinds.models {
-            catalog.models.register(&kind.plugin.name().to_owned(), kind)?;
+            let name = kind.plugin.name().to_owned();
+            catalog.models.register(&name, kind)?;
         }
         for kind in kinds.rewards {
-            catalog.rewards.register(&kind.name().to_owned(), kind)?;
+            let name = kind.name().to_owned();
+            catalog.rewards.register(&name, kind)?;
         }
         Ok(catalog)
     }

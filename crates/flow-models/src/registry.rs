@@ -159,7 +159,8 @@ impl ModelRegistry {
     /// # Errors
     /// [`NameTaken`] if there is one of its name.
     pub fn register(&mut self, factory: ModelFactory) -> Result<(), NameTaken> {
-        self.factories.register(&factory.name().to_owned(), factory)?;
+        let name = factory.name().to_owned();
+        self.factories.register(&name, factory)?;
         Ok(())
     }
 
