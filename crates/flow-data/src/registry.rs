@@ -119,7 +119,8 @@ impl DatasetRegistry {
     /// # Errors
     /// [`NameTaken`] if there is one of its name.
     pub fn register(&mut self, factory: DatasetFactory) -> Result<(), NameTaken> {
-        self.factories.register(&factory.name().to_owned(), factory)?;
+        let name = factory.name().to_owned();
+        self.factories.register(&name, factory)?;
         Ok(())
     }
 

@@ -151,7 +151,8 @@ impl RewardRegistry {
     /// # Errors
     /// [`NameTaken`] if there is one of its name.
     pub fn register(&mut self, factory: RewardFactory) -> Result<(), NameTaken> {
-        self.factories.register(&factory.name().to_owned(), factory)?;
+        let name = factory.name().to_owned();
+        self.factories.register(&name, factory)?;
         Ok(())
     }
 

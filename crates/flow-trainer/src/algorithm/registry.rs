@@ -129,7 +129,8 @@ impl AlgorithmRegistry {
     /// # Errors
     /// [`NameTaken`] if there is one of its name.
     pub fn register(&mut self, factory: AlgorithmFactory) -> Result<(), NameTaken> {
-        self.factories.register(&factory.name().to_owned(), factory)?;
+        let name = factory.name().to_owned();
+        self.factories.register(&name, factory)?;
         Ok(())
     }
 
