@@ -20,6 +20,8 @@ const OF_PICTURES: f32 = 5e-4;
 
 /// A recorded pipeline with its prompts encoded.
 struct Case {
+    /// Deleted with the case.
+    _folder: tempfile::TempDir,
     recorded: Recorded,
     pipeline: Pipeline,
     prompts: Vec<EncodedPrompt>,
@@ -30,7 +32,8 @@ struct Case {
 impl Case {
     fn of(name: &str, oracle: &str) -> Self {
         let recorded = Recorded::read(name, oracle);
-        let pipeline = Pipeline::open(folder(name).path(), None).unwrap();
+        let folder = folder(name);
+        let pipeline = Pipeline::open(folder.path(), None).unwrap();
         let settings = PromptSettings {
             text_tokens: recorded.number("max_sequence_length") as usize,
             micro_batch: 1,
@@ -48,6 +51,7 @@ impl Case {
             frames: recorded.settings["num_frames"].as_u64().unwrap_or(1) as usize,
         };
         Self {
+            _folder: folder,
             prompts: encode("prompts"),
             negative: encode("negative_prompts"),
             recorded,
