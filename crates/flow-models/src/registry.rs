@@ -74,6 +74,9 @@ fn with_buffers(mut weights: Weights, model: &dyn Architecture) -> Weights {
     weights
 }
 
+/// Builds a model from a `P`, such as its table of a config.
+pub type BuildFrom<P> = fn(&P, &ComputeDevice) -> Result<Arc<dyn Architecture>, ModelError>;
+
 /// Builds a model from its constants, as files of weights have them; what it computes once is on `device`.
 pub type Build = fn(&Value, &ComputeDevice) -> Result<Arc<dyn Architecture>, ModelError>;
 
@@ -92,11 +95,7 @@ pub struct ModelFactory {
 impl ModelFactory {
     /// An architecture as `kind` describes it, whose dimensions in a config are a `P`; `from_section` builds it from them,
     /// `from_constants` from what files of weights say.
-    pub fn new<P>(
-        kind: ModelKind,
-        from_section: fn(&P, &ComputeDevice) -> Result<Arc<dyn Architecture>, ModelError>,
-        from_constants: Build,
-    ) -> Self
+    pub fn new<P>(kind: ModelKind, from_section: BuildFrom<P>, from_constants: Build) -> Self
     where
         P: Serialize + DeserializeOwned + JsonSchema + 'static,
     {

@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// What a pipeline of diffusers 0.42.1 does unless it is told otherwise.
+/// What a pipeline does unless it is told otherwise: as diffusers 0.42.1, but for FLUX.1-schnell, which has the 4 steps, the 256 tokens
+/// and the absent guidance that it was distilled for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Defaults {
     /// Size of what it makes.
@@ -113,7 +114,7 @@ impl Pipeline {
         self.transformer[key].as_u64().unwrap_or(0) as usize
     }
 
-    /// What the pipeline of diffusers does unless it is told otherwise.
+    /// What the pipeline does unless it is told otherwise.
     pub fn defaults(&self) -> Defaults {
         // FLUX.1-schnell is distilled to few steps, and takes 256 tokens.
         let schnell = self.family == Family::Flux && !self.embeds_guidance();
@@ -182,24 +183,53 @@ impl Pipeline {
         self.part("transformer")
     }
 
-    /// The transformer's weights, for `model`, which [`transformer`](Self::transformer) made.
+    /// The transformer's weights, for `model`, which [`transformer`](Self::transformer) made. Of a variant, they must be in one file.
     ///
     /// # Errors
+    /// [`PipelineError::Setting`] for a variant in shards;
     /// [`PipelineError::Model`] with every weight that is missing, unknown, misshapen or not finite.
     pub fn transformer_weights(
         &self,
         model: &dyn Architecture,
         device: &ComputeDevice,
     ) -> Result<Weights, PipelineError> {
-        Ok(flow_models::load(model, &self.transformer_folder(), device)?.0)
+        let folder = self.transformer_folder();
+        let path = self.only_file("transformer")?.unwrap_or(folder);
+        Ok(flow_models::load(model, &path, device)?.0)
     }
 
-    /// The autoencoder and its weights.
+    /// The autoencoder and its weights, which are the plain ones: of a variant, only where the folder has no others.
     ///
     /// # Errors
-    /// [`PipelineError::Autoencoder`].
+    /// [`PipelineError::Autoencoder`]; [`PipelineError::Setting`] for a variant beside plain weights.
     pub fn autoencoder(&self, device: &ComputeDevice) -> Result<(Autoencoder, Weights), PipelineError> {
+        if self.variant.is_some() && self.find("vae").is_some_and(|vae| vae.weight_files(None).is_ok()) {
+            return Err(PipelineError::Setting {
+                setting: "variant",
+                problem: "is not read of an autoencoder that has plain weights beside it; take the plain ones, or a folder that has \
+                          this variant alone"
+                    .into(),
+            });
+        }
         Ok(flow_autoencoder::open(&self.part("vae"), device)?)
+    }
+
+    /// The file of a component's variant; none without a variant.
+    fn only_file(&self, name: &str) -> Result<Option<PathBuf>, PipelineError> {
+        let Some(variant) = self.variant() else {
+            return Ok(None);
+        };
+        let files = self.folder.component(name)?.weight_files(Some(variant))?.files;
+        match files.as_slice() {
+            [file] => Ok(Some(file.clone())),
+            _ => Err(PipelineError::Setting {
+                setting: "variant",
+                problem: format!(
+                    "is `{variant}`, of which `{name}` has {} files; only one is read",
+                    files.len()
+                ),
+            }),
+        }
     }
 
     /// The folder of a component.

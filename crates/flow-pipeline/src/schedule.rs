@@ -69,10 +69,13 @@ fn euler_sigmas(family: Family, euler: &FlowMatchEuler, steps: usize, tokens: us
     };
     let mut sigmas: Vec<f64> = evenly(1.0, least, steps).into_iter().map(shift).collect();
     if let Some(terminal) = euler.shift_terminal {
+        // A single level is 1, which nothing stretches.
         let last = 1.0 - sigmas[steps - 1];
-        let stretch = (1.0 - terminal) / last;
-        for sigma in &mut sigmas {
-            *sigma = 1.0 - (1.0 - *sigma) * stretch;
+        if last > 0.0 {
+            let stretch = (1.0 - terminal) / last;
+            for sigma in &mut sigmas {
+                *sigma = 1.0 - (1.0 - *sigma) * stretch;
+            }
         }
     }
     sigmas

@@ -176,6 +176,8 @@ fn a_dynamic_schedule_ends_at_its_terminal_level_and_a_static_one_is_shifted_twi
     assert!((of_qwen[9] - 0.02).abs() < 1e-12);
     assert!((of_qwen[0] - 1.0).abs() < 1e-12);
     assert_eq!(of_qwen[10], 0.0);
+    let one = sigmas(flow_diffusers::Family::QwenImage, &terminal, 1, 1024).unwrap();
+    assert_eq!(one, [1.0, 0.0]);
     let none = sigmas(flow_diffusers::Family::Flux, &terminal, 0, 1024)
         .unwrap_err()
         .to_string();

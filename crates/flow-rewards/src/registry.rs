@@ -28,6 +28,9 @@ pub struct RewardContext<'a> {
     pub base: &'a Path,
 }
 
+/// Builds a reward from its parameters.
+pub type BuildFrom<P> = fn(&RewardContext<'_>, P) -> Result<Arc<dyn Reward>, RewardError>;
+
 /// What is known about a reward before it is built.
 #[derive(Clone)]
 pub struct RewardFactory {
@@ -39,12 +42,7 @@ pub struct RewardFactory {
 impl RewardFactory {
     /// A reward whose parameters are a `P`, which should carry `#[serde(deny_unknown_fields)]`; `build` makes it from them.
     /// `summary` is one sentence for lists, editors and `explain`.
-    pub fn new<P>(
-        name: &str,
-        summary: &str,
-        kind: RewardKind,
-        build: fn(&RewardContext<'_>, P) -> Result<Arc<dyn Reward>, RewardError>,
-    ) -> Self
+    pub fn new<P>(name: &str, summary: &str, kind: RewardKind, build: BuildFrom<P>) -> Self
     where
         P: Serialize + DeserializeOwned + JsonSchema + 'static,
     {

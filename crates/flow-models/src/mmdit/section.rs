@@ -163,15 +163,15 @@ pub(super) fn check(mmdit: &MmditSection, rules: &mut Rules<'_>, _path: &str) {
                 .help("remove it, or raise `model.mmdit.num_layers`");
         }
     }
-    if let Some(ImageFacts { size, channels }) = rules.data_facts().and_then(|facts| facts.images) {
-        if mmdit.in_channels != channels || mmdit.sample_size != size {
-            let message = format!(
-                "the model's latents are {0} by {0} with {1} channels, the images of `[data]` {size} by {size} \
-                     with {channels}",
-                mmdit.sample_size, mmdit.in_channels
-            );
-            let keys = ["model.mmdit.sample_size", "model.mmdit.in_channels", "data"];
-            no_autoencoder(rules, &keys, message);
-        }
+    if let Some(ImageFacts { size, channels }) = rules.data_facts().and_then(|facts| facts.images)
+        && (mmdit.in_channels != channels || mmdit.sample_size != size)
+    {
+        let message = format!(
+            "the model's latents are {0} by {0} with {1} channels, the images of `[data]` {size} by {size} \
+             with {channels}",
+            mmdit.sample_size, mmdit.in_channels
+        );
+        let keys = ["model.mmdit.sample_size", "model.mmdit.in_channels", "data"];
+        no_autoencoder(rules, &keys, message);
     }
 }
