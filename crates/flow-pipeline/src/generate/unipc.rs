@@ -163,10 +163,11 @@ fn solved(mut matrix: Vec<Vec<f64>>, mut right: Vec<f64>) -> Vec<f64> {
         let pivot = pivot.expect("there is a row left for every column");
         matrix.swap(column, pivot);
         right.swap(column, pivot);
+        let of_pivot = matrix[column].clone();
         for row in column + 1..size {
-            let factor = matrix[row][column] / matrix[column][column];
-            for at in column..size {
-                matrix[row][at] -= factor * matrix[column][at];
+            let factor = matrix[row][column] / of_pivot[column];
+            for (value, pivot) in matrix[row].iter_mut().zip(&of_pivot).skip(column) {
+                *value -= factor * pivot;
             }
             right[row] -= factor * right[column];
         }

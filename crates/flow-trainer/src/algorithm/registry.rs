@@ -22,6 +22,9 @@ pub struct AlgorithmContext<'a> {
 type Build =
     dyn Fn(&AlgorithmContext<'_>, &AlgorithmConfig) -> Result<Box<dyn Algorithm>, TrainError> + Send + Sync;
 
+/// Builds an algorithm from its settings.
+pub type BuildFrom<P> = fn(&AlgorithmContext<'_>, P) -> Result<Box<dyn Algorithm>, TrainError>;
+
 /// What is known about an algorithm before it is built.
 #[derive(Clone)]
 pub struct AlgorithmFactory {
@@ -32,12 +35,7 @@ pub struct AlgorithmFactory {
 impl AlgorithmFactory {
     /// An algorithm whose parameters are a `P`, which should carry `#[serde(deny_unknown_fields)]`; `facts` is what it asks of a
     /// run, `build` makes it. `summary` is one sentence for lists, editors and `explain`.
-    pub fn new<P>(
-        name: &str,
-        summary: &str,
-        facts: fn(&P) -> AlgorithmFacts,
-        build: fn(&AlgorithmContext<'_>, P) -> Result<Box<dyn Algorithm>, TrainError>,
-    ) -> Self
+    pub fn new<P>(name: &str, summary: &str, facts: fn(&P) -> AlgorithmFacts, build: BuildFrom<P>) -> Self
     where
         P: Serialize + DeserializeOwned + JsonSchema + 'static,
     {
