@@ -79,12 +79,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         .scaling()
         .unscale(ScaledLatent::of_rows(made, latent)?);
     let pictures = autoencoder.decode(&exec, made, &Options::default())?;
-    for sample in 0..pictures.len() {
+    for (sample, prompt) in prompts.iter().enumerate() {
         let mut file = format!("P6\n{} {}\n255\n", size.width, size.height).into_bytes();
         file.extend_from_slice(&pictures.frames(sample)?[0]);
         let path = format!("generated-{}.ppm", sample + 1);
         std::fs::write(&path, file)?;
-        println!("{path}: {}", prompts[sample]);
+        println!("{path}: {prompt}");
     }
     Ok(())
 }
