@@ -70,8 +70,7 @@ const RUNTIME_OPTIONS: [&str; 10] = [
 
 /// What is linted: everything, with all features of the program and of its benchmarks for NVIDIA GPUs. What is compiled only
 /// without them is compiled for the tests, which take no warnings either.
-const LINTED: &str =
-    "flow-train/kernel-cache,flow-train/tui,flow-kernels/cuda,flow-checkpoint/cuda,flow-trainer/cuda";
+const LINTED: &str = "flow-train/kernel-cache,flow-train/tui,flow-kernels/cuda,flow-checkpoint/cuda,flow-trainer/cuda,flow-autoencoder/cuda,flow-text-encoder/cuda";
 
 /// The fuzz targets, which are a workspace of their own.
 const FUZZ: [&str; 4] = ["check", "--release", "--manifest-path", "fuzz/Cargo.toml"];
