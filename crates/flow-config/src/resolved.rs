@@ -93,7 +93,7 @@ impl Resolved {
         )
     }
 
-    /// Whether nothing in a section is wrong by itself: what [`inspect`] gives has defaults in the place of wrong values.
+    /// Whether nothing in a section is wrong by itself: what [`inspect`](crate::inspect) gives has defaults in the place of wrong values.
     pub fn is_whole(&self, section: &str) -> bool {
         let section = Segment::Key(section.to_owned());
         !self
