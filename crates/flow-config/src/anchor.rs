@@ -26,15 +26,14 @@ fn each_path(catalog: &Catalog, config: &mut Config, visit: &mut dyn FnMut(Strin
             "pretrain.classifier.output",
             Some(&mut config.pretrain.classifier.output),
         ),
+        ("model.path", config.model.path.as_mut()),
         ("model.weights", config.model.weights.as_mut()),
         ("model.adapter", config.model.adapter.as_mut()),
-        (
-            "text.path",
-            match &mut config.text {
-                TextConfig::File(file) => Some(&mut file.path),
-                TextConfig::Words(_) => None,
-            },
-        ),
+        match &mut config.text {
+            TextConfig::File(file) => ("text.path", Some(&mut file.path)),
+            TextConfig::Encoders(encoders) => ("text.cache", encoders.cache.as_mut()),
+            TextConfig::Words(_) => ("text.path", None),
+        },
     ];
     for (key, path) in own {
         if let Some(path) = path {

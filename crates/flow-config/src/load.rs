@@ -46,7 +46,11 @@ pub fn inspect(catalog: &Catalog, path: impl AsRef<Path>, overrides: &[String]) 
     inspect_over(catalog, path, overrides, &[])
 }
 
-/// As [`inspect`], with what weights say where the config is silent.
+/// What a diffusers folder says as a config: that it is the model.
+const OF_FOLDER: &str = "config_version = 1\n\n[model]\npath = \".\"\n";
+
+/// As [`inspect`], with what weights say where the config is silent. A diffusers folder in the place of a file is a config that names
+/// this folder and nothing else.
 pub fn inspect_over(
     catalog: &Catalog,
     path: impl AsRef<Path>,
@@ -63,7 +67,11 @@ pub fn inspect_over(
             partial: None,
         }
     };
-    let bytes = match std::fs::read(path) {
+    let read = match path.join("model_index.json").is_file() {
+        true => Ok(OF_FOLDER.as_bytes().to_vec()),
+        false => std::fs::read(path),
+    };
+    let bytes = match read {
         Ok(bytes) => bytes,
         Err(error) => return unreadable(error.to_string(), "check the path, and that the file may be read"),
     };
@@ -457,9 +465,12 @@ fn sources(
         .collect()
 }
 
-/// The directory that relative paths in a config file start from: the file's. Paths given by an override, and `run.dir`,
+/// The directory that relative paths in a config file start from: the file's; of a diffusers folder, the folder. Paths given by an override, and `run.dir`,
 /// are anchored by [`load`] and [`inspect`] already.
 pub fn base_dir(config_path: impl AsRef<Path>) -> PathBuf {
+    if config_path.as_ref().is_dir() {
+        return config_path.as_ref().to_owned();
+    }
     match config_path.as_ref().parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent.to_path_buf(),
         _ => PathBuf::from("."),

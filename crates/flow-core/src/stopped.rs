@@ -33,6 +33,12 @@ pub enum Stopped {
         /// The device's reason.
         why: String,
     },
+    /// Prompts that were encoded beforehand, and cannot be read any more.
+    #[error("the encoded prompts cannot be read: {why}")]
+    Prompts {
+        /// Which, and what to do.
+        why: String,
+    },
     /// A panic: a defect, or memory that ran out.
     #[error("a computation panicked: {message}")]
     Panicked {

@@ -8,17 +8,20 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let digits = Digits::new()?;
     let shapes = Shapes::new(ShapesSettings::default())?;
     for dataset in [&digits as &dyn Dataset, &shapes] {
+        let (Some(images), Some(tokens)) = (dataset.captioned_images(), dataset.tokenized()) else {
+            continue;
+        };
         println!(
             "{}: {} images of {}, {} prompts to train on, {} held out, {} tokens",
             dataset.name(),
-            dataset.len(),
-            dataset.image_shape(),
+            images.len(),
+            images.image_shape(),
             dataset.train_prompts().len(),
             dataset.held_out_prompts().len(),
-            dataset.vocabulary().len(),
+            tokens.vocabulary().len(),
         );
         for index in [3, 14] {
-            let example = dataset.example(index)?;
+            let example = images.example(index)?;
             println!(
                 "\nexample {index}: \"{}\" {:?}",
                 example.prompt.text, example.prompt.tokens

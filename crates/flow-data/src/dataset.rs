@@ -1,4 +1,4 @@
-//! The trait that trainers, samplers and the command line use, whatever the data are.
+//! The traits that trainers, samplers and the command line use, whatever the data are.
 
 use crate::error::{DataError, PromptError};
 use crate::image::{Image, ImageShape};
@@ -14,35 +14,13 @@ pub struct Example {
     pub prompt: Prompt,
 }
 
-/// A data set of images with prompts.
+/// A data set: prompts to train on and prompts that are held out. Some have tokens ([`TokenizedPrompts`]), some have images
+/// ([`CaptionedImages`]).
 ///
 /// Every method is a pure function: the same call gives the same answer on every thread and in every run.
 pub trait Dataset: Send + Sync {
     /// The name by which a config asks for it.
-    fn name(&self) -> &'static str;
-
-    /// Shape of every image.
-    fn image_shape(&self) -> ImageShape;
-
-    /// Words and token ids of the prompts.
-    fn vocabulary(&self) -> &Vocabulary;
-
-    /// Number of tokens of every prompt, padding included.
-    fn prompt_length(&self) -> usize;
-
-    /// Number of training images.
-    fn len(&self) -> u64;
-
-    /// Whether there is no training image.
-    fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// A training image with its true caption.
-    ///
-    /// # Errors
-    /// [`DataError::IndexOutOfRange`] unless `index < len()`.
-    fn example(&self, index: u64) -> Result<Example, DataError>;
+    fn name(&self) -> &str;
 
     /// Every prompt in the order of the ids.
     fn prompts(&self) -> &[Prompt];
@@ -50,35 +28,32 @@ pub trait Dataset: Send + Sync {
     /// Whether a prompt is held out from reinforcement learning and kept for evaluation.
     fn is_held_out(&self, prompt: &Prompt) -> bool;
 
-    /// The prompt that has `text`, which need not be spelled as in [`Dataset::prompts`]: case, plural, digits for
-    /// number words and filler words do not matter.
+    /// The prompt that has `text`. A data set of known words takes other spellings of a prompt (case, plural, digits for number
+    /// words, filler words); one of free text takes any text, and gives [`FREE_PROMPT_ID`] to one that it does not list.
     ///
     /// # Errors
     /// [`PromptError`], which names the word that is unknown and the nearest one, or the part that is missing.
     fn parse_prompt(&self, text: &str) -> Result<Prompt, PromptError>;
 
-    /// A caption with deliberate noise for pretraining: with probability `fraction` it differs from `prompt` in
-    /// one part, else it is `prompt`.
-    ///
-    /// A model pretrained on such captions obeys its prompts only in part, which leaves reinforcement learning
-    /// something to improve.
-    /// The answer depends on `(prompt, fraction, seed, index)` only, and a caption that is noisy at one fraction is
-    /// noisy in the same way at every larger one.
-    ///
-    /// # Errors
-    /// [`DataError::Setting`] unless `fraction` is in [0, 1]; [`DataError::ForeignPrompt`] for a prompt of another
-    /// data set.
-    fn noisy_prompt(
-        &self,
-        prompt: &Prompt,
-        fraction: f32,
-        seed: u64,
-        index: u64,
-    ) -> Result<Prompt, DataError>;
+    /// Its prompts as tokens of a small vocabulary, for models that learn to read them from the start. A data set of free text
+    /// has none: text encoders read it.
+    fn tokenized(&self) -> Option<&dyn TokenizedPrompts> {
+        None
+    }
+
+    /// Its images, for pretraining.
+    fn captioned_images(&self) -> Option<&dyn CaptionedImages> {
+        None
+    }
 
     /// What to cite where the data are used, if they come from somewhere.
-    fn citation(&self) -> Option<&'static str> {
+    fn citation(&self) -> Option<&str> {
         None
+    }
+
+    /// What the owner of the data may want to know, such as prompts that are there twice.
+    fn notes(&self) -> Vec<String> {
+        Vec::new()
     }
 
     /// The prompts that reinforcement learning trains on, in the order of the ids.
@@ -112,11 +87,62 @@ pub trait Dataset: Send + Sync {
                 count: self.prompts().len(),
             })
     }
+}
 
-    /// The empty condition of classifier-free guidance: [`Dataset::prompt_length`] times [`NULL_TOKEN`].
+/// The id of a prompt that its data set does not list.
+pub const FREE_PROMPT_ID: u32 = u32::MAX;
+
+/// Prompts as tokens of a small vocabulary: [`Prompt::tokens`] of every prompt are filled in.
+pub trait TokenizedPrompts: Send + Sync {
+    /// Words and token ids of the prompts.
+    fn vocabulary(&self) -> &Vocabulary;
+
+    /// Number of tokens of every prompt, padding included.
+    fn prompt_length(&self) -> usize;
+
+    /// The empty condition of classifier-free guidance: [`prompt_length`](Self::prompt_length) times [`NULL_TOKEN`].
     fn null_tokens(&self) -> Vec<u32> {
         vec![NULL_TOKEN; self.prompt_length()]
     }
+}
+
+/// Training images with their captions.
+pub trait CaptionedImages: Send + Sync {
+    /// Shape of every image.
+    fn image_shape(&self) -> ImageShape;
+
+    /// Number of training images.
+    fn len(&self) -> u64;
+
+    /// Whether there is no training image.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// A training image with its true caption.
+    ///
+    /// # Errors
+    /// [`DataError::IndexOutOfRange`] unless `index < len()`.
+    fn example(&self, index: u64) -> Result<Example, DataError>;
+
+    /// A caption with deliberate noise for pretraining: with probability `fraction` it differs from `prompt` in
+    /// one part, else it is `prompt`.
+    ///
+    /// A model pretrained on such captions obeys its prompts only in part, which leaves reinforcement learning
+    /// something to improve.
+    /// The answer depends on `(prompt, fraction, seed, index)` only, and a caption that is noisy at one fraction is
+    /// noisy in the same way at every larger one.
+    ///
+    /// # Errors
+    /// [`DataError::Setting`] unless `fraction` is in [0, 1]; [`DataError::ForeignPrompt`] for a prompt of another
+    /// data set.
+    fn noisy_prompt(
+        &self,
+        prompt: &Prompt,
+        fraction: f32,
+        seed: u64,
+        index: u64,
+    ) -> Result<Prompt, DataError>;
 }
 
 pub(crate) fn check_fraction(fraction: f32) -> Result<(), DataError> {
@@ -130,13 +156,12 @@ pub(crate) fn check_fraction(fraction: f32) -> Result<(), DataError> {
     })
 }
 
-pub(crate) fn check_index(dataset: &dyn Dataset, index: u64) -> Result<(), DataError> {
-    let len = dataset.len();
+pub(crate) fn check_index(dataset: &str, len: u64, index: u64) -> Result<(), DataError> {
     if index < len {
         return Ok(());
     }
     Err(DataError::IndexOutOfRange {
-        dataset: dataset.name().to_owned(),
+        dataset: dataset.to_owned(),
         index,
         len,
     })

@@ -7,7 +7,7 @@
 use std::io::Read;
 use std::sync::Arc;
 
-use crate::dataset::{Dataset, Example, check_fraction, check_index};
+use crate::dataset::{CaptionedImages, Dataset, Example, TokenizedPrompts, check_fraction, check_index};
 use crate::error::{DataError, PromptError};
 use crate::image::{Image, ImageShape};
 use crate::parse;
@@ -200,6 +200,7 @@ impl Digits {
                     text: words.join(" "),
                     tokens: vocabulary.encode(&words, PROMPT_LENGTH),
                     spec: PromptSpec::Digit { digit, weight },
+                    metadata: serde_json::Map::new(),
                 }
             })
             .collect();
@@ -281,38 +282,8 @@ impl Digits {
 }
 
 impl Dataset for Digits {
-    fn name(&self) -> &'static str {
+    fn name(&self) -> &str {
         "digits"
-    }
-
-    fn image_shape(&self) -> ImageShape {
-        ImageShape {
-            channels: 1,
-            height: self.image_size,
-            width: self.image_size,
-        }
-    }
-
-    fn vocabulary(&self) -> &Vocabulary {
-        &self.vocabulary
-    }
-
-    fn prompt_length(&self) -> usize {
-        PROMPT_LENGTH
-    }
-
-    fn len(&self) -> u64 {
-        self.images.len() as u64
-    }
-
-    fn example(&self, index: u64) -> Result<Example, DataError> {
-        check_index(self, index)?;
-        let i = index as usize;
-        let id = prompt_id(self.labels[i], self.weights[i]);
-        Ok(Example {
-            image: self.images[i].clone(),
-            prompt: self.prompts[id as usize].clone(),
-        })
     }
 
     fn prompts(&self) -> &[Prompt] {
@@ -366,6 +337,52 @@ impl Dataset for Digits {
         }
     }
 
+    fn citation(&self) -> Option<&str> {
+        Some(DIGITS_CITATION)
+    }
+
+    fn tokenized(&self) -> Option<&dyn TokenizedPrompts> {
+        Some(self)
+    }
+
+    fn captioned_images(&self) -> Option<&dyn CaptionedImages> {
+        Some(self)
+    }
+}
+
+impl TokenizedPrompts for Digits {
+    fn vocabulary(&self) -> &Vocabulary {
+        &self.vocabulary
+    }
+
+    fn prompt_length(&self) -> usize {
+        PROMPT_LENGTH
+    }
+}
+
+impl CaptionedImages for Digits {
+    fn image_shape(&self) -> ImageShape {
+        ImageShape {
+            channels: 1,
+            height: self.image_size,
+            width: self.image_size,
+        }
+    }
+
+    fn len(&self) -> u64 {
+        self.images.len() as u64
+    }
+
+    fn example(&self, index: u64) -> Result<Example, DataError> {
+        check_index("digits", self.len(), index)?;
+        let i = index as usize;
+        let id = prompt_id(self.labels[i], self.weights[i]);
+        Ok(Example {
+            image: self.images[i].clone(),
+            prompt: self.prompts[id as usize].clone(),
+        })
+    }
+
     /// The part that is wrong in a noisy caption is the digit, drawn evenly from the nine others; the weight stays.
     fn noisy_prompt(
         &self,
@@ -387,10 +404,6 @@ impl Dataset for Digits {
         }
         let other = (u32::from(digit) + 1 + stream.below(9) as u32) % 10;
         Ok(self.prompts[prompt_id(other as u8, weight) as usize].clone())
-    }
-
-    fn citation(&self) -> Option<&'static str> {
-        Some(DIGITS_CITATION)
     }
 }
 

@@ -63,6 +63,12 @@ pub enum DataError {
         /// What is wrong with it.
         problem: String,
     },
+    /// A file of prompts that cannot be used.
+    #[error("{problem}")]
+    PromptsFile {
+        /// The file, what is wrong with it, and how to mend it.
+        problem: String,
+    },
     /// Digits data that can be read but not used.
     #[error("digits data: {problem}")]
     DigitsData {

@@ -181,6 +181,28 @@ impl Image {
         }
     }
 
+    /// Images of one shape in one row.
+    ///
+    /// # Panics
+    /// If there are none, or they differ in channels or height.
+    pub fn side_by_side(images: &[&Self]) -> Self {
+        let (channels, height) = (images[0].channels, images[0].height);
+        let same = |image: &&Self| (image.channels, image.height) == (channels, height);
+        assert!(images.iter().all(same), "images in one row have one height");
+        let mut pixels_chw = Vec::with_capacity(images.iter().map(|image| image.pixels_chw.len()).sum());
+        for row in 0..channels * height {
+            for image in images {
+                pixels_chw.extend_from_slice(&image.pixels_chw[row * image.width..(row + 1) * image.width]);
+            }
+        }
+        Self {
+            channels,
+            height,
+            width: images.iter().map(|image| image.width).sum(),
+            pixels_chw,
+        }
+    }
+
     /// The inverse of [`Image::upscale_nearest`]: each pixel is the mean of a square of `factor` by `factor`.
     ///
     /// `None` unless `factor` is at least 1 and divides height and width.

@@ -1,21 +1,22 @@
-//! Datasets and prompts for flow-train: the UCI handwritten digits, and procedural scenes of coloured shapes.
+//! Datasets and prompts for flow-train: files of prompts, the UCI handwritten digits, and procedural scenes of coloured shapes.
 //!
 //! The crate knows nothing of tensors or training.
 //! It hands out [`Image`]s (`f32`, [-1, 1]) and [`Prompt`]s (a stable id, a text, token ids, and a structured
 //! [`PromptSpec`] that rewards read), and it splits the prompts into those that reinforcement learning trains on
 //! and those that are held out.
-//! Everything is a pure function of its arguments: [`Dataset::example`] depends on the settings and the index and
+//! Everything is a pure function of its arguments: [`CaptionedImages::example`] depends on the settings and the index and
 //! on nothing else, so any order and any number of threads give the same images.
 //!
 //! | data set | images | prompts | held out |
 //! |---|---|---|---|
 //! | [`Digits`] | 1,797 of 1×8×8 | "thin\|medium\|bold k", 30 | 10, one for each digit |
+//! | [`Prompts`] | none | of a file, any text | those of a second file, or a share |
 //! | [`Shapes`] | rendered, 3×24×24 by default | "three red circles", "one blue square on the left", 126 | 9 of the 54 (count, colour, shape) |
 //!
-//! [`PromptList`] reads prompts from files instead, as text with metadata.
+//! [`PromptList`] reads files of prompts, as text with metadata.
 //!
 //! ```
-//! use flow_data::{Dataset, Digits};
+//! use flow_data::{CaptionedImages, Dataset, Digits, TokenizedPrompts};
 //!
 //! let digits = Digits::new()?;
 //! let prompt = digits.parse_prompt("bold 7")?;
@@ -33,12 +34,13 @@ mod image;
 mod parse;
 mod prompt;
 pub mod prompt_list;
+mod prompts_file;
 mod registry;
 mod shapes;
 mod suggest;
 mod vocabulary;
 
-pub use dataset::{Dataset, Example};
+pub use dataset::{CaptionedImages, Dataset, Example, FREE_PROMPT_ID, TokenizedPrompts};
 pub use digits::{DIGITS_CITATION, Digits, DigitsSettings, DigitsSplit, HELD_OUT_WEIGHT};
 pub use error::{DataError, PromptError};
 pub use image::{Image, ImageShape};
@@ -46,6 +48,7 @@ pub use prompt::{Colour, Position, Prompt, PromptSpec, Shape, Weight};
 pub use prompt_list::{
     PROMPT_KEY, PromptEntry, PromptFormat, PromptList, PromptListError, PromptNote, TestShare,
 };
+pub use prompts_file::{Prompts, PromptsSettings};
 pub use registry::{DatasetFactory, DatasetRegistry};
 pub use shapes::render::{BACKGROUND, Object, Scene};
 pub use shapes::{HELD_OUT_COLOUR, Shapes, ShapesSettings};

@@ -1,5 +1,6 @@
 //! Prompts: what an image should show, as a text, as tokens and as data.
 
+use serde_json::{Map, Value};
 use std::fmt;
 
 /// One prompt of a data set.
@@ -10,10 +11,26 @@ pub struct Prompt {
     pub id: u32,
     /// What a person reads and writes.
     pub text: String,
-    /// Token ids of [`crate::Dataset::prompt_length`] entries, filled up with [`crate::PAD_TOKEN`].
+    /// Token ids of [`crate::TokenizedPrompts::prompt_length`] entries, filled up with [`crate::PAD_TOKEN`]; none of free text.
     pub tokens: Vec<u32>,
     /// The same content as data, which rewards read.
     pub spec: PromptSpec,
+    /// What else a file of prompts says of it, which rewards read, too.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub metadata: Map<String, Value>,
+}
+
+impl Prompt {
+    /// A prompt of free text.
+    pub fn free(id: u32, text: impl Into<String>) -> Self {
+        Self {
+            id,
+            text: text.into(),
+            tokens: Vec::new(),
+            spec: PromptSpec::Text,
+            metadata: Map::new(),
+        }
+    }
 }
 
 /// What a prompt asks for.

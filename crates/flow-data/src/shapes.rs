@@ -6,7 +6,7 @@
 mod prompts;
 pub(crate) mod render;
 
-use crate::dataset::{Dataset, Example, check_fraction, check_index};
+use crate::dataset::{CaptionedImages, Dataset, Example, TokenizedPrompts, check_fraction, check_index};
 use crate::error::{DataError, PromptError};
 use crate::image::ImageShape;
 use crate::prompt::{Colour, Position, Prompt, PromptSpec, Shape};
@@ -181,10 +181,47 @@ impl Shapes {
 }
 
 impl Dataset for Shapes {
-    fn name(&self) -> &'static str {
+    fn name(&self) -> &str {
         "shapes"
     }
 
+    fn prompts(&self) -> &[Prompt] {
+        &self.prompts
+    }
+
+    fn is_held_out(&self, prompt: &Prompt) -> bool {
+        match prompt.spec {
+            PromptSpec::Shapes {
+                count, colour, shape, ..
+            } => prompts::is_held_out(count, colour, shape),
+            PromptSpec::Digit { .. } | PromptSpec::Text => false,
+        }
+    }
+
+    fn parse_prompt(&self, text: &str) -> Result<Prompt, PromptError> {
+        prompts::parse(text).map(|spec| self.prompts[spec.prompt_id() as usize].clone())
+    }
+
+    fn tokenized(&self) -> Option<&dyn TokenizedPrompts> {
+        Some(self)
+    }
+
+    fn captioned_images(&self) -> Option<&dyn CaptionedImages> {
+        Some(self)
+    }
+}
+
+impl TokenizedPrompts for Shapes {
+    fn vocabulary(&self) -> &Vocabulary {
+        &self.vocabulary
+    }
+
+    fn prompt_length(&self) -> usize {
+        PROMPT_LENGTH
+    }
+}
+
+impl CaptionedImages for Shapes {
     fn image_shape(&self) -> ImageShape {
         ImageShape {
             channels: 3,
@@ -193,20 +230,12 @@ impl Dataset for Shapes {
         }
     }
 
-    fn vocabulary(&self) -> &Vocabulary {
-        &self.vocabulary
-    }
-
-    fn prompt_length(&self) -> usize {
-        PROMPT_LENGTH
-    }
-
     fn len(&self) -> u64 {
         self.settings.images
     }
 
     fn example(&self, index: u64) -> Result<Example, DataError> {
-        check_index(self, index)?;
+        check_index("shapes", self.len(), index)?;
         let mut stream = Stream::new(self.settings.seed, Purpose::Scene).at(index, 0);
         let spec = self.draw_spec(&mut stream);
         let SceneSpec {
@@ -227,23 +256,6 @@ impl Dataset for Shapes {
             image: scene.render(),
             prompt: self.prompts[spec.prompt_id() as usize].clone(),
         })
-    }
-
-    fn prompts(&self) -> &[Prompt] {
-        &self.prompts
-    }
-
-    fn is_held_out(&self, prompt: &Prompt) -> bool {
-        match prompt.spec {
-            PromptSpec::Shapes {
-                count, colour, shape, ..
-            } => prompts::is_held_out(count, colour, shape),
-            PromptSpec::Digit { .. } | PromptSpec::Text => false,
-        }
-    }
-
-    fn parse_prompt(&self, text: &str) -> Result<Prompt, PromptError> {
-        prompts::parse(text).map(|spec| self.prompts[spec.prompt_id() as usize].clone())
     }
 
     /// The part that is wrong in a noisy caption is the count, the colour or the shape, equally often; a position is

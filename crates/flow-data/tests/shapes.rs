@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 
 use flow_data::{
-    BACKGROUND, Colour, DataError, Dataset, Digits, HELD_OUT_COLOUR, Position, Prompt, PromptSpec, Shape,
-    Shapes, ShapesSettings,
+    BACKGROUND, CaptionedImages, Colour, DataError, Dataset, Digits, HELD_OUT_COLOUR, Position, Prompt,
+    PromptSpec, Shape, Shapes, ShapesSettings, TokenizedPrompts,
 };
 use proptest::prelude::*;
 

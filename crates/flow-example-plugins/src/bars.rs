@@ -2,8 +2,8 @@
 
 use flow_config::{DataFacts, ImageFacts, PromptFacts};
 use flow_data::{
-    DataError, Dataset, DatasetFactory, DatasetRegistry, Example, Image, ImageShape, Prompt, PromptError,
-    PromptSpec, Vocabulary,
+    CaptionedImages, DataError, Dataset, DatasetFactory, DatasetRegistry, Example, Image, ImageShape, Prompt,
+    PromptError, TokenizedPrompts, Vocabulary,
 };
 use flow_registry::NameTaken;
 use schemars::JsonSchema;
@@ -40,10 +40,8 @@ impl Bars {
     pub fn new(settings: &BarsSettings) -> Self {
         let vocabulary = Vocabulary::new(WORDS);
         let prompts = (0..).zip(WORDS).map(|(id, word)| Prompt {
-            id,
-            text: word.to_owned(),
             tokens: vocabulary.encode(&[word], 1),
-            spec: PromptSpec::Text,
+            ..Prompt::free(id, word)
         });
         Self {
             size: settings.image_size,
@@ -54,24 +52,55 @@ impl Bars {
 }
 
 impl Dataset for Bars {
-    fn name(&self) -> &'static str {
+    fn name(&self) -> &str {
         NAME
     }
 
-    fn image_shape(&self) -> ImageShape {
-        ImageShape {
-            channels: 1,
-            height: self.size,
-            width: self.size,
-        }
+    fn prompts(&self) -> &[Prompt] {
+        &self.prompts
     }
 
+    fn is_held_out(&self, _: &Prompt) -> bool {
+        false
+    }
+
+    fn parse_prompt(&self, text: &str) -> Result<Prompt, PromptError> {
+        let same = |prompt: &&Prompt| prompt.text.eq_ignore_ascii_case(text.trim());
+        let found = self.prompts.iter().find(same).cloned();
+        found.ok_or_else(|| PromptError::UnknownWord {
+            text: text.to_owned(),
+            word: text.to_owned(),
+            nearest: flow_registry::nearest(text, WORDS).map(str::to_owned),
+            known: WORDS.map(str::to_owned).to_vec(),
+        })
+    }
+
+    fn tokenized(&self) -> Option<&dyn TokenizedPrompts> {
+        Some(self)
+    }
+
+    fn captioned_images(&self) -> Option<&dyn CaptionedImages> {
+        Some(self)
+    }
+}
+
+impl TokenizedPrompts for Bars {
     fn vocabulary(&self) -> &Vocabulary {
         &self.vocabulary
     }
 
     fn prompt_length(&self) -> usize {
         1
+    }
+}
+
+impl CaptionedImages for Bars {
+    fn image_shape(&self) -> ImageShape {
+        ImageShape {
+            channels: 1,
+            height: self.size,
+            width: self.size,
+        }
     }
 
     fn len(&self) -> u64 {
@@ -95,25 +124,6 @@ impl Dataset for Bars {
         Ok(Example {
             image,
             prompt: self.prompts[down].clone(),
-        })
-    }
-
-    fn prompts(&self) -> &[Prompt] {
-        &self.prompts
-    }
-
-    fn is_held_out(&self, _: &Prompt) -> bool {
-        false
-    }
-
-    fn parse_prompt(&self, text: &str) -> Result<Prompt, PromptError> {
-        let same = |prompt: &&Prompt| prompt.text.eq_ignore_ascii_case(text.trim());
-        let found = self.prompts.iter().find(same).cloned();
-        found.ok_or_else(|| PromptError::UnknownWord {
-            text: text.to_owned(),
-            word: text.to_owned(),
-            nearest: flow_registry::nearest(text, WORDS).map(str::to_owned),
-            known: WORDS.map(str::to_owned).to_vec(),
         })
     }
 

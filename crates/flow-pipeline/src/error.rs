@@ -52,6 +52,20 @@ pub enum PipelineError {
         /// What is wrong, and what would do.
         problem: String,
     },
+    /// A prompt that was not encoded before.
+    #[error("the prompt \"{prompt}\" was not encoded")]
+    NotEncoded {
+        /// The prompt.
+        prompt: String,
+    },
+    /// An entry of the cache of prompts that cannot be used.
+    #[error("the encoded prompt `{}`: {problem}", path.display())]
+    Entry {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it, and what to do.
+        problem: String,
+    },
     /// A file of the cache of prompts.
     #[error("cannot {action} `{}`: {source}", path.display())]
     Io {

@@ -10,7 +10,7 @@ mod prompts;
 mod schedule;
 mod size;
 
-pub use cache::{CacheUse, PromptCache};
+pub use cache::{CacheUse, EncodedPrompts, PromptCache};
 pub use error::PipelineError;
 pub use generate::{Generation, Guidance, generate};
 pub use pipeline::{Defaults, Pipeline};

@@ -114,6 +114,14 @@ impl Pipeline {
         self.transformer[key].as_u64().unwrap_or(0) as usize
     }
 
+    /// Rows of text that the transformer reads, where T5's or UMT5's part has `text_tokens`: 77 of CLIP stand before it in SD3.
+    pub fn text_rows(&self, text_tokens: usize) -> usize {
+        match self.family {
+            Family::StableDiffusion3 => 77 + text_tokens,
+            Family::Flux | Family::QwenImage | Family::Wan => text_tokens,
+        }
+    }
+
     /// What the pipeline does unless it is told otherwise.
     pub fn defaults(&self) -> Defaults {
         // FLUX.1-schnell is distilled to few steps, and takes 256 tokens.
@@ -178,6 +186,11 @@ impl Pipeline {
         Ok(models.build(self.architecture(), &constants, device)?)
     }
 
+    /// Where the autoencoder is.
+    pub fn autoencoder_folder(&self) -> PathBuf {
+        self.part("vae")
+    }
+
     /// Where the transformer's weights are.
     pub fn transformer_folder(&self) -> PathBuf {
         self.part("transformer")
@@ -196,6 +209,17 @@ impl Pipeline {
         let folder = self.transformer_folder();
         let path = self.only_file("transformer")?.unwrap_or(folder);
         Ok(flow_models::load(model, &path, device)?.0)
+    }
+
+    /// The transformer's weights below the pipeline's folder, for whoever names them by path: its folder, or of a variant the one file.
+    ///
+    /// # Errors
+    /// [`PipelineError::Setting`] for a variant in shards.
+    pub fn transformer_weights_below(&self) -> Result<PathBuf, PipelineError> {
+        let folder = Path::new("transformer");
+        let file = self.only_file("transformer")?;
+        let name = file.as_deref().and_then(Path::file_name);
+        Ok(name.map_or_else(|| folder.to_owned(), |name| folder.join(name)))
     }
 
     /// The autoencoder and its weights, which are the plain ones: of a variant, only where the folder has no others.

@@ -68,6 +68,10 @@ fn masked(batch: &Batch) -> Result<Tokens, PipelineError> {
     Ok(Tokens::with_mask(ids.collect(), mask.collect())?)
 }
 
+/// Prompts for which the encoders are loaded at a time. What CLIP made of them, 630 kB each for SD3, stays on the device until T5 is
+/// through; loading T5-XXL again takes seconds, encoding so many prompts longer.
+const LOADED_FOR: usize = 1024;
+
 /// A loaded encoder's use.
 struct Encoding<'a> {
     pipeline: &'a Pipeline,
@@ -76,6 +80,9 @@ struct Encoding<'a> {
     /// Prompts, so many at a time.
     batches: Vec<&'a [&'a str]>,
 }
+
+/// Takes what the transformer reads of a batch of prompts, by the batch's number.
+type Done<'a> = dyn FnMut(usize, PromptEmbeds) -> Result<(), PipelineError> + 'a;
 
 impl Pipeline {
     /// Encodes prompts, in their order; on `device`, by `plan`.
@@ -89,25 +96,54 @@ impl Pipeline {
         device: &ComputeDevice,
         plan: &Arc<Backends>,
     ) -> Result<Vec<EncodedPrompt>, PipelineError> {
+        let mut all = Vec::with_capacity(prompts.len());
+        self.encode_each_prompt(prompts, settings, (device, plan), &mut |_, encoded| {
+            all.push(encoded);
+            Ok(())
+        })?;
+        Ok(all)
+    }
+
+    /// As [`encode_prompts`](Self::encode_prompts), for more prompts than memory holds: `each` is given every prompt's number and what
+    /// it became as soon as its batch is through, in order. Where it fails the rest is not encoded.
+    ///
+    /// # Errors
+    /// As [`encode_prompts`](Self::encode_prompts), and those of `each`.
+    pub fn encode_each_prompt(
+        &self,
+        prompts: &[&str],
+        settings: PromptSettings,
+        (device, plan): (&ComputeDevice, &Arc<Backends>),
+        each: &mut dyn FnMut(usize, EncodedPrompt) -> Result<(), PipelineError>,
+    ) -> Result<(), PipelineError> {
         if settings.micro_batch == 0 {
             return Err(PipelineError::Setting {
                 setting: "micro_batch",
                 problem: "is 0; it must be at least 1".into(),
             });
         }
-        let encoding = Encoding {
-            pipeline: self,
-            device,
-            plan,
-            batches: prompts.chunks(settings.micro_batch).collect(),
-        };
-        let embeds = match self.family() {
-            Family::StableDiffusion3 => encoding.sd3(settings)?,
-            Family::Flux => encoding.flux(settings)?,
-            Family::Wan => encoding.wan(settings)?,
-            Family::QwenImage => unreachable!("`open` refuses what is not computed"),
-        };
-        Ok(embeds.into_iter().flat_map(split).collect())
+        let at_once = LOADED_FOR.next_multiple_of(settings.micro_batch);
+        for (part, prompts) in prompts.chunks(at_once).enumerate() {
+            let encoding = Encoding {
+                pipeline: self,
+                device,
+                plan,
+                batches: prompts.chunks(settings.micro_batch).collect(),
+            };
+            let mut done = |batch: usize, embeds: PromptEmbeds| {
+                let first = part * at_once + batch * settings.micro_batch;
+                (first..)
+                    .zip(split(embeds))
+                    .try_for_each(|(number, encoded)| each(number, encoded))
+            };
+            match self.family() {
+                Family::StableDiffusion3 => encoding.sd3(settings, &mut done)?,
+                Family::Flux => encoding.flux(settings, &mut done)?,
+                Family::Wan => encoding.wan(settings, &mut done)?,
+                Family::QwenImage => unreachable!("`open` refuses what is not computed"),
+            }
+        }
+        Ok(())
     }
 }
 
@@ -132,18 +168,18 @@ fn split(embeds: PromptEmbeds) -> Vec<EncodedPrompt> {
 
 impl Encoding<'_> {
     /// Loads `encoder`, has `each` batch of prompts encoded, and drops it.
-    fn each<E: TextEncoder, T>(
+    fn each<E: TextEncoder>(
         &self,
         encoder: &E,
         folder: &str,
-        each: impl Fn(&E, &Exec<'_>, &[&str]) -> Result<T, PipelineError>,
-    ) -> Result<Vec<T>, PipelineError> {
+        mut each: impl FnMut(usize, &Exec<'_>, &[&str]) -> Result<(), PipelineError>,
+    ) -> Result<(), PipelineError> {
         let folder = self.pipeline.part(folder);
         let (weights, _) = load(encoder, &folder, self.pipeline.variant(), self.device)?;
         let pass = InferencePass::new(&weights, self.plan.clone());
         let exec = pass.exec(CallContext::single(Stage::Evaluation));
-        let all = self.batches.iter().map(|prompts| each(encoder, &exec, prompts));
-        let all = all.collect();
+        let mut batches = self.batches.iter().enumerate();
+        let all = batches.try_for_each(|(batch, prompts)| each(batch, &exec, prompts));
         drop(exec);
         drop(pass);
         drop(weights);
@@ -154,58 +190,59 @@ impl Encoding<'_> {
     fn clip(&self, tokenizer: &str, encoder: &str) -> Result<Vec<ClipOutput>, PipelineError> {
         let tokenizer = Tokenizer::open(&self.pipeline.part(tokenizer))?;
         let clip = ClipText::open(&self.pipeline.part(encoder))?;
-        self.each(&clip, encoder, |clip, exec, prompts| {
+        let mut all = Vec::with_capacity(self.batches.len());
+        self.each(&clip, encoder, |_, exec, prompts| {
             // The encoder reads padding like text; of the mask it wants nothing.
             let batch = pipelines::clip(&tokenizer, prompts)?;
             let ids = (0..batch.rows()).map(|row| batch.row_ids(row).to_vec());
-            Ok(clip.encode(exec, &Tokens::new(ids.collect())?)?)
-        })
+            all.push(clip.encode(exec, &Tokens::new(ids.collect())?)?);
+            Ok(())
+        })?;
+        Ok(all)
     }
 
-    fn t5(&self, tokenizer: &str, encoder: &str, length: usize) -> Result<Vec<Tensor<3>>, PipelineError> {
+    fn t5(
+        &self,
+        (tokenizer, encoder): (&str, &str),
+        length: usize,
+        mut each: impl FnMut(usize, Tensor<3>) -> Result<(), PipelineError>,
+    ) -> Result<(), PipelineError> {
         let tokenizer = Tokenizer::open(&self.pipeline.part(tokenizer))?;
         let t5 = T5Encoder::open(&self.pipeline.part(encoder))?;
-        self.each(&t5, encoder, |t5, exec, prompts| {
+        self.each(&t5, encoder, |batch, exec, prompts| {
             let tokens = masked(&pipelines::t5(&tokenizer, prompts, length)?)?;
-            Ok(t5.encode(exec, &tokens, Padding::Attended)?)
+            each(batch, t5.encode(exec, &tokens, Padding::Attended)?)
         })
     }
 
-    fn sd3(&self, settings: PromptSettings) -> Result<Vec<PromptEmbeds>, PipelineError> {
+    fn sd3(&self, settings: PromptSettings, done: &mut Done<'_>) -> Result<(), PipelineError> {
         let l = self.clip("tokenizer", "text_encoder")?;
         let g = self.clip("tokenizer_2", "text_encoder_2")?;
-        let t5: Vec<T5Text> = match self.pipeline.find("text_encoder_3") {
-            Some(_) => {
-                let encoded = self.t5("tokenizer_3", "text_encoder_3", settings.text_tokens)?;
-                encoded.into_iter().map(T5Text::Encoded).collect()
-            }
-            None => vec![
-                T5Text::Absent {
-                    rows: settings.text_tokens
-                };
-                l.len()
-            ],
-        };
-        let width = self.pipeline.text_channels();
-        let clips = l.iter().zip(&g).zip(t5);
-        let joined = clips.map(|((l, g), t5)| prompts::sd3(l, g, t5, width));
-        Ok(joined.collect::<Result<_, _>>()?)
+        let (width, rows) = (self.pipeline.text_channels(), settings.text_tokens);
+        let mut join =
+            |batch: usize, t5: T5Text| done(batch, prompts::sd3(&l[batch], &g[batch], t5, width)?);
+        match self.pipeline.find("text_encoder_3") {
+            Some(_) => self.t5(("tokenizer_3", "text_encoder_3"), rows, |batch, encoded| {
+                join(batch, T5Text::Encoded(encoded))
+            }),
+            None => (0..l.len()).try_for_each(|batch| join(batch, T5Text::Absent { rows })),
+        }
     }
 
-    fn flux(&self, settings: PromptSettings) -> Result<Vec<PromptEmbeds>, PipelineError> {
+    fn flux(&self, settings: PromptSettings, done: &mut Done<'_>) -> Result<(), PipelineError> {
         let clip = self.clip("tokenizer", "text_encoder")?;
-        let t5 = self.t5("tokenizer_2", "text_encoder_2", settings.text_tokens)?;
-        let joined = clip.iter().zip(t5).map(|(clip, t5)| prompts::flux(clip, t5));
-        Ok(joined.collect::<Result<_, _>>()?)
+        self.t5(("tokenizer_2", "text_encoder_2"), settings.text_tokens, |batch, t5| {
+            done(batch, prompts::flux(&clip[batch], t5)?)
+        })
     }
 
-    fn wan(&self, settings: PromptSettings) -> Result<Vec<PromptEmbeds>, PipelineError> {
+    fn wan(&self, settings: PromptSettings, done: &mut Done<'_>) -> Result<(), PipelineError> {
         let tokenizer = Tokenizer::open(&self.pipeline.part("tokenizer"))?;
         let umt5 = T5Encoder::open(&self.pipeline.part("text_encoder"))?;
-        self.each(&umt5, "text_encoder", |umt5, exec, prompts| {
+        self.each(&umt5, "text_encoder", |batch, exec, prompts| {
             let tokens = masked(&pipelines::wan(&tokenizer, prompts, settings.text_tokens)?)?;
             let encoded = umt5.encode(exec, &tokens, Padding::Masked)?;
-            Ok(prompts::wan(&encoded, &tokens)?)
+            done(batch, prompts::wan(&encoded, &tokens)?)
         })
     }
 }

@@ -233,22 +233,42 @@ fn the_cache_gives_the_same_values_and_makes_damaged_entries_again() {
     };
     let (first, used) = run(&["a cat", "ein Würfel", "a cat"], 16);
     assert_eq!((used.found, used.encoded), (0, 2));
-    assert_eq!(first[0], first[2]);
+    let plainly = pipeline
+        .encode_prompts(&["a cat", "ein Würfel"], settings, &ComputeDevice::cpu(), &plan())
+        .unwrap();
+    let cat = first.get("a cat").unwrap();
+    assert_eq!(*cat, plainly[0]);
+    assert_eq!(*first.get("ein Würfel").unwrap(), plainly[1]);
+    let foreign = first.get("a dog").unwrap_err().to_string();
+    assert_eq!(foreign, "the prompt \"a dog\" was not encoded");
     let (again, used) = run(&["ein Würfel", "a cat"], 16);
     assert_eq!((used.found, used.encoded), (2, 0));
-    assert_eq!(again, [first[1].clone(), first[0].clone()]);
+    assert_eq!(*again.get("a cat").unwrap(), *cat);
     // Another length is another entry.
     assert_eq!(run(&["a cat"], 8).1.encoded, 1);
-    for entry in std::fs::read_dir(cache.path()).unwrap() {
-        let path = entry.unwrap().path();
-        if path
-            .extension()
-            .is_some_and(|extension| extension == "safetensors")
-        {
-            std::fs::write(&path, b"cut off").unwrap();
-        }
+    // A bit that fell over is no value of a prompt.
+    let (flipped, _) = run(&["a cat"], 16);
+    for path in entries(cache.path()) {
+        let mut bytes = std::fs::read(&path).unwrap();
+        *bytes.last_mut().unwrap() ^= 1;
+        std::fs::write(&path, bytes).unwrap();
+    }
+    let wrong = flipped.get("a cat").unwrap_err().to_string();
+    assert!(
+        wrong.contains("its values are not those that were written; remove it"),
+        "{wrong}"
+    );
+    for path in entries(cache.path()) {
+        std::fs::write(&path, b"cut off").unwrap();
     }
     let (mended, used) = run(&["a cat"], 16);
     assert_eq!((used.found, used.encoded, used.damaged.len()), (0, 1, 1));
-    assert_eq!(mended[0], first[0]);
+    assert_eq!(*mended.get("a cat").unwrap(), *cat);
+}
+
+/// The prompts' files of a cache.
+fn entries(cache: &std::path::Path) -> Vec<std::path::PathBuf> {
+    let all = std::fs::read_dir(cache).unwrap().map(|entry| entry.unwrap().path());
+    all.filter(|path| path.extension().is_some_and(|ending| ending == "safetensors"))
+        .collect()
 }

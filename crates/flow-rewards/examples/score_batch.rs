@@ -2,7 +2,7 @@
 //!
 //! Run with `cargo run --release -p flow-rewards --example score_batch`.
 
-use flow_data::{Dataset, Digits};
+use flow_data::{CaptionedImages, Digits};
 use flow_rewards::{NamedReward, RewardRegistry, RewardWorkers, Sample};
 use flow_rng::{Purpose, Stream};
 use serde_json::{Value, json};
@@ -50,6 +50,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 .iter_mut()
                 .for_each(|value| *value += noise * stream.normal() as f32);
             Ok(Sample {
+                frames: Vec::new(),
                 image,
                 prompt: example.prompt,
                 group: index / 8,

@@ -14,7 +14,7 @@
 //! | `rank-in-group` | group-wise | the rank of another reward within the group, 0 to 1 |
 //!
 //! ```
-//! use flow_data::{Dataset, Digits};
+//! use flow_data::{CaptionedImages, Digits};
 //! use flow_rewards::{RewardRegistry, RewardSample};
 //! use std::path::Path;
 //!
@@ -23,7 +23,7 @@
 //! let params = params.as_object().cloned().unwrap_or_default();
 //! let reward = registry.build("digit-classifier", &params, Path::new("."))?;
 //! let example = Digits::new()?.example(0)?;
-//! let scores = reward.score(&[RewardSample { image: &example.image, prompt: &example.prompt }])?;
+//! let scores = reward.score(&[RewardSample { image: &example.image, frames: &[], prompt: &example.prompt }])?;
 //! assert!(scores[0] > 0.5);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -46,7 +46,7 @@ pub use error::RewardError;
 pub use jpeg::{JpegCompressibility, JpegSettings};
 pub use rank::{RankInGroup, RankInGroupSettings};
 pub use registry::{Params, RewardContext, RewardFactory, RewardRegistry};
-pub use reward::{Reward, RewardKind, RewardSample, check_finite};
+pub use reward::{Reward, RewardKind, RewardSample, check_finite, score_videos};
 pub use shapes::{RulesMode, ShapesRules, ShapesRulesSettings};
 pub use workers::{NamedReward, RewardBatch, RewardScores, RewardWorkers, Sample, Ticket};
 

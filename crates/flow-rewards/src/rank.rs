@@ -12,7 +12,7 @@ use flow_registry::NameTaken;
 
 use crate::error::RewardError;
 use crate::registry::{Params, RewardFactory, RewardRegistry};
-use crate::reward::{Reward, RewardKind, RewardSample};
+use crate::reward::{Reward, RewardKind, RewardSample, score_videos};
 
 const NAME: &str = "rank-in-group";
 
@@ -44,7 +44,7 @@ impl Reward for RankInGroup {
     }
 
     fn score(&self, samples: &[RewardSample<'_>]) -> Result<Vec<f32>, RewardError> {
-        let scores = self.inner.score(samples)?;
+        let scores = score_videos(&*self.inner, samples)?;
         if let Some(index) = scores.iter().position(|score| !score.is_finite()) {
             let problem = format!(
                 "`{}` gave {}, which has no rank",

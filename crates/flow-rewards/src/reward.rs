@@ -4,11 +4,13 @@ use flow_data::{Image, Prompt};
 
 use crate::error::RewardError;
 
-/// One image with the prompt that it was generated from.
+/// One image or video with the prompt that it was generated from.
 #[derive(Debug, Clone, Copy)]
 pub struct RewardSample<'a> {
-    /// The generated image.
+    /// The generated image; of a video, its first frame.
     pub image: &'a Image,
+    /// The frames of a video, the first among them; empty for an image.
+    pub frames: &'a [Image],
     /// Its prompt.
     pub prompt: &'a Prompt,
 }
@@ -41,6 +43,12 @@ pub trait Reward: Send + Sync {
         (f64::NEG_INFINITY, f64::INFINITY)
     }
 
+    /// Whether `score` looks at [`RewardSample::frames`]. Otherwise it is given the frames of a video one by one, as images, and the
+    /// video's score is their mean.
+    fn takes_videos(&self) -> bool {
+        false
+    }
+
     /// One score per sample, in the order of the samples.
     ///
     /// For a group-wise reward the samples are exactly one group.
@@ -49,6 +57,56 @@ pub trait Reward: Send + Sync {
     /// [`RewardError::Sample`] with the position in `samples` for a sample that cannot be scored; any other error
     /// counts for all samples.
     fn score(&self, samples: &[RewardSample<'_>]) -> Result<Vec<f32>, RewardError>;
+}
+
+/// Scores samples among which there may be videos: see [`Reward::takes_videos`].
+///
+/// # Errors
+/// As [`Reward::score`].
+pub fn score_videos(reward: &dyn Reward, samples: &[RewardSample<'_>]) -> Result<Vec<f32>, RewardError> {
+    let are_images = samples.iter().all(|sample| sample.frames.is_empty());
+    if are_images || reward.takes_videos() || reward.kind() == RewardKind::Groupwise {
+        return reward.score(samples);
+    }
+    let frames_of = |sample: &RewardSample<'_>| sample.frames.len().max(1);
+    let mut frames = Vec::new();
+    for sample in samples {
+        let of_sample = match sample.frames {
+            [] => std::slice::from_ref(sample.image),
+            frames => frames,
+        };
+        frames.extend(of_sample.iter().map(|image| RewardSample {
+            image,
+            frames: &[],
+            prompt: sample.prompt,
+        }));
+    }
+    let scores = reward.score(&frames).map_err(|error| match error {
+        RewardError::Sample { index, problem } => {
+            let mut first = 0;
+            let of = samples.iter().position(|sample| {
+                first += frames_of(sample);
+                index < first
+            });
+            RewardError::Sample {
+                index: of.unwrap_or(index),
+                problem,
+            }
+        }
+        error => error,
+    })?;
+    if scores.len() != frames.len() {
+        // Whoever asked tells how many are missing.
+        return Ok(scores);
+    }
+    let mut rest = scores.as_slice();
+    let mean = |sample: &RewardSample<'_>| {
+        let (own, others) = rest.split_at(frames_of(sample));
+        rest = others;
+        let sum: f64 = own.iter().map(|score| f64::from(*score)).sum();
+        (sum / own.len() as f64) as f32
+    };
+    Ok(samples.iter().map(mean).collect())
 }
 
 /// Refuses an image with NaN or infinite pixels, which conversions would otherwise turn into black or white.

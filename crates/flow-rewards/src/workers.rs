@@ -41,8 +41,10 @@ impl From<Arc<dyn Reward>> for NamedReward {
 /// A sample that the pool owns while it scores.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sample {
-    /// The generated image.
+    /// The generated image; of a video, its first frame.
     pub image: Image,
+    /// The frames of a video, the first among them; empty for an image.
+    pub frames: Vec<Image>,
     /// Its prompt.
     pub prompt: Prompt,
     /// The group within the batch: samples with equal numbers are scored together by group-wise rewards.

@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use common::{digits, noisy};
-use flow_data::Dataset;
+use flow_data::{CaptionedImages, Image, ImageShape, Prompt};
 use flow_rewards::{
     NamedReward, Reward, RewardBatch, RewardError, RewardKind, RewardRegistry, RewardSample, RewardWorkers,
     Sample,
@@ -24,6 +24,7 @@ fn batch(n: usize, groups: u64) -> Vec<Sample> {
         .map(|index| {
             let example = digits.example(index * 13 % digits.len()).unwrap();
             Sample {
+                frames: Vec::new(),
                 image: noisy(&example.image, 0.3, index),
                 prompt: example.prompt,
                 group: index % groups,
@@ -398,4 +399,55 @@ proptest! {
             (found, first) => prop_assert!(false, "{found:?} {first:?}"),
         }
     }
+}
+
+/// Scores an image by its first value.
+struct FirstValue {
+    takes_videos: bool,
+}
+
+impl Reward for FirstValue {
+    fn name(&self) -> &str {
+        "first-value"
+    }
+
+    fn takes_videos(&self) -> bool {
+        self.takes_videos
+    }
+
+    fn score(&self, samples: &[RewardSample<'_>]) -> Result<Vec<f32>, RewardError> {
+        let score = |(index, sample): (usize, &RewardSample<'_>)| match sample.image.pixels_chw[0] {
+            value if value < 0.0 => Err(RewardError::Sample {
+                index,
+                problem: "too dark".into(),
+            }),
+            value => Ok(value + sample.frames.len() as f32),
+        };
+        samples.iter().enumerate().map(score).collect()
+    }
+}
+
+#[test]
+fn a_video_scores_the_mean_of_its_frames_unless_a_reward_takes_videos() {
+    let frame = |value: f32| Image::filled(ImageShape { channels: 1, height: 2, width: 3 }, value);
+    let sample = |values: &[f32]| Sample {
+        image: frame(values[0]),
+        frames: match values.len() {
+            1 => Vec::new(),
+            _ => values.iter().copied().map(frame).collect(),
+        },
+        prompt: Prompt::free(0, "a"),
+        group: 0,
+    };
+    let score = |takes_videos: bool, batch: &[&[f32]]| {
+        let workers = RewardWorkers::new(vec![(Arc::new(FirstValue { takes_videos }) as Arc<dyn Reward>).into()], 1).unwrap();
+        let batch = batch.iter().map(|values| sample(values)).collect();
+        workers.submit(batch, 3).unwrap().wait().map(|scored| scored.rewards[0].values.clone())
+    };
+    let batch: [&[f32]; 3] = [&[1.0], &[0.25, 0.5, 0.75], &[1.0, 0.0]];
+    assert_eq!(score(false, &batch).unwrap(), [1.0, 0.5, 0.5]);
+    assert_eq!(score(true, &batch).unwrap(), [1.0, 3.25, 3.0]);
+    // A frame that cannot be scored names its video.
+    let wrong = score(false, &[&[1.0], &[0.5, 0.5], &[0.5, -1.0, 0.5]]).unwrap_err().to_string();
+    assert!(wrong.contains("sample 2") && wrong.contains("too dark"), "{wrong}");
 }

@@ -241,8 +241,20 @@ pub struct SampleArguments {
     #[arg(long)]
     pub seed: Option<u64>,
     /// Weights instead of `model.weights`: a model or a LoRA, as file or folder, or the folder of a finished run
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    #[arg(long, visible_alias = "lora", value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub weights: Option<PathBuf>,
+    /// Steps of the sampler; without it, `evaluation.steps`, or the default of the diffusers folder's pipeline
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub steps: Option<u16>,
+    /// Guidance scale; without it, `evaluation.guidance_scale`, or the default of the diffusers folder's pipeline
+    #[arg(long, value_name = "SCALE")]
+    pub guidance: Option<f64>,
+    /// What the second branch of guidance is told; without it, `text.negative_prompt`
+    #[arg(long, value_name = "TEXT")]
+    pub negative_prompt: Option<String>,
+    /// Size in pixels of what a diffusers folder makes; without it, that of its pipeline
+    #[arg(long, value_name = "WIDTHxHEIGHT", value_parser = crate::picture_size::PictureSize::parse)]
+    pub size: Option<crate::picture_size::PictureSize>,
     /// Where the picture goes; without it, `sample.png` or the next free name like it
     #[arg(long, value_name = "FILE.png", value_hint = ValueHint::FilePath)]
     pub out: Option<PathBuf>,

@@ -9,6 +9,7 @@ mod interrupt;
 mod logging;
 mod named_devices;
 mod output;
+mod picture_size;
 mod progress;
 mod terminal;
 

@@ -108,7 +108,7 @@ impl Job {
         let mut weights = model.weights.clone();
         perturb::perturb(&mut weights)?;
         Ok(Self {
-            null: dataset.null_tokens(),
+            null: dataset.tokenized().ok_or("digits have tokens")?.null_tokens(),
             samples: (0..batch as u64).collect(),
             config,
             device,

@@ -1,8 +1,11 @@
 //! From prompts to what a model reads.
 
+use crate::encoded::PromptEncoders;
+use crate::error::TrainError;
 use crate::policy::{ConditionKeys, Conditions};
 use crate::text::EncodedText;
 use flow_core::device::ComputeDevice;
+use flow_core::stopped::Stopped;
 use flow_core::{Condition, ModelSpec};
 use flow_data::{Dataset, Prompt};
 use std::sync::Arc;
@@ -11,10 +14,21 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub struct Conditioner {
     device: ComputeDevice,
-    null: Vec<u32>,
-    /// For a model that reads encoded text.
-    text: Option<EncodedText>,
+    source: Source,
     guided: bool,
+    /// The guidance scale that the model embeds, if it does.
+    embedded_guidance: Option<f32>,
+}
+
+/// Where conditions come from.
+#[derive(Clone, Debug)]
+enum Source {
+    /// The prompts' own tokens; those of the empty prompt.
+    Tokens(Vec<u32>),
+    /// Text that was made up, or read from a file.
+    Text(EncodedText),
+    /// Text encoders.
+    Encoders(Arc<PromptEncoders>),
 }
 
 impl Conditioner {
@@ -30,13 +44,18 @@ impl Conditioner {
     ) -> Result<Self, String> {
         let Some(vocabulary) = spec.vocabulary else {
             return Err(format!(
-                "model `{}` reads no tokens, and data set `{}` offers nothing else; \
-                 `Conditioner::encoded` is for models that read text",
+                "model `{}` reads no tokens; `Conditioner::encoded` is for models that read text",
                 spec.architecture,
+            ));
+        };
+        let Some(prompts) = dataset.tokenized() else {
+            return Err(format!(
+                "the model reads tokens of a small vocabulary, and the prompts of `{}` are free text; take a model that reads \
+                 encoded text (`model.path` names a diffusers folder), or other data",
                 dataset.name()
             ));
         };
-        let (words, length) = (dataset.vocabulary().len(), dataset.prompt_length());
+        let (words, length) = (prompts.vocabulary().len(), prompts.prompt_length());
         if vocabulary.size < words || vocabulary.length != length {
             return Err(format!(
                 "the model reads {} tokens out of {}, but prompts of `{}` have {length} tokens out of {words}; set \
@@ -46,44 +65,73 @@ impl Conditioner {
                 dataset.name()
             ));
         }
-        Ok(Self {
-            device: device.clone(),
-            null: dataset.null_tokens(),
-            text: None,
-            guided,
-        })
+        Ok(Self::of(Source::Tokens(prompts.null_tokens()), guided, device))
     }
 
-    /// For `dataset`'s prompts, encoded as `text`.
-    pub fn encoded(dataset: &dyn Dataset, text: EncodedText, guided: bool, device: &ComputeDevice) -> Self {
+    /// For prompts that are encoded as `text`.
+    pub fn encoded(text: EncodedText, guided: bool, device: &ComputeDevice) -> Self {
+        Self::of(Source::Text(text), guided, device)
+    }
+
+    /// For prompts that text encoders read.
+    pub fn encoders(encoders: PromptEncoders, guided: bool, device: &ComputeDevice) -> Self {
+        Self::of(Source::Encoders(Arc::new(encoders)), guided, device)
+    }
+
+    fn of(source: Source, guided: bool, device: &ComputeDevice) -> Self {
         Self {
             device: device.clone(),
-            null: dataset.null_tokens(),
-            text: Some(text),
+            source,
             guided,
+            embedded_guidance: None,
+        }
+    }
+
+    /// With the guidance scale that a model embeds ([`ModelSpec::guidance`]); none for other models.
+    pub fn with_embedded_guidance(self, scale: Option<f32>) -> Self {
+        Self {
+            embedded_guidance: scale,
+            ..self
         }
     }
 
     /// Tokens of a prompt's encoded text; 0 without.
     pub fn text_tokens(&self) -> usize {
-        self.text.as_ref().map_or(0, EncodedText::tokens)
+        match &self.source {
+            Source::Tokens(_) => 0,
+            Source::Text(text) => text.tokens(),
+            Source::Encoders(encoders) => encoders.tokens(),
+        }
+    }
+
+    /// Encodes what text encoders are to read, before it is needed: `prompts`, the negative prompt, and those that the encoders were
+    /// made with. Says what a person may want to know of it.
+    ///
+    /// # Errors
+    /// Those of the encoders, and of the folder that keeps what they make.
+    pub fn prepare<'a>(&self, prompts: impl Iterator<Item = &'a Prompt>) -> Result<Vec<String>, TrainError> {
+        match &self.source {
+            Source::Tokens(_) | Source::Text(_) => Ok(Vec::new()),
+            Source::Encoders(encoders) => {
+                Ok(encoders.prepare(prompts.map(|prompt| prompt.text.as_str()))?)
+            }
+        }
     }
 
     /// Conditions of a batch of prompts, with the empty condition beside them under guidance.
     pub fn conditions<'a>(&self, prompts: impl Iterator<Item = &'a Prompt>) -> Conditions {
-        let rows: Vec<&[u32]> = prompts.map(|prompt| prompt.tokens.as_slice()).collect();
-        let key = |tokens: &[u32]| {
-            let tokens = tokens.iter().map(|token| i64::from(*token));
-            tokens.flat_map(i64::to_le_bytes).collect::<Arc<[u8]>>()
+        let rows: Vec<Option<&Prompt>> = prompts.map(Some).collect();
+        // No prompt has the bytes of the empty condition.
+        let key = |row: &Option<&Prompt>| match row {
+            Some(prompt) => [b"p", prompt.text.as_bytes()].concat().into(),
+            None => Arc::from(&b"n"[..]),
         };
         let keys = ConditionKeys {
-            conditional: rows.iter().map(|row| key(row)).collect(),
-            unconditional: key(&self.null),
+            conditional: rows.iter().map(key).collect(),
+            unconditional: key(&None),
         };
-        let unconditional = self
-            .guided
-            .then(|| self.condition(&vec![&*self.null; rows.len()]));
-        let conditional = self.condition(&rows);
+        let unconditional = self.guided.then(|| self.rows(&vec![None; rows.len()]));
+        let conditional = self.rows(&rows);
         Conditions {
             conditional,
             unconditional,
@@ -91,24 +139,32 @@ impl Conditioner {
         }
     }
 
-    /// A condition of prompts given by their tokens, the empty one where `None`.
-    pub fn rows(&self, rows: &[Option<Vec<u32>>]) -> Condition {
-        let rows: Vec<&[u32]> = rows
-            .iter()
-            .map(|row| row.as_deref().unwrap_or(&self.null))
-            .collect();
-        self.condition(&rows)
-    }
-
-    fn condition(&self, rows: &[&[u32]]) -> Condition {
-        if let Some(text) = &self.text {
-            return text.condition(rows.iter().copied(), &self.device);
-        }
-        let tokens = rows.concat().into_iter().map(i64::from).collect();
-        let tokens = self.device.int_tensor(tokens, [rows.len(), self.null.len()]);
+    /// A condition of prompts, the empty one where `None`.
+    pub fn rows(&self, rows: &[Option<&Prompt>]) -> Condition {
+        let condition = match &self.source {
+            Source::Tokens(null) => {
+                let tokens = rows.iter().flat_map(|row| row.map_or(null, |prompt| &prompt.tokens));
+                let tokens = tokens.map(|token| i64::from(*token)).collect();
+                Condition {
+                    tokens: Some(self.device.int_tensor(tokens, [rows.len(), null.len()])),
+                    ..Condition::default()
+                }
+            }
+            Source::Text(text) => text.condition(rows, &self.device),
+            Source::Encoders(encoders) => {
+                let texts: Vec<Option<&str>> = rows
+                    .iter()
+                    .map(|row| row.map(|prompt| prompt.text.as_str()))
+                    .collect();
+                let found = encoders.condition(&texts, &self.device);
+                // Prompts lie on disk, and a disk can fail at any time.
+                found.unwrap_or_else(|error| Stopped::Prompts { why: error.to_string() }.stop())
+            }
+        };
+        let scale = |scale: f32| self.device.tensor(vec![scale; rows.len()], [rows.len()]);
         Condition {
-            tokens: Some(tokens),
-            ..Condition::default()
+            guidance: self.embedded_guidance.map(scale),
+            ..condition
         }
     }
 }

@@ -7,6 +7,7 @@
 pub mod rules;
 
 use crate::error::TrainError;
+use crate::setup;
 use flow_config::{Catalog, Config, Finetune};
 use flow_report::{ContentHash, ManifestFound, Traces, flatten};
 use rules::Rule;
@@ -17,7 +18,8 @@ use std::fmt;
 use std::path::Path;
 
 /// Keys that name a file whose contents count, not its name. A list's place is written `[]`.
-const FILES: [&str; 5] = [
+const FILES: [&str; 6] = [
+    "model.path",
     "model.weights",
     "model.adapter",
     "text.path",
@@ -30,7 +32,8 @@ const FILES: [&str; 5] = [
 pub struct Description {
     /// The config with every default filled in.
     pub config: Value,
-    /// BLAKE3 of files (of a folder: of its `.safetensors`), by the key that names them. None where nobody looked.
+    /// BLAKE3 of files (of a folder: of its `.safetensors`; of a diffusers folder: of its tokenizers, text encoders and autoencoder), by
+    /// the key that names them. None where nobody looked.
     pub contents: Option<BTreeMap<String, ContentHash>>,
 }
 
@@ -60,9 +63,14 @@ impl Description {
                 continue;
             };
             let path = base.join(path);
-            if path.exists() {
-                contents.insert(key, ContentHash::of_path(&path, "safetensors")?);
+            if !path.exists() {
+                continue;
             }
+            let hash = match key.as_str() {
+                "model.path" => folder_contents(config, base)?,
+                _ => ContentHash::of_path(&path, "safetensors")?,
+            };
+            contents.insert(key, hash);
         }
         description.contents = Some(contents);
         Ok(description)
@@ -208,6 +216,14 @@ fn general(key: &str) -> String {
         }
     }
     text
+}
+
+/// Of the diffusers folder's parts that are no weights of the model: tokenizers, text encoders, autoencoder.
+fn folder_contents(config: &Config, base: &Path) -> Result<ContentHash, TrainError> {
+    let pipeline = setup::pipeline(config, base)?;
+    let encoders = setup::prompt_cache(config, base).fingerprint(&pipeline)?;
+    let autoencoder = ContentHash::of_path(&pipeline.autoencoder_folder(), "safetensors")?;
+    Ok(ContentHash::of(format!("{encoders} {autoencoder}").as_bytes()))
 }
 
 /// The values of a config that are in use, by key, with what they stand for where they are left out.

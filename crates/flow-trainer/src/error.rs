@@ -63,6 +63,12 @@ pub enum TrainError {
         /// The value.
         value: f32,
     },
+    /// A diffusers folder, its encoders, or the prompts that they encoded.
+    #[error(transparent)]
+    Pipeline(#[from] flow_pipeline::PipelineError),
+    /// An autoencoder.
+    #[error(transparent)]
+    Autoencoder(#[from] flow_autoencoder::AutoencoderError),
     /// Accelerators that cannot be in force.
     #[error("`[acceleration]` cannot be put in force:{}", .0.iter().map(|finding| format!("\n  {finding}")).collect::<String>())]
     Acceleration(Vec<flow_validate::Diagnostic>),

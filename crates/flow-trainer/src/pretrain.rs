@@ -20,7 +20,7 @@ use flow_core::{
     Backends, CallContext, Exec, FlowModel, ModelInput, Noise, RawTensor, RegionKind, Stage, TrainingPass,
     Weights, cpu, tensors::plain,
 };
-use flow_data::Dataset;
+use flow_data::{CaptionedImages, Prompt};
 use flow_report::Stopwatch;
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use state::State;
@@ -65,17 +65,17 @@ struct Batch {
     /// Where each row stands among all that are shown, which addresses its noise.
     positions: Vec<u64>,
     sigmas: Vec<f32>,
-    captions: Vec<Option<Vec<u32>>>,
+    captions: Vec<Option<Prompt>>,
 }
 
 /// An image and the caption it is shown with.
 struct Row {
     data: Vec<f32>,
-    caption: Option<Vec<u32>>,
+    caption: Option<Prompt>,
 }
 
 /// The batch of a step. Rows are made on the threads of the calling pool; each is a function of its position alone.
-fn batch(dataset: &dyn Dataset, settings: &PretrainSettings, step: u64) -> Result<Batch, TrainError> {
+fn batch(dataset: &dyn CaptionedImages, settings: &PretrainSettings, step: u64) -> Result<Batch, TrainError> {
     let count = settings.batch;
     let stream = |purpose| Stream::new(settings.seed, purpose);
     let epoch_of = |position: u64| (position / dataset.len(), position % dataset.len());
@@ -106,7 +106,7 @@ fn batch(dataset: &dyn Dataset, settings: &PretrainSettings, step: u64) -> Resul
         let noisy = dataset.noisy_prompt(&example.prompt, share, settings.seed, position)?;
         Ok(Row {
             data: example.image.pixels_chw,
-            caption: (!dropped).then_some(noisy.tokens),
+            caption: (!dropped).then_some(noisy),
         })
     });
     let rows: Vec<Row> = rows.collect::<Result<_, TrainError>>()?;
@@ -130,7 +130,7 @@ pub struct Pretraining<'a> {
     /// Kernels and attention.
     pub plan: &'a Arc<Backends>,
     /// Images with captions.
-    pub dataset: &'a dyn Dataset,
+    pub dataset: &'a dyn CaptionedImages,
     /// From captions to what the model takes.
     pub conditioner: &'a Conditioner,
     /// Where tensors live.
@@ -167,7 +167,8 @@ impl Pretraining<'_> {
         let target = plain(&(noise - data).into_dispatch());
         let pass = TrainingPass::new(weights, self.plan.clone(), trained.clone());
         let exec = pass.exec(CallContext::single(Stage::Training));
-        let condition = self.conditioner.rows(&batch.captions[rows]);
+        let captions: Vec<Option<&Prompt>> = batch.captions[rows].iter().map(Option::as_ref).collect();
+        let condition = self.conditioner.rows(&captions);
         let input = ModelInput { x, sigma, condition };
         let (v, balance_b) = self.velocity(&exec, input);
         let error_b = self

@@ -1,12 +1,13 @@
 //! Images for prompts, with the sampler of evaluation.
 
+use crate::decoder::Decoded;
 use crate::error::TrainError;
 use crate::policy::CallSite;
 use crate::rollout::{NoiseSource, SampleRequest};
 use crate::setup::Common;
 use flow_accel::Acceleration;
-use flow_core::{InferencePass, Stage, cpu};
-use flow_data::{Image, Prompt};
+use flow_core::{InferencePass, Stage};
+use flow_data::Prompt;
 
 /// One image per entry of `wanted`, `micro_batch` of them in a call of the model. Image `i` starts from the noise of
 /// `evaluation.seed` at address `i`, whatever `micro_batch` is. Values are in [-1, 1].
@@ -17,8 +18,9 @@ pub fn sample(
     common: &Common<Acceleration>,
     wanted: &[Prompt],
     micro_batch: usize,
-) -> Result<Vec<Image>, TrainError> {
+) -> Result<Vec<Decoded>, TrainError> {
     let evaluation = &common.evaluation;
+    common.conditioner.prepare(wanted.iter())?;
     let steps = evaluation.schedule.ode_steps();
     let rollout = InferencePass::new(&common.model.weights, common.acceleration.training().clone());
     let site = CallSite {
@@ -29,7 +31,6 @@ pub fn sample(
         sigma: None,
         steps: steps.len() as u32,
     };
-    let shape = common.dataset.image_shape();
     let ids: Vec<u64> = (0..wanted.len() as u64).collect();
     let mut images = Vec::with_capacity(wanted.len());
     for (ids, prompts) in ids.chunks(micro_batch).zip(wanted.chunks(micro_batch)) {
@@ -43,14 +44,12 @@ pub fn sample(
             steps,
         };
         let done = evaluation.sampler.run(&rollout, request, |_| {});
-        for pixels in cpu::to_host(&done.clean).chunks_exact(shape.len()) {
-            if pixels.iter().any(|value| !value.is_finite()) {
-                return Err(TrainError::Setting(
+        for decoded in evaluation.decoder.decode(&done.clean)? {
+            images.push(decoded.ok_or_else(|| {
+                TrainError::Setting(
                     "the model made a value that is not finite; its weights are unusable".into(),
-                ));
-            }
-            let pixels = pixels.iter().map(|value| value.clamp(-1.0, 1.0)).collect();
-            images.push(Image::new(shape, pixels)?);
+                )
+            })?);
         }
     }
     Ok(images)

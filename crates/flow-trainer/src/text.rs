@@ -7,7 +7,7 @@ use burn::tensor::Tensor;
 use flow_core::device::ComputeDevice;
 use flow_core::model::{Condition, TextWidth};
 use flow_core::rng::{Purpose, Stream};
-use flow_data::{Dataset, PAD_TOKEN};
+use flow_data::{Dataset, PAD_TOKEN, Prompt};
 use flow_models::weights::{Parsed, parse};
 use std::collections::HashMap;
 use std::path::Path;
@@ -16,8 +16,8 @@ use std::sync::Arc;
 /// Encoded text of every prompt of a data set, and of the empty one.
 #[derive(Clone, Debug)]
 pub struct EncodedText {
-    /// Number of a prompt by its tokens; the empty one is the last.
-    numbers: Arc<HashMap<Vec<u32>, usize>>,
+    /// Number of a prompt by its text. The empty one has the number behind them all.
+    numbers: Arc<HashMap<String, usize>>,
     /// Rows of `table_RC` that are the text of each prompt, equally many.
     rows: Arc<Vec<Vec<i64>>>,
     table_rc: Tensor<2>,
@@ -25,15 +25,10 @@ pub struct EncodedText {
     pooled_nd: Option<Tensor<2>>,
 }
 
-/// Tokens of each prompt of `dataset`, those of the empty one last.
-fn tokens_of(dataset: &dyn Dataset) -> Vec<Vec<u32>> {
-    let prompts = dataset.prompts().iter().map(|prompt| prompt.tokens.clone());
-    prompts.chain([dataset.null_tokens()]).collect()
-}
-
-/// Number of each prompt by its tokens.
-fn numbers(prompts: Vec<Vec<u32>>) -> Arc<HashMap<Vec<u32>, usize>> {
-    Arc::new(prompts.into_iter().zip(0..).collect())
+/// Number of each prompt by its text.
+fn numbers(dataset: &dyn Dataset) -> Arc<HashMap<String, usize>> {
+    let texts = dataset.prompts().iter().map(|prompt| prompt.text.clone());
+    Arc::new(texts.zip(0..).collect())
 }
 
 impl EncodedText {
@@ -49,14 +44,21 @@ impl EncodedText {
         seed: u64,
         device: &ComputeDevice,
     ) -> Result<Self, String> {
-        let length = dataset.prompt_length();
+        let words_of = dataset.tokenized().ok_or_else(|| {
+            format!(
+                "`text.kind = \"words\"` is for data with a small vocabulary, and the prompts of `{}` are free text; set `model.path` to \
+                 a diffusers folder, whose encoders read any text, or `text.kind = \"file\"`",
+                dataset.name()
+            )
+        })?;
+        let length = words_of.prompt_length();
         if tokens < length {
             return Err(format!(
                 "`text.tokens` is {tokens}, and prompts of `{}` have {length} tokens; set `text.tokens = {length}` or more",
                 dataset.name()
             ));
         }
-        let words = dataset.vocabulary().len();
+        let words = words_of.vocabulary().len();
         let stream = Stream::new(seed, Purpose::Words);
         let vector = |word: usize, of: u32, channels: usize| {
             let mut values = vec![0.0f32; channels];
@@ -66,7 +68,8 @@ impl EncodedText {
             values
         };
         let table = (0..words).flat_map(|word| vector(word, 0, width.channels));
-        let prompts = tokens_of(dataset);
+        let prompts = dataset.prompts().iter().map(|prompt| prompt.tokens.clone());
+        let prompts: Vec<Vec<u32>> = prompts.chain([words_of.null_tokens()]).collect();
         let padding = vec![i64::from(PAD_TOKEN); tokens - length];
         let rows = prompts.iter().map(|prompt| {
             let words = prompt.iter().map(|token| i64::from(*token));
@@ -82,7 +85,7 @@ impl EncodedText {
         };
         let (table, count) = (table.collect(), prompts.len());
         Ok(device.with_persistent_allocation(|| Self {
-            numbers: numbers(prompts.clone()),
+            numbers: numbers(dataset),
             rows: Arc::new(rows.collect()),
             table_rc: device.tensor(table, [words, width.channels]),
             pooled_nd: width
@@ -139,7 +142,7 @@ impl EncodedText {
                 .collect()
         };
         Ok(device.with_persistent_allocation(|| Self {
-            numbers: numbers(tokens_of(dataset)),
+            numbers: numbers(dataset),
             rows: Arc::new((0..=count).map(row).collect()),
             table_rc: device.tensor([text, negative].concat(), [(count + 1) * tokens, width.channels]),
             pooled_nd: pooled.and_then(|(channels, found)| {
@@ -154,17 +157,16 @@ impl EncodedText {
         self.rows.first().map_or(0, Vec::len)
     }
 
-    /// The texts of prompts, one row for each, given by their tokens.
+    /// The texts of prompts, one row for each, the empty one where `None`.
     ///
     /// # Panics
     /// If the data set has no such prompt.
-    pub(crate) fn condition<'a>(
-        &self,
-        prompts: impl Iterator<Item = &'a [u32]>,
-        device: &ComputeDevice,
-    ) -> Condition {
-        let number = |tokens: &[u32]| *self.numbers.get(tokens).expect("a prompt of the data set");
-        let numbers: Vec<usize> = prompts.map(number).collect();
+    pub(crate) fn condition(&self, prompts: &[Option<&Prompt>], device: &ComputeDevice) -> Condition {
+        let number = |prompt: &Option<&Prompt>| match prompt {
+            Some(prompt) => *self.numbers.get(&prompt.text).expect("a prompt of the data set"),
+            None => self.rows.len() - 1,
+        };
+        let numbers: Vec<usize> = prompts.iter().map(number).collect();
         let (batch, tokens, [_, channels]) = (numbers.len(), self.tokens(), self.table_rc.dims());
         let rows: Vec<i64> = numbers
             .iter()

@@ -7,7 +7,7 @@ mod precision;
 
 use std::collections::BTreeSet;
 
-use crate::catalog::{AlgorithmFacts, Catalog, DataFacts};
+use crate::catalog::{AlgorithmFacts, Catalog, DataFacts, ImageFacts};
 use crate::diagnostic::{Diagnostic, Severity};
 use crate::locate;
 use crate::sections::{Config, RewardConfig};
@@ -40,14 +40,16 @@ pub(crate) fn check_training(config: &Config, document: &Node, bad: &[Vec<Segmen
             )
             .help("add a `[[rewards]]` table with its `kind`");
     }
-    if config.model.weights.is_none() {
+    if config.model.weights.is_none() && config.model.path.is_none() {
         rules
             .error(
                 crate::codes::RULE_NO_WEIGHTS,
                 &["model.weights"],
                 "there are no weights to start from, and a random model makes nothing that a reward could tell apart",
             )
-            .help("set `model.weights` to a safetensors file; `flow-train pretrain` makes one");
+            .help(
+                "set `model.path` to a diffusers folder, or `model.weights` to a safetensors file; `flow-train pretrain` makes one",
+            );
     }
     rules.problems
 }
@@ -122,6 +124,13 @@ impl<'a> Rules<'a> {
     /// What the config's data set is to a model; nothing if that is not known.
     pub fn data_facts(&self) -> Option<DataFacts> {
         self.catalog?.data_facts(self.config)
+    }
+
+    /// The images that the model makes itself; nothing for a model of latents, which an autoencoder decodes, or if they are not
+    /// known.
+    pub fn pixel_images(&self) -> Option<ImageFacts> {
+        let images = self.data_facts()?.images;
+        images.filter(|_| self.config.model.path.is_none())
     }
 
     /// What the config's algorithm asks of a run; nothing if that is not known.

@@ -13,6 +13,7 @@ pub(super) fn check(rules: &mut Rules<'_>) {
     rules.check_model();
     unused_tables(rules);
     adapter(rules);
+    folder(rules);
     data(rules);
     rewards(rules);
     schedule(rules);
@@ -74,6 +75,33 @@ fn adapter(rules: &mut Rules<'_>) {
                 "`model.adapter` names adapters to begin from, but `model.finetune` is \"full\"",
             )
             .help("set `model.finetune = \"lora\"`, or merge the adapter into the weights and name those in `model.weights`");
+    }
+}
+
+/// What is of use with a diffusers folder alone.
+fn folder(rules: &mut Rules<'_>) {
+    if rules.config.model.path.is_some() {
+        return;
+    }
+    for key in ["model.variant", "model.width", "model.height", "model.frames"] {
+        if rules.is_written(key) {
+            rules
+                .warning(
+                    codes::RULE_UNUSED,
+                    &[key, "model.path"],
+                    format!("`{key}` is not read: no diffusers folder is named"),
+                )
+                .help("set `model.path`, or remove it; other models have their sizes in the table of their architecture");
+        }
+    }
+    if let TextConfig::Encoders(_) = rules.config.text {
+        rules
+            .error(
+                codes::RULE_CONDITIONING,
+                &["text.kind", "model.path"],
+                "the text encoders of a diffusers folder are to read the prompts, and no folder is named",
+            )
+            .help("set `model.path` to the folder, or `text.kind` to \"words\" or \"file\"");
     }
 }
 

@@ -15,6 +15,21 @@ pub struct ModelConfig {
     /// Which architecture; its dimensions stand in the table of the same name, and the other tables must be
     /// left out.
     pub architecture: String,
+    /// A diffusers folder (the one with `model_index.json`), relative to the config file: SD3, SD3.5, FLUX.1 or Wan. It gives
+    /// architecture, weights, text encoders, autoencoder and noise levels, where this config is silent; the model then works in
+    /// latents, and rewards see what the autoencoder decodes.
+    pub path: Option<PathBuf>,
+    /// Which weights of `path` are read, by the word in their names: "fp16", "bf16". Without it the plain ones.
+    pub variant: Option<String>,
+    /// Width in pixels of what a model of `path` makes; without it that of the pipeline.
+    #[schemars(range(min = 8, max = 16_384))]
+    pub width: Option<usize>,
+    /// Height in pixels, likewise.
+    #[schemars(range(min = 8, max = 16_384))]
+    pub height: Option<usize>,
+    /// Frames of a video, likewise: one and a multiple of 4 more for Wan.
+    #[schemars(range(min = 1, max = 4097))]
+    pub frames: Option<usize>,
     /// Weights to start from: a safetensors file, or a directory or `index.json` of a sharded one, relative to
     /// the config file. Without it the model starts from random weights, which is of use to `pretrain` alone. What they
     /// say of their model (`config.json`, metadata) decides where this config is silent.
@@ -35,6 +50,11 @@ impl Default for ModelConfig {
     fn default() -> Self {
         Self {
             architecture: "dit".to_owned(),
+            path: None,
+            variant: None,
+            width: None,
+            height: None,
+            frames: None,
             weights: None,
             adapter: None,
             finetune: Finetune::default(),

@@ -21,6 +21,10 @@ pub struct SamplingConfig {
     /// Classifier-free guidance: `v = v_none + scale * (v_prompt - v_none)`. 1 turns it off, and halves the work.
     #[schemars(range(min = 0.0, max = 100.0))]
     pub guidance_scale: f64,
+    /// The guidance scale that a model with `guidance_embeds` is told (FLUX.1-dev), in rollout, update and evaluation. It costs no
+    /// second branch; other models do not read it.
+    #[schemars(range(min = 0.0, max = 100.0))]
+    pub embedded_guidance_scale: f64,
     /// Which latents the members of a group start from.
     pub initial_noise: InitialNoise,
 }
@@ -45,6 +49,7 @@ impl Default for SamplingConfig {
             prompts_per_step: 8,
             micro_batch: 32,
             guidance_scale: 1.0,
+            embedded_guidance_scale: 3.5,
             initial_noise: InitialNoise::PerSample,
         }
     }

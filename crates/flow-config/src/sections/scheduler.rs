@@ -9,9 +9,16 @@ use serde::{Deserialize, Serialize};
 pub struct SchedulerConfig {
     /// How a step goes from one sigma to the next.
     pub dynamics: Dynamics,
-    /// Number of denoising steps, T; sigmas before the shift are `linspace(1, 1/T, T)`, then 0.
+    /// Number of denoising steps, T; sigmas before the shift are `linspace(1, sigma_min, T)`, then 0.
     #[schemars(range(min = 1, max = 1000))]
     pub steps: usize,
+    /// The last sigma before the shift; without it `1/T`, as FLUX.1 has it. SD3's scheduler takes the shifted sigma of its last
+    /// training step, `s/1000 / (1 + (s - 1)/1000)`.
+    #[schemars(range(min = 0.000_001, max = 1.0))]
+    pub sigma_min: Option<f64>,
+    /// The last sigma behind the shift: all are stretched so that it is this one, and the first stays 1. Qwen-Image has 0.02.
+    #[schemars(range(min = 0.000_001, max = 0.999_999))]
+    pub shift_terminal: Option<f64>,
     /// Strength of the noise, eta: one value for all steps or one per step. Steps outside `window` have 0. For
     /// `cps` at most 1.
     pub noise_level: NoiseLevel,
@@ -26,6 +33,8 @@ impl Default for SchedulerConfig {
         Self {
             dynamics: Dynamics::FlowSde,
             steps: 10,
+            sigma_min: None,
+            shift_terminal: None,
             noise_level: NoiseLevel::Constant(0.7),
             shift: Shift::default(),
             window: Window::default(),

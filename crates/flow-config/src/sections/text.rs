@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// `[text]`: what encodes the prompts for `mmdit` and `wan`, which read encoded text; a `dit` reads tokens itself.
+/// `[text]`: what encodes the prompts for models that read encoded text; a `dit` reads tokens itself.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, tag = "kind", rename_all = "kebab-case")]
 pub enum TextConfig {
@@ -14,6 +14,8 @@ pub enum TextConfig {
     Words(WordsText),
     /// Prompts that were encoded beforehand.
     File(FileText),
+    /// The text encoders of the diffusers folder that `model.path` names. It is the default there.
+    Encoders(EncodersText),
 }
 
 impl Default for TextConfig {
@@ -49,4 +51,33 @@ impl Default for WordsText {
 pub struct FileText {
     /// The file, relative to the config file.
     pub path: PathBuf,
+}
+
+/// `kind = "encoders"`: every encoder of `model.path` is loaded, used for all prompts and dropped, before training begins. What they
+/// made is kept on disk, by content: the next run with these prompts and encoders loads none of them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct EncodersText {
+    /// Tokens of the T5 or UMT5 part of a text; without it as the pipeline has it: 256 for SD3, 512 for FLUX.1-dev and Wan, 256 for
+    /// FLUX.1-schnell. Longer prompts are cut.
+    #[schemars(range(min = 1, max = 4096))]
+    pub tokens: Option<usize>,
+    /// Prompts of one call of an encoder.
+    #[schemars(range(min = 1, max = 4096))]
+    pub micro_batch: usize,
+    /// What the second branch of classifier-free guidance is told.
+    pub negative_prompt: String,
+    /// Folder of the encoded prompts, relative to the config file; without it `prompt-cache` in `run.dir`.
+    pub cache: Option<PathBuf>,
+}
+
+impl Default for EncodersText {
+    fn default() -> Self {
+        Self {
+            tokens: None,
+            micro_batch: 16,
+            negative_prompt: String::new(),
+            cache: None,
+        }
+    }
 }

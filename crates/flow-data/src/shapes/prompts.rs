@@ -94,6 +94,7 @@ pub(crate) fn all(vocabulary: &Vocabulary) -> Vec<Prompt> {
                         shape,
                         position,
                     },
+                    metadata: serde_json::Map::new(),
                 });
             }
         }

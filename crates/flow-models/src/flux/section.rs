@@ -115,7 +115,7 @@ pub(super) fn check(flux: &FluxSection, rules: &mut Rules<'_>, path: &str) {
             .help("FLUX.1 has [16, 56, 56] for heads of 128 channels");
     }
     let made = flux.in_channels / (PACKING * PACKING);
-    if let Some(ImageFacts { size, channels }) = rules.data_facts().and_then(|facts| facts.images)
+    if let Some(ImageFacts { size, channels }) = rules.pixel_images()
         && (made != channels || (flux.latent_height, flux.latent_width) != (size, size))
     {
         let message = format!(

@@ -16,6 +16,12 @@ pub struct MmditSection {
     /// Side of the square latent in pixels; a multiple of `patch_size`.
     #[schemars(range(min = 1, max = 8192))]
     pub sample_size: usize,
+    /// Height of the latent in pixels, a multiple of `patch_size`; without it `sample_size`.
+    #[schemars(range(min = 1, max = 8192))]
+    pub latent_height: Option<usize>,
+    /// Width of the latent in pixels, a multiple of `patch_size`; without it `sample_size`.
+    #[schemars(range(min = 1, max = 8192))]
+    pub latent_width: Option<usize>,
     /// Side of a square patch in latent pixels.
     #[schemars(range(min = 1, max = 64))]
     pub patch_size: usize,
@@ -57,6 +63,8 @@ impl Default for MmditSection {
     fn default() -> Self {
         Self {
             sample_size: 128,
+            latent_height: None,
+            latent_width: None,
             patch_size: 2,
             in_channels: 16,
             num_layers: 24,
@@ -73,12 +81,20 @@ impl Default for MmditSection {
     }
 }
 
+impl MmditSection {
+    /// Height and width of a latent.
+    fn sides(&self) -> (usize, usize) {
+        let side = |side: Option<usize>| side.unwrap_or(self.sample_size);
+        (side(self.latent_height), side(self.latent_width))
+    }
+}
+
 impl From<&MmditSection> for MmditConfig {
     fn from(section: &MmditSection) -> Self {
         Self {
             sample_size: section.sample_size,
-            latent_height: None,
-            latent_width: None,
+            latent_height: section.latent_height,
+            latent_width: section.latent_width,
             patch_size: section.patch_size,
             in_channels: section.in_channels,
             out_channels: Some(section.out_channels),
@@ -96,10 +112,16 @@ impl From<&MmditSection> for MmditConfig {
 }
 
 pub(super) fn check(mmdit: &MmditSection, rules: &mut Rules<'_>, _path: &str) {
-    rules.divides(
-        ("model.mmdit.patch_size", mmdit.patch_size),
-        ("model.mmdit.sample_size", mmdit.sample_size),
-    );
+    let sides = [
+        ("model.mmdit.sample_size", Some(mmdit.sample_size)),
+        ("model.mmdit.latent_height", mmdit.latent_height),
+        ("model.mmdit.latent_width", mmdit.latent_width),
+    ];
+    for (key, side) in sides {
+        if let Some(side) = side {
+            rules.divides(("model.mmdit.patch_size", mmdit.patch_size), (key, side));
+        }
+    }
     let width = mmdit.attention_head_dim * mmdit.num_attention_heads;
     if mmdit.caption_projection_dim != width {
         let message = format!(
@@ -163,13 +185,14 @@ pub(super) fn check(mmdit: &MmditSection, rules: &mut Rules<'_>, _path: &str) {
                 .help("remove it, or raise `model.mmdit.num_layers`");
         }
     }
-    if let Some(ImageFacts { size, channels }) = rules.data_facts().and_then(|facts| facts.images)
-        && (mmdit.in_channels != channels || mmdit.sample_size != size)
+    if let Some(ImageFacts { size, channels }) = rules.pixel_images()
+        && (mmdit.in_channels != channels || mmdit.sides() != (size, size))
     {
+        let (height, width) = mmdit.sides();
         let message = format!(
-            "the model's latents are {0} by {0} with {1} channels, the images of `[data]` {size} by {size} \
+            "the model's latents are {height} by {width} with {} channels, the images of `[data]` {size} by {size} \
              with {channels}",
-            mmdit.sample_size, mmdit.in_channels
+            mmdit.in_channels
         );
         let keys = ["model.mmdit.sample_size", "model.mmdit.in_channels", "data"];
         no_autoencoder(rules, &keys, message);

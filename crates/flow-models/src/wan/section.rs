@@ -125,7 +125,7 @@ pub(super) fn check(wan: &WanSection, rules: &mut Rules<'_>, _path: &str) {
                 .help(help);
         }
     }
-    if let Some(ImageFacts { size, channels }) = rules.data_facts().and_then(|facts| facts.images) {
+    if let Some(ImageFacts { size, channels }) = rules.pixel_images() {
         let sides = (wan.latent_frames, wan.latent_height, wan.latent_width);
         if wan.in_channels != channels || sides != (1, size, size) {
             let message = format!(

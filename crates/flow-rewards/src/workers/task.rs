@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use super::{NamedReward, Sample};
 use crate::error::RewardError;
-use crate::reward::{RewardKind, RewardSample};
+use crate::reward::{RewardKind, RewardSample, score_videos};
 
 /// Samples per task of a pointwise reward; fixed, so that nothing depends on the number of threads.
 const PORTION: usize = 16;
@@ -128,12 +128,13 @@ impl Task {
             .map(|&index| &self.job.samples[index])
             .map(|sample| RewardSample {
                 image: &sample.image,
+                frames: &sample.frames,
                 prompt: &sample.prompt,
             })
             .collect();
         let reward = &self.job.rewards[self.reward].reward;
         // The job is not used again after a panic but for describing samples, which a reward cannot change.
-        match catch_unwind(AssertUnwindSafe(|| reward.score(&samples))) {
+        match catch_unwind(AssertUnwindSafe(|| score_videos(&**reward, &samples))) {
             Ok(scores) => scores.map_err(Failure::Error),
             Err(payload) => Err(Failure::Panic(message(payload.as_ref()))),
         }

@@ -8,7 +8,7 @@ use crate::failure::Failure;
 use flow_config::{Catalog, Config, Diagnostic, Inspection, Resolved, Source, WeightsLayer};
 use flow_models::ModelRegistry;
 use flow_trainer::TrainError;
-use flow_trainer::setup::{Said, said_by_adapter, said_by_weights};
+use flow_trainer::setup::{Said, said_by_adapter, said_by_folder, said_by_weights};
 use flow_validate::codes;
 use std::path::Path;
 
@@ -29,7 +29,8 @@ pub fn inspect(
     // Pretraining makes weights, and those that are there do not matter to it.
     if wanted != Use::Pretraining {
         let base = flow_config::base_dir(&arguments.config);
-        let ask: [&Ask<'_>; 2] = [
+        let ask: [&Ask<'_>; 3] = [
+            &|config: &Config| said_by_folder(config, &base),
             &|config: &Config| said_by_weights(config, &base),
             &|config: &Config| said_by_adapter(config, models, &base),
         ];

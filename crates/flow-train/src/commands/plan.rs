@@ -136,7 +136,7 @@ impl Describe<'_> {
             setup::outline(self.stand_in, &environment.plugins.models, &environment.device).or_bad_input()?;
         let spec = outline.model.spec();
         let dataset = setup::dataset(config, environment).or_bad_input()?;
-        setup::fits(spec, &*dataset).or_bad_input()?;
+        setup::fits(config, spec, &*dataset).or_bad_input()?;
         let trainer = Trainer {
             name: algorithm.name().into(),
             paradigm: Some(algorithm.paradigm()),

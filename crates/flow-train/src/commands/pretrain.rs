@@ -92,6 +92,13 @@ fn weights_of(
         let common = setup::common(config, environment)
             .and_then(|common| common.set_up())
             .or_bad_input()?;
+        let images = common.dataset.captioned_images().ok_or_else(|| {
+            Failure::Input(format!(
+                "the data set `{}` has no images, and `pretrain` learns from images; take another `data.kind`, or name weights in \
+                 `model.weights` or `model.path` and `train`",
+                common.dataset.name()
+            ))
+        })?;
         let settings = settings(config);
         // Fewer lines than steps, and at least some.
         let every = (settings.steps / 50).max(1);
@@ -99,7 +106,7 @@ fn weights_of(
         let parts = Pretraining {
             model: &common.model.model,
             plan: common.acceleration.training(),
-            dataset: &*common.dataset,
+            dataset: images,
             conditioner: &common.conditioner,
             device: &environment.device,
         };

@@ -52,6 +52,7 @@ pub fn diagnostics(error: &TrainError) -> Vec<Diagnostic> {
             | ModelError::OutOfRange { .. },
         ) => (codes::BAD_WEIGHTS, "model.weights"),
         TrainError::Model(_) => (codes::SETUP_REFUSED, "model"),
+        TrainError::Pipeline(_) | TrainError::Autoencoder(_) => (codes::SETUP_REFUSED, "model.path"),
         TrainError::Reward(_) => (codes::REWARD_REFUSED, "rewards.0.kind"),
         _ => (codes::SETUP_REFUSED, ""),
     };

@@ -1,13 +1,17 @@
 //! `sample`: images for prompts, as one picture, and on request each as one of its own.
 
+mod folder;
+
 use super::{Loaded, survey::Use, weights};
-use crate::arguments::{ExistingFile, SampleArguments};
+use crate::arguments::{ConfigArguments, ExistingFile, SampleArguments};
 use crate::failure::{Failure, OrFailure};
 use crate::output::{self, Output};
+use crate::picture_size::PictureSize;
 use crate::terminal;
-use flow_data::{Image, Prompt};
+use flow_data::{FREE_PROMPT_ID, Prompt};
 use flow_report::{ImageGrid, Tile};
-use flow_rewards::{RewardScores, Sample};
+use flow_rewards::RewardScores;
+use flow_trainer::decoder::Decoded;
 use flow_trainer::setup::{self, Environment};
 use std::path::{Path, PathBuf};
 
@@ -15,10 +19,26 @@ use std::path::{Path, PathBuf};
 pub fn run(arguments: &SampleArguments, quiet: bool) -> Result<(), Failure> {
     let files = Files::of(arguments)?;
     let place = weights::instead(&arguments.config, arguments.weights.as_deref());
+    // What a config says is set; a diffusers folder has its own scheduler.
+    let is_folder = place.config.is_dir();
+    let place = with_options(place, arguments, is_folder);
     let loaded = Loaded::read(&place, Use::Looking)?;
     let config = loaded.config();
     weights::expect(config)?;
     let count = usize::from(arguments.count);
+    if is_folder {
+        let seed = arguments.seed.unwrap_or(config.evaluation.seed);
+        loaded.compute(config, |environment| {
+            let made = folder::make(config, environment, arguments, seed)?;
+            let prompts: Vec<Prompt> = arguments
+                .prompt
+                .iter()
+                .map(|text| Prompt::free(FREE_PROMPT_ID, text))
+                .collect();
+            files.write(&grid(&prompts, &made, None, count).or_failed()?)
+        })?;
+        return files.say();
+    }
     let text = loaded.compute(config, |environment| {
         let mut common = setup::common(config, environment).or_bad_input()?;
         if let Some(seed) = arguments.seed {
@@ -35,15 +55,15 @@ pub fn run(arguments: &SampleArguments, quiet: bool) -> Result<(), Failure> {
             .iter()
             .flat_map(|prompt| vec![prompt.clone(); count])
             .collect();
-        let images = flow_trainer::sample(&common, &wanted, config.sampling.micro_batch).or_failed()?;
+        let made = flow_trainer::sample(&common, &wanted, config.sampling.micro_batch).or_failed()?;
         for undone in common.shortfalls("sampling").or_failed()? {
             if !quiet {
                 terminal::note(&format!("note: {undone}"));
             }
         }
-        let scores = scores(&loaded, environment, &wanted, &images, count)?;
+        let scores = scores(&loaded, environment, &wanted, &made, count)?;
         let scale = config.evaluation.grid.scale.max(1) as u32;
-        let grid = grid(&prompts, &images, scores.first(), count)
+        let grid = grid(&prompts, &made, scores.first(), count)
             .map(|grid| grid.scale(scale))
             .or_failed()?;
         files.write(&grid)?;
@@ -52,10 +72,26 @@ pub fn run(arguments: &SampleArguments, quiet: bool) -> Result<(), Failure> {
     if !quiet {
         terminal::print(&text)?;
     }
-    for file in files.each.iter().chain([&files.grid]) {
-        terminal::line(&file.path().display().to_string())?;
+    files.say()
+}
+
+/// The config's place, with what the command's options say set in it.
+fn with_options(mut place: ConfigArguments, arguments: &SampleArguments, is_folder: bool) -> ConfigArguments {
+    let mut set = |key: &str, value: String| place.set.push(format!("{key}={value}"));
+    if let Some(PictureSize { width, height }) = arguments.size {
+        set("model.width", width.to_string());
+        set("model.height", height.to_string());
     }
-    Ok(())
+    if let (Some(steps), false) = (arguments.steps, is_folder) {
+        set("evaluation.steps", steps.to_string());
+    }
+    if let (Some(scale), false) = (arguments.guidance, is_folder) {
+        set("evaluation.guidance_scale", scale.to_string());
+    }
+    if let (Some(text), false) = (&arguments.negative_prompt, is_folder) {
+        set("text.negative_prompt", serde_json::Value::from(text.as_str()).to_string());
+    }
+    place
 }
 
 /// The scores of every image by the config's rewards, if it has some.
@@ -63,7 +99,7 @@ fn scores(
     loaded: &Loaded,
     environment: &Environment<'_>,
     wanted: &[Prompt],
-    images: &[Image],
+    made: &[Decoded],
     count: usize,
 ) -> Result<Vec<RewardScores>, Failure> {
     let rewards = loaded.config().effective_eval_rewards();
@@ -71,12 +107,9 @@ fn scores(
         return Ok(Vec::new());
     }
     let workers = setup::rewards(rewards, environment, 1).or_bad_input()?.workers;
-    let samples = wanted.iter().zip(images).enumerate();
-    let samples = samples.map(|(index, (prompt, image))| Sample {
-        image: image.clone(),
-        prompt: prompt.clone(),
-        group: (index / count) as u64,
-    });
+    let samples = wanted.iter().zip(made).enumerate();
+    let samples =
+        samples.map(|(index, (prompt, made))| made.clone().sample(prompt, (index / count) as u64));
     let scored = workers
         .submit(samples.collect(), 0)
         .and_then(|ticket| ticket.wait())
@@ -87,16 +120,16 @@ fn scores(
 /// A row for each prompt, each image with its score.
 fn grid(
     prompts: &[Prompt],
-    images: &[Image],
+    made: &[Decoded],
     scores: Option<&RewardScores>,
     count: usize,
 ) -> Result<ImageGrid, flow_report::ReportError> {
     let mut grid = ImageGrid::new();
     for (row, prompt) in prompts.iter().enumerate() {
         let of_row = row * count..(row + 1) * count;
-        let tiles = images[of_row.clone()].iter().zip(of_row).map(|(image, index)| {
-            let pixels_chw = image.pixels_chw.clone();
-            let tile = Tile::new(image.channels, image.height, image.width, pixels_chw)?;
+        let tiles = made[of_row.clone()].iter().zip(of_row).map(|(made, index)| {
+            let image = made.picture();
+            let tile = Tile::new(image.channels, image.height, image.width, image.pixels_chw)?;
             Ok(match scores {
                 Some(scores) => tile.label(format!("{:.2}", scores.values[index])),
                 None => tile,
@@ -144,6 +177,14 @@ impl Files {
         let each = pictures(grid.path());
         let each = each.iter().map(|path| free(path)).collect::<Result<_, _>>()?;
         Ok(Self { grid, each })
+    }
+
+    /// Names the files on standard output.
+    fn say(&self) -> Result<(), Failure> {
+        for file in self.each.iter().chain([&self.grid]) {
+            terminal::line(&file.path().display().to_string())?;
+        }
+        Ok(())
     }
 
     /// Writes the grid, and its images one by one, a pixel of the image as a pixel of the picture.

@@ -9,7 +9,7 @@ pub use training::{Trained, Training, train};
 use crate::{EnvironmentError, NameTaken, Registries};
 use flow_config::{Config, Report};
 use flow_trainer::TrainError;
-use flow_trainer::setup::Environment;
+use flow_trainer::setup::{self, Environment};
 use std::path::Path;
 
 /// Why a run did not come about, or stopped.
@@ -33,12 +33,13 @@ pub enum Error {
     Train(#[from] TrainError),
 }
 
-/// Checks the config, makes its runtime options effective and calls `task` in its worker threads, with its device open.
+/// Completes the config by what its diffusers folder says, checks it, makes its runtime options effective and calls `task` with it in its
+/// worker threads, with its device open.
 fn compute<T: Send>(
     config: &Config,
     base: &Path,
     registries: Option<&Registries>,
-    task: impl FnOnce(&Environment<'_>) -> Result<T, Error> + Send,
+    task: impl FnOnce(&Config, &Environment<'_>) -> Result<T, Error> + Send,
 ) -> Result<T, Error> {
     let built_in;
     let registries = match registries {
@@ -48,7 +49,9 @@ fn compute<T: Send>(
             &built_in
         }
     };
-    let resolved = flow_config::check(&registries.catalog(), config)?;
+    let catalog = registries.catalog();
+    let config = &setup::completed_by_folder(config, catalog.defaults(), base)?;
+    let resolved = flow_config::check(&catalog, config)?;
     crate::apply_runtime_options(&resolved, base)?;
-    crate::worker_pool(config)?.install(|| task(&crate::environment(config, base, registries)?))
+    crate::worker_pool(config)?.install(|| task(config, &crate::environment(config, base, registries)?))
 }

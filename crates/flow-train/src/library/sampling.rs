@@ -4,6 +4,7 @@ use super::{Error, compute};
 use crate::Registries;
 use flow_config::Config;
 use flow_data::{Image, Prompt};
+use flow_trainer::decoder::Decoded;
 use flow_trainer::setup;
 use std::path::{Path, PathBuf};
 
@@ -61,18 +62,18 @@ impl<'a> Sampling<'a> {
         self
     }
 
-    /// One image per prompt, values in [-1, 1]. An image depends on the seed, on its place in the list and on its prompt
+    /// One image per prompt (of a model of videos, some frames side by side), values in [-1, 1]. An image depends on the seed, on its place in the list and on its prompt
     /// alone.
     ///
     /// # Errors
     /// Whatever is wrong with config, weights or prompts; a prompt that the data set does not have.
     pub fn images(self, prompts: &[&str]) -> Result<Vec<Image>, Error> {
-        let config = &self.config;
-        compute(config, &self.base, self.registries, |environment| {
+        compute(&self.config, &self.base, self.registries, |config, environment| {
             let common = setup::common(config, environment)?.set_up()?;
             let prompts = prompts.iter().map(|text| common.dataset.parse_prompt(text));
             let prompts: Vec<Prompt> = prompts.collect::<Result<_, _>>()?;
-            let images = flow_trainer::sample(&common, &prompts, config.sampling.micro_batch)?;
+            let made = flow_trainer::sample(&common, &prompts, config.sampling.micro_batch)?;
+            let images = made.iter().map(Decoded::picture).collect();
             // Of a config that is not strict nobody is told here.
             common.shortfalls("sampling")?;
             Ok(images)

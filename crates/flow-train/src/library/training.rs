@@ -98,7 +98,7 @@ impl<'a> Training<'a> {
             observer,
             gauge,
         } = self;
-        compute(config, &base, registries, |environment| {
+        compute(config, &base, registries, |config, environment| {
             let mut silent = Silent;
             let environment = &Environment {
                 device: environment.device.clone(),

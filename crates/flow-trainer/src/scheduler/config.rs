@@ -2,7 +2,9 @@
 
 use flow_config as config;
 
-use super::{DynamicShift, Dynamics, NoiseLevel, ScheduleOptions, SdeWindow, SigmaShift, WindowEnd};
+use super::{
+    DynamicShift, Dynamics, NoiseLevel, ScheduleOptions, SdeWindow, SigmaEnds, SigmaShift, WindowEnd,
+};
 
 impl From<config::Dynamics> for Dynamics {
     fn from(dynamics: config::Dynamics) -> Self {
@@ -41,6 +43,15 @@ impl SigmaShift {
     }
 }
 
+impl From<&config::SchedulerConfig> for SigmaEnds {
+    fn from(scheduler: &config::SchedulerConfig) -> Self {
+        Self {
+            sigma_min: scheduler.sigma_min,
+            shift_terminal: scheduler.shift_terminal,
+        }
+    }
+}
+
 impl From<&config::Window> for SdeWindow {
     /// The window of a config; its sliding window wraps. The seed of a random window is not part of it.
     fn from(window: &config::Window) -> Self {
@@ -71,6 +82,7 @@ impl ScheduleOptions {
         };
         Self {
             steps: scheduler.steps,
+            ends: scheduler.into(),
             shift: SigmaShift::from_config(&scheduler.shift, tokens),
             dynamics: scheduler.dynamics.into(),
             noise_level: match &scheduler.noise_level {

@@ -94,6 +94,17 @@ impl SigmaShift {
     }
 }
 
+/// Where a grid ends before its final 0.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SigmaEnds {
+    /// The last sigma before the shift; none: `1 / steps`. SD3's scheduler shifts the sigma of its last training step and begins
+    /// from there (diffusers `FlowMatchEulerDiscreteScheduler.sigma_min`).
+    pub sigma_min: Option<f64>,
+    /// The last sigma behind the shift, to which all are stretched (diffusers `stretch_shift_to_terminal`).
+    pub shift_terminal: Option<f64>,
+}
+
 /// Sigmas of a trajectory: one per step in strictly falling order, and a final 0.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SigmaGrid {
@@ -109,14 +120,36 @@ impl SigmaGrid {
     /// # Errors
     /// If `steps` is 0 or the shift is impossible.
     pub fn new(steps: usize, shift: SigmaShift) -> Result<Self, SchedulerError> {
+        Self::between(steps, SigmaEnds::default(), shift)
+    }
+
+    /// As [`new`](Self::new), with other ends than `1 / steps`.
+    ///
+    /// # Errors
+    /// If `steps` is 0, or the shift or an end is impossible.
+    pub fn between(steps: usize, ends: SigmaEnds, shift: SigmaShift) -> Result<Self, SchedulerError> {
         if steps == 0 {
             return Err(SchedulerError::NoSteps);
         }
         let factor = shift.factor()?;
-        let even = |step: usize| (steps - step) as f64 / steps as f64;
+        let even = |step: usize| match ends.sigma_min {
+            None => (steps - step) as f64 / steps as f64,
+            // numpy's `linspace`.
+            Some(last) => 1.0 + (last - 1.0) * (step as f64 / (steps - 1).max(1) as f64),
+        };
         // Divided by s * sigma + (1 - sigma), which is exactly s at sigma = 1, so that the grid starts at exactly 1.
         let shifted = |sigma: f64| factor * sigma / (factor * sigma + (1.0 - sigma));
         let mut sigmas: Vec<f64> = (0..steps).map(|step| shifted(even(step))).collect();
+        if let Some(terminal) = ends.shift_terminal {
+            // A single sigma is 1, which nothing stretches.
+            let below_one = 1.0 - sigmas[steps - 1];
+            if below_one > 0.0 {
+                let stretch = (1.0 - terminal) / below_one;
+                for sigma in &mut sigmas {
+                    *sigma = 1.0 - (1.0 - *sigma) * stretch;
+                }
+            }
+        }
         sigmas.push(0.0);
         Self::from_sigmas(sigmas)
     }

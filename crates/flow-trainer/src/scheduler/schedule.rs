@@ -2,7 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Dynamics, SchedulerError, SdeWindow, SdeWindowPlan, SigmaGrid, SigmaShift, StepCoefficients};
+use super::{
+    Dynamics, SchedulerError, SdeWindow, SdeWindowPlan, SigmaEnds, SigmaGrid, SigmaShift, StepCoefficients,
+};
 
 /// The noise level (eta) of stochastic steps.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -19,6 +21,9 @@ pub enum NoiseLevel {
 pub struct ScheduleOptions {
     /// Sampling steps (model calls per trajectory).
     pub steps: usize,
+    /// Where the sigma grid ends.
+    #[serde(default)]
+    pub ends: SigmaEnds,
     /// Shift of the sigma grid.
     pub shift: SigmaShift,
     /// Dynamics of the steps in the window; the others are Euler steps of the ODE.
@@ -48,11 +53,11 @@ impl Schedule {
     /// If the grid, a noise level or the window is impossible, or the window can select a step without
     /// log-probability (noise level 0, or the last step under CPS).
     pub fn new(options: &ScheduleOptions) -> Result<Self, SchedulerError> {
-        let grid = SigmaGrid::new(options.steps, options.shift)?;
+        let grid = SigmaGrid::between(options.steps, options.ends, options.shift)?;
         Self::on_grid(grid, options)
     }
 
-    /// As [`Schedule::new`], on a given grid; `steps` and `shift` of the options are not looked at.
+    /// As [`Schedule::new`], on a given grid; `steps`, `ends` and `shift` of the options are not looked at.
     ///
     /// # Errors
     /// As [`Schedule::new`].

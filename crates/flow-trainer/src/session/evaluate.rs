@@ -1,6 +1,6 @@
 //! Measuring the model: held-out prompts, fixed noise, deterministic sampler.
 
-use super::rollouts::{advance, images};
+use super::rollouts::advance;
 use super::{EvaluationSettings, Session};
 use crate::algorithm::Algorithm;
 use crate::conditions::Conditioner;
@@ -15,7 +15,7 @@ use flow_report::{
     ImageGrid, Interval, IntervalMethod, MetricRecord, ReportError, RunStatus, Stopwatch, Tile, ValueRange,
     mean_interval,
 };
-use flow_rewards::{RewardWorkers, Sample};
+use flow_rewards::RewardWorkers;
 use std::sync::{Arc, Mutex};
 
 /// What is evaluated, and how it computes.
@@ -36,7 +36,7 @@ pub struct Subject<'a> {
 /// Images and scores of an evaluation.
 #[derive(Debug)]
 pub struct Evaluation {
-    /// Images, prompt by prompt.
+    /// Images, prompt by prompt; of a video, some frames side by side.
     pub images: Vec<Vec<Image>>,
     /// Per reward: the mean score of each prompt.
     pub prompt_means: Vec<Vec<f64>>,
@@ -84,8 +84,8 @@ impl EvaluationSettings {
             sigma: None,
             steps: steps.len() as u32,
         };
-        let shape = self.image_shape();
         let mut samples = Vec::with_capacity(wanted.len());
+        let mut pictures = Vec::with_capacity(wanted.len());
         let observer = Mutex::new(observer);
         let batches: Vec<_> = ids.chunks(micro_batch).zip(wanted.chunks(micro_batch)).collect();
         let sampled = self.sampler.device.concurrently(batches.len(), |index| {
@@ -101,24 +101,21 @@ impl EvaluationSettings {
             self.sampler.run(&rollout, request, |_| advance(&observer))
         });
         for ((ids, prompts), done) in batches.into_iter().zip(sampled) {
-            for ((id, prompt), image) in ids.iter().zip(prompts).zip(images(&done.clean, shape)) {
+            let decoded = self.decoder.decode(&done.clean)?;
+            for ((id, prompt), decoded) in ids.iter().zip(prompts).zip(decoded) {
                 let lost = || TrainError::NonFiniteSample {
                     iteration,
                     sample: *id,
                     prompt: prompt.text.clone(),
                 };
-                let image = image.ok_or_else(lost)?;
-                let group = *id / self.images_per_prompt as u64;
-                samples.push(Sample {
-                    group,
-                    image,
-                    prompt: (*prompt).clone(),
-                });
+                let decoded = decoded.ok_or_else(lost)?;
+                pictures.push(decoded.picture());
+                samples.push(decoded.sample(prompt, *id / self.images_per_prompt as u64));
             }
         }
-        let images: Vec<Vec<Image>> = samples
+        let images: Vec<Vec<Image>> = pictures
             .chunks(self.images_per_prompt)
-            .map(|chunk| chunk.iter().map(|sample| sample.image.clone()).collect())
+            .map(<[Image]>::to_vec)
             .collect();
         let scored = rewards.submit(samples, iteration)?.wait()?;
         let mut evaluation = Evaluation {
@@ -144,15 +141,6 @@ impl EvaluationSettings {
             evaluation.scores.push(scores);
         }
         Ok(evaluation)
-    }
-
-    fn image_shape(&self) -> flow_data::ImageShape {
-        let latent = self.sampler.policy.model.spec().latent;
-        flow_data::ImageShape {
-            channels: latent.channels,
-            height: latent.height,
-            width: latent.width,
-        }
     }
 
     /// The picture of an evaluation: one row per prompt, each image with its score by the first reward.

@@ -24,6 +24,7 @@ use crate::absent_file::AbsentFile;
 use crate::advantage::AdvantageOptions;
 use crate::algorithm::Algorithm;
 use crate::conditions::Conditioner;
+use crate::decoder::ImageDecoder;
 use crate::description::Description;
 use crate::ema::EmaPlan;
 use crate::error::TrainError;
@@ -81,6 +82,8 @@ pub struct EvaluationSettings {
     pub sampler: Sampler,
     /// Its steps, deterministic.
     pub schedule: Schedule,
+    /// From latents to images, in training, too.
+    pub decoder: ImageDecoder,
     /// Whether to measure the moving average instead of the trained weights.
     pub with_average: bool,
     /// Rows and columns of the picture, and its scale.
@@ -172,11 +175,13 @@ impl<A> Parts<A> {
         self.absent.first().map_or(Ok(()), |absent| Err(absent.error()))
     }
 
-    /// Sets the accelerators up with the weights there are: no weight may change before they compute.
+    /// Encodes the prompts, and sets the accelerators up with the weights there are: no weight may change before they compute.
     ///
     /// # Errors
-    /// If an accelerator cannot work with these weights.
-    pub fn set_up(self) -> Result<Parts<A, Acceleration>, TrainError> {
+    /// If text encoders fail, or an accelerator cannot work with these weights.
+    pub fn set_up(mut self) -> Result<Parts<A, Acceleration>, TrainError> {
+        let prepared = self.conditioner.prepare(std::iter::empty())?;
+        self.notices.extend(prepared);
         let acceleration = self.acceleration.set_up(&self.state.weights.current)?;
         Ok(Parts {
             acceleration,

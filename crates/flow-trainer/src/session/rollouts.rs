@@ -3,6 +3,7 @@
 use super::Parts;
 use super::drift::{Pending, Sums, Traced};
 use crate::algorithm::{Algorithm, SamplingWeights};
+use crate::decoder::Decoded;
 use crate::error::TrainError;
 use crate::observer::{Observer, Phase};
 use crate::policy::CallSite;
@@ -11,7 +12,7 @@ use crate::scheduler::StepCoefficients;
 use flow_accel::{Acceleration, Activity};
 use flow_config::InitialNoise;
 use flow_core::{Backends, CallModel, InferencePass, StackDriver, Stage, Weights, cpu};
-use flow_data::{Image, ImageShape, Prompt};
+use flow_data::Prompt;
 use flow_report::{Stopwatch, process_cpu_s};
 use flow_rewards::{Sample, Ticket};
 use std::ops::Range;
@@ -59,10 +60,6 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             InitialNoise::PerGroup => sample - geometry.slot(sample).1,
         };
         self.prompt_sampler.history().sample_id(self.state.iteration, of)
-    }
-
-    pub(super) fn image_shape(&self) -> ImageShape {
-        self.dataset.image_shape()
     }
 
     /// The prompts of this iteration.
@@ -168,18 +165,14 @@ impl<A: Algorithm> Parts<A, Acceleration> {
                 advance(&observer)
             })
         };
-        let to_score = |sample: usize, id: u64, image: Option<Image>| {
+        let to_score = |sample: usize, id: u64, decoded: Option<Decoded>| {
             let Drawn { prompt, group } = of(sample);
-            let image = image.ok_or_else(|| TrainError::NonFiniteSample {
+            let decoded = decoded.ok_or_else(|| TrainError::NonFiniteSample {
                 iteration: self.state.iteration + 1,
                 sample: id,
                 prompt: prompt.text.clone(),
             })?;
-            Ok::<_, TrainError>(Sample {
-                group: *group,
-                image,
-                prompt: prompt.clone(),
-            })
+            Ok::<_, TrainError>(decoded.sample(prompt, *group))
         };
 
         let mut outcome = RolloutOutcome {
@@ -203,9 +196,9 @@ impl<A: Algorithm> Parts<A, Acceleration> {
                 outcome
                     .groups
                     .extend(range.clone().map(|sample| of(sample).group));
-                let images = images(&done.trajectories.clean, self.image_shape());
-                for ((sample, id), image) in range.zip(&done.trajectories.samples).zip(images) {
-                    waiting.push(to_score(sample, *id, image)?);
+                let decoded = self.evaluation.decoder.decode(&done.trajectories.clean)?;
+                for ((sample, id), decoded) in range.zip(&done.trajectories.samples).zip(decoded) {
+                    waiting.push(to_score(sample, *id, decoded)?);
                 }
                 outcome.batches.push(done.trajectories.clone());
                 if *index < twice_batches {
@@ -236,9 +229,9 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             for (index, done) in wave.iter().zip(sampled) {
                 let range = ranges[*index].start..ranges[*index].end.min(twice);
                 sums.add(&traced[*index], &done, range.len());
-                let images = images(&done.trajectories.clean, self.image_shape());
-                for ((sample, id), image) in range.zip(&done.trajectories.samples).zip(images) {
-                    pairs.push(to_score(sample, *id, image)?);
+                let decoded = self.evaluation.decoder.decode(&done.trajectories.clean)?;
+                for ((sample, id), decoded) in range.zip(&done.trajectories.samples).zip(decoded) {
+                    pairs.push(to_score(sample, *id, decoded)?);
                 }
             }
         }
@@ -263,27 +256,4 @@ impl<A: Algorithm> Parts<A, Acceleration> {
 /// One more step is done, says one of several threads.
 pub(super) fn advance(observer: &Mutex<&mut dyn Observer>) {
     observer.lock().unwrap_or_else(PoisonError::into_inner).advance(1);
-}
-
-/// Latents as images, clamped to `[-1, 1]`; `None` where a value is not finite.
-pub(super) fn images(latents_bn: &flow_core::RawTensor, shape: ImageShape) -> Vec<Option<Image>> {
-    let values = cpu::to_host(latents_bn);
-    let image = |pixels: &[f32]| {
-        if pixels.iter().any(|value| !value.is_finite()) {
-            return None;
-        }
-        let pixels_chw = pixels.iter().map(|value| value.clamp(-1.0, 1.0)).collect();
-        let ImageShape {
-            channels,
-            height,
-            width,
-        } = shape;
-        Some(Image {
-            channels,
-            height,
-            width,
-            pixels_chw,
-        })
-    };
-    values.chunks_exact(shape.len()).map(image).collect()
 }

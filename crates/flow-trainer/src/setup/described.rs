@@ -46,7 +46,7 @@ impl Said {
         self.values.iter().map(line).collect()
     }
 
-    fn push(&mut self, key: impl Into<String>, value: Value) {
+    pub(super) fn push(&mut self, key: impl Into<String>, value: Value) {
         self.values.push(SaidValue {
             key: key.into(),
             value,
@@ -109,17 +109,24 @@ pub fn said_by_weights(config: &Config, base: &Path) -> Result<Option<Said>, Tra
             let own = config.model.params::<DitSection>("dit").unwrap_or_default();
             dit(&mut said, &constants, &own.conditioning);
         }
-        "mmdit" => mmdit(&mut said, &constants),
-        "wan" => wan(&mut said, &constants),
-        "flux" => flux(&mut said, &constants),
-        // What files of a plug-in say is the plug-in's alone.
-        _ => {}
+        other => said_by_constants(&mut said, other, &constants),
     }
     if class.is_none() {
         // A folder without a class may be of anything.
         said.values.remove(0);
     }
     Ok(Some(said))
+}
+
+/// What constants of a transformer of diffusers say of `architecture`.
+pub(super) fn said_by_constants(said: &mut Said, architecture: &str, constants: &Map<String, Value>) {
+    match architecture {
+        "mmdit" => mmdit(said, constants),
+        "wan" => wan(said, constants),
+        "flux" => flux(said, constants),
+        // What files of a plug-in say is the plug-in's alone.
+        _ => {}
+    }
 }
 
 /// Keys of a section of the config.

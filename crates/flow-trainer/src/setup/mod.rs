@@ -4,6 +4,7 @@
 
 mod checkpointing;
 mod described;
+mod folder;
 mod model;
 mod optimizer;
 mod paths;
@@ -13,6 +14,7 @@ mod served;
 
 pub use checkpointing::{TrainingSteps, regions};
 pub use described::{Said, said_by_adapter, said_by_weights};
+pub use folder::{completed_by_folder, decoder, pipeline, prompt_cache, said_by_folder};
 pub use model::{ModelOutline, ModelParts, model, outline};
 pub use optimizer::settings as optimizer_settings;
 pub use paths::{start_in_config, start_on_command_line};
@@ -96,10 +98,18 @@ pub fn conditioner(
     guided: bool,
 ) -> Result<Conditioner, TrainError> {
     let device = &environment.device;
+    let embedded = spec
+        .guidance
+        .then_some(config.sampling.embedded_guidance_scale as f32);
     let Some(width) = spec.text else {
-        return Conditioner::new(dataset, spec, guided, device).map_err(TrainError::Setting);
+        let tokens = Conditioner::new(dataset, spec, guided, device).map_err(TrainError::Setting)?;
+        return Ok(tokens.with_embedded_guidance(embedded));
     };
     let text = match &config.text {
+        TextConfig::Encoders(encoders) => {
+            let encoders = folder::encoders(config, encoders, environment, dataset)?;
+            return Ok(Conditioner::encoders(encoders, guided, device).with_embedded_guidance(embedded));
+        }
         TextConfig::Words(words) => EncodedText::words(dataset, width, words.tokens, words.seed, device),
         TextConfig::File(file) => {
             let path = environment.base.join(&file.path);
@@ -111,7 +121,7 @@ pub fn conditioner(
         }
     };
     let text = text.map_err(TrainError::Setting)?;
-    Ok(Conditioner::encoded(dataset, text, guided, device))
+    Ok(Conditioner::encoded(text, guided, device).with_embedded_guidance(embedded))
 }
 
 /// Held-out prompts for evaluation, evenly spread over those there are.
@@ -123,19 +133,25 @@ pub fn evaluation_prompts(dataset: &dyn Dataset, wanted: usize) -> Vec<Prompt> {
         .collect()
 }
 
-/// Whether a model of `spec` makes what `dataset` has.
+/// Whether a model of `spec` makes what `dataset` has; what a model of a diffusers folder makes is no matter of the data.
 ///
 /// # Errors
 /// [`TrainError::Setting`] with both shapes.
-pub fn fits(spec: &ModelSpec, dataset: &dyn Dataset) -> Result<(), TrainError> {
-    let shape = dataset.image_shape();
+pub fn fits(config: &Config, spec: &ModelSpec, dataset: &dyn Dataset) -> Result<(), TrainError> {
     let latent = spec.latent;
+    if config.model.path.is_some() {
+        return Ok(());
+    }
     if latent.frames != 1 {
         return Err(TrainError::Setting(format!(
-            "the model makes {} frames, and images have one: there is no autoencoder for videos",
+            "the model makes {} frames, and without `model.path`, a diffusers folder, there is no autoencoder for videos",
             latent.frames
         )));
     }
+    let Some(images) = dataset.captioned_images() else {
+        return Ok(());
+    };
+    let shape = images.image_shape();
     if (latent.channels, latent.height, latent.width) != (shape.channels, shape.height, shape.width) {
         return Err(TrainError::Setting(format!(
             "the model makes images of {}x{}x{}, data set `{}` has {}x{}x{} (channels, height, width)",
@@ -244,7 +260,8 @@ fn common_for(
 ) -> Result<Common, TrainError> {
     let dataset = dataset(config, environment)?;
     let spec = model.model.spec();
-    fits(spec, &*dataset)?;
+    fits(config, spec, &*dataset)?;
+    let decoder = folder::decoder(config, environment, spec)?;
     let kernels = &environment.plan.kernels;
     if spec.regions.contains(&RegionKind::Moe) && kernels.ops().experts.is_none() {
         return Err(TrainError::Setting(format!(
@@ -258,7 +275,8 @@ fn common_for(
     let guided = config.sampling.guidance_scale != 1.0 || config.eval_guidance_scale() != 1.0;
     let conditioner = conditioner(config, environment, &*dataset, spec, guided)?;
     let environment = &environment.with_regions(checkpointing::regions(config, spec)?);
-    let (acceleration, notices) = acceleration(config, environment, spec, trainer)?;
+    let (acceleration, mut notices) = acceleration(config, environment, spec, trainer)?;
+    notices.extend(dataset.notes());
     let text_tokens = conditioner.text_tokens();
     served::check(config, &acceleration, spec, &environment.device, text_tokens)?;
     let sampler = Sampler {
@@ -277,6 +295,7 @@ fn common_for(
         images_per_prompt: config.evaluation.images_per_prompt,
         sampler,
         schedule: deterministic(config, spec.tokens)?,
+        decoder,
         with_average: config.evaluation.weights == EvalWeights::Ema,
         grid: (grid.rows, grid.columns, grid.scale as u32),
     };
@@ -375,6 +394,7 @@ pub fn parts_of<A: Algorithm>(
         let (regions, record) = checkpointing::planned(peak_gib, &steps, &accelerated)?;
         let planned = environment.with_regions(regions);
         (acceleration, notices) = self::acceleration(config, &planned, model.model.spec(), &trainer)?;
+        notices.extend(dataset.notes());
         checkpoint_plan = Some(record);
     }
     let sampler = Sampler {

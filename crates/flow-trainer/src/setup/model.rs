@@ -1,7 +1,7 @@
 //! Architecture, weights, adapters.
 
 use super::Environment;
-use super::paths::start_in_config;
+use super::paths::{hub_name, start_in_config};
 use crate::absent_file::AbsentFile;
 use crate::error::TrainError;
 use flow_config::{Config, Finetune};
@@ -168,22 +168,10 @@ fn no_weights_help(config: &Config, path: &Path, file: &Path) -> String {
     if *path == config.pretrain.output {
         return "Make it with `flow-train pretrain` and this config".into();
     }
-    // `stabilityai/stable-diffusion-3.5-medium`: the name of a repository, which nothing here downloads.
-    // A path of the command line is there with the working directory before it.
-    let here = std::env::current_dir().unwrap_or_default();
-    let path = path.strip_prefix(here).unwrap_or(path);
-    let parts: Vec<_> = path.components().collect();
-    let is_hub_name = path.is_relative()
-        && parts.len() == 2
-        && parts
-            .iter()
-            .all(|part| matches!(part, std::path::Component::Normal(_)))
-        && path.extension().is_none_or(|ending| ending != "safetensors");
-    if is_hub_name {
+    if let Some(name) = hub_name(path) {
         return format!(
-            "Nothing is downloaded here; if it is the name of a repository, fetch it with `hf download {0} --local-dir FOLDER` and \
-             name that folder",
-            path.display()
+            "Nothing is downloaded here; if it is the name of a repository, fetch it with `hf download {name} --local-dir FOLDER` and \
+             name that folder"
         );
     }
     match nearest_beside(file) {

@@ -2,6 +2,21 @@
 
 use std::path::Path;
 
+/// `stabilityai/stable-diffusion-3.5-medium`: a path that reads like the name of a repository.
+pub(super) fn hub_name(path: &Path) -> Option<String> {
+    // A path of the command line is there with the working directory before it.
+    let here = std::env::current_dir().unwrap_or_default();
+    let path = path.strip_prefix(here).unwrap_or(path);
+    let parts: Vec<_> = path.components().collect();
+    let is_name = path.is_relative()
+        && parts.len() == 2
+        && parts
+            .iter()
+            .all(|part| matches!(part, std::path::Component::Normal(_)))
+        && path.extension().is_none_or(|ending| ending != "safetensors");
+    is_name.then(|| path.display().to_string())
+}
+
 /// Of a path on the command line; `here` is the working directory.
 pub fn start_on_command_line(here: &Path) -> String {
     format!(

@@ -29,6 +29,7 @@ pub fn step_sigmas(config: &Config, tokens: usize) -> Vec<f64> {
 pub fn deterministic(config: &Config, tokens: usize) -> Result<Schedule, TrainError> {
     let options = ScheduleOptions {
         steps: config.eval_steps(),
+        ends: (&config.scheduler).into(),
         shift: SigmaShift::from_config(&config.scheduler.shift, tokens),
         dynamics: Dynamics::Ode,
         noise_level: NoiseLevel::Constant(0.0),

@@ -1,7 +1,7 @@
 //! Properties of the dynamics, against the formulas as the papers write them.
 
 use flow_trainer::scheduler::{
-    DynamicShift, Dynamics, NoiseLevel, Schedule, ScheduleOptions, SchedulerError, SdeWindow, SigmaGrid,
+    DynamicShift, Dynamics, NoiseLevel, Schedule, ScheduleOptions, SchedulerError, SdeWindow, SigmaEnds, SigmaGrid,
     SigmaShift, StepCoefficients, reference_log_prob, reference_log_prob_gradient, reference_step,
 };
 use proptest::prelude::*;
@@ -235,6 +235,7 @@ fn the_log_probability_is_taken_from_the_latent_as_stored() {
 fn options(dynamics: Dynamics) -> ScheduleOptions {
     ScheduleOptions {
         steps: 10,
+        ends: SigmaEnds::default(),
         shift: SigmaShift::Static(3.0),
         dynamics,
         noise_level: NoiseLevel::Constant(0.7),
@@ -327,6 +328,7 @@ fn impossible_schedules_are_refused_with_the_value_at_fault() {
     assert!(
         message(&ScheduleOptions {
             steps: 0,
+            ends: SigmaEnds::default(),
             ..base.clone()
         })
         .contains("at least 1")

@@ -5,7 +5,8 @@
 //! that one of its operations is off, relative to its result.
 
 use flow_trainer::scheduler::{
-    DynamicShift, Dynamics, NoiseLevel, Schedule, ScheduleOptions, SdeWindow, SigmaGrid, SigmaShift,
+    DynamicShift, Dynamics, NoiseLevel, Schedule, ScheduleOptions, SdeWindow, SigmaEnds, SigmaGrid,
+    SigmaShift,
     StepCoefficients, reference_log_prob, reference_log_prob_gradient, reference_step,
 };
 use safetensors::{Dtype, SafeTensors};
@@ -272,6 +273,7 @@ fn a_schedule_from_options_gives_the_originals_steps() {
     for_every_case(|case| {
         let options = ScheduleOptions {
             steps: 10,
+            ends: SigmaEnds::default(),
             shift: SigmaShift::Static(3.0),
             dynamics: case.dynamics,
             noise_level: NoiseLevel::Constant(case.noise_level),

@@ -33,7 +33,7 @@ fn run_with(overrides: &[&str], seed: u64, steps: u64, balance_weight: f64) -> P
     let parts = Pretraining {
         model: &model.model,
         plan: &environment.plan,
-        dataset: &*dataset,
+        dataset: dataset.captioned_images().expect("it has images"),
         conditioner: &conditioner,
         device,
     };

@@ -44,7 +44,7 @@ const WIDTH: TextWidth = TextWidth {
 fn words(tokens: usize, seed: u64) -> Result<Conditioner, String> {
     let (digits, device) = (Digits::new().expect("the digits"), ComputeDevice::cpu());
     let text = EncodedText::words(&digits, WIDTH, tokens, seed, &device)?;
-    Ok(Conditioner::encoded(&digits, text, true, &device))
+    Ok(Conditioner::encoded(text, true, &device))
 }
 
 fn host<const D: usize>(tensor: &Tensor<D>) -> Vec<f32> {
@@ -101,7 +101,7 @@ fn a_word_has_the_same_vector_in_every_prompt_and_padding_is_zero() {
     let (empty, _) = text_of(conditions.unconditional.as_ref().expect("guided"));
     assert_eq!(empty[..60], empty[60..120]);
     assert_ne!(empty[..60], text[..60]);
-    let (rows, _) = text_of(&conditioner.rows(&[None, Some(prompts[1].tokens.clone())]));
+    let (rows, _) = text_of(&conditioner.rows(&[None, Some(&prompts[1])]));
     assert_eq!(rows, [&empty[..60], &text[60..120]].concat());
 }
 
@@ -172,7 +172,7 @@ fn read(path: &Path) -> Result<Conditioner, String> {
     let (digits, device) = (Digits::new().expect("the digits"), ComputeDevice::cpu());
     let text = EncodedText::file(&digits, WIDTH, path, &device)?;
     assert_eq!(text.tokens(), 3);
-    Ok(Conditioner::encoded(&digits, text, true, &device))
+    Ok(Conditioner::encoded(text, true, &device))
 }
 
 #[test]

@@ -1,0 +1,103 @@
+//! `sample DIR`: images as the pipeline of a diffusers folder makes them, by its own scheduler and with its own defaults.
+
+use crate::arguments::SampleArguments;
+use crate::failure::{Failure, OrFailure};
+use flow_config::{Config, TextConfig};
+use flow_core::Condition;
+use flow_core::rng::{Purpose, Stream};
+use flow_core::tensors::plain;
+use flow_pipeline::{EncodedPrompt, Generation, Guidance, Pipeline, PromptSettings, conditions, generate};
+use flow_trainer::decoder::Decoded;
+use flow_trainer::setup::{self, Environment};
+
+/// Pixels, of all frames, that are made at once; one sample at least.
+const PIXELS: usize = 1 << 20;
+
+/// `count` images for each prompt, prompt by prompt. Image `i` starts from the noise of `seed` at address `i`.
+pub fn make(
+    config: &Config,
+    environment: &Environment<'_>,
+    arguments: &SampleArguments,
+    seed: u64,
+) -> Result<Vec<Decoded>, Failure> {
+    let pipeline = setup::pipeline(config, environment.base).or_bad_input()?;
+    let steps = arguments.steps.map_or(pipeline.defaults().steps, usize::from);
+    let scale = arguments.guidance.unwrap_or(pipeline.defaults().guidance_scale);
+    // The encoders first: they are dropped before the transformer is loaded.
+    let (encoded, negative) = encode(config, environment, arguments, &pipeline)?;
+    let model = setup::model(config, environment).or_bad_input()?;
+    let outline =
+        setup::outline(config, &environment.plugins.models, &environment.device).or_bad_input()?;
+    let decoder = setup::decoder(config, environment, outline.model.spec()).or_bad_input()?;
+    let device = &environment.device;
+    let (latent, pixels) = (outline.model.spec().latent, decoder.shape());
+    let count = usize::from(arguments.count);
+    let wanted: Vec<&EncodedPrompt> = encoded
+        .iter()
+        .flat_map(|prompt| std::iter::repeat_n(prompt, count))
+        .collect();
+    let at_once = (PIXELS / (decoder.frames() * pixels.height * pixels.width)).max(1);
+    let embedded = pipeline.embeds_guidance().then_some(scale as f32);
+    let mut all = Vec::with_capacity(wanted.len());
+    for (part, prompts) in wanted.chunks(at_once).enumerate() {
+        let condition = |prompts: &[&EncodedPrompt]| -> Condition { conditions(prompts, embedded, device) };
+        let guidance = (embedded.is_none() && scale != 1.0).then(|| Guidance {
+            unconditional: condition(&vec![&negative; prompts.len()]),
+            scale,
+        });
+        let generation = Generation {
+            model: &*outline.model,
+            weights: &model.weights,
+            plan: &environment.plan,
+            condition: condition(prompts),
+            guidance,
+            steps,
+        };
+        let mut noise = vec![0.0; prompts.len() * latent.values()];
+        for (row, noise) in noise.chunks_mut(latent.values()).enumerate() {
+            let address = (part * at_once + row) as u64;
+            Stream::new(seed, Purpose::Evaluation)
+                .at(address, 0)
+                .fill_normal(noise);
+        }
+        let start = device.tensor(noise, [prompts.len(), latent.values()]);
+        let made = generate(&pipeline, &generation, start, |_, _| ()).or_bad_input()?;
+        for decoded in decoder.decode(&plain(&made.into_dispatch())).or_failed()? {
+            all.push(decoded.ok_or_else(|| {
+                Failure::Run("the model made a value that is not finite; its weights are unusable".into())
+            })?);
+        }
+    }
+    Ok(all)
+}
+
+/// The prompts, and the negative one.
+fn encode(
+    config: &Config,
+    environment: &Environment<'_>,
+    arguments: &SampleArguments,
+    pipeline: &Pipeline,
+) -> Result<(Vec<EncodedPrompt>, EncodedPrompt), Failure> {
+    let (tokens, micro_batch, negative) = match &config.text {
+        TextConfig::Encoders(text) => (text.tokens, text.micro_batch, text.negative_prompt.as_str()),
+        TextConfig::Words(_) | TextConfig::File(_) => (None, 1, ""),
+    };
+    let settings = PromptSettings {
+        text_tokens: tokens.unwrap_or(pipeline.defaults().text_tokens),
+        micro_batch,
+    };
+    let negative = arguments.negative_prompt.as_deref().unwrap_or(negative);
+    let texts: Vec<&str> = arguments
+        .prompt
+        .iter()
+        .map(String::as_str)
+        .chain([negative])
+        .collect();
+    let mut encoded = pipeline
+        .encode_prompts(&texts, settings, &environment.device, &environment.plan)
+        .or_bad_input()?;
+    let negative = encoded
+        .pop()
+        .ok_or_else(|| Failure::Input("there is no prompt; pass `--prompt TEXT`".into()))?;
+    Ok((encoded, negative))
+}

@@ -1,0 +1,233 @@
+//! Diffusers folders: a folder and a list of prompts are enough to train, in latents, with the folder's own encoders.
+
+use crate::support::{Place, contains};
+use std::fs;
+use std::path::Path;
+
+/// What every run of these tests has in common. The folder is small, and its pictures are of 48 by 64 pixels.
+const CONFIG: &str = r#"config_version = 1
+
+[run]
+name = "folder"
+steps = 2
+seed = 3
+
+[model]
+path = "model"
+width = 48
+height = 64
+
+[data]
+kind = "prompts"
+path = "prompts.txt"
+test_count = 2
+
+[text]
+kind = "encoders"
+tokens = 16
+
+[[rewards]]
+kind = "jpeg-compressibility"
+
+[scheduler]
+steps = 3
+
+[sampling]
+prompts_per_step = 2
+group_size = 2
+micro_batch = 2
+
+[optimizer]
+learning_rate = 1e-3
+
+[evaluation]
+every = 2
+prompts = 2
+images_per_prompt = 1
+
+[checkpoints]
+every = 1
+"#;
+
+const PROMPTS: &str = "a red cube\na cat and a dog\nein Würfel aus Glas\n蓝色的汽车\na lighthouse at night\n";
+
+const LORA: [&str; 6] = [
+    "--set",
+    "model.finetune=lora",
+    "--set",
+    "lora.rank=2",
+    "--set",
+    "lora.targets=[\"to_q\", \"to_v\"]",
+];
+
+/// A place with the small pipeline `name` in its folder `model`.
+fn place(name: &str) -> Place {
+    let place = Place::bare();
+    let folder = test_support::pipeline_folder(name);
+    copy(folder.path(), &place.path("model"));
+    fs::write(place.path("folder.toml"), CONFIG).unwrap();
+    fs::write(place.path("prompts.txt"), PROMPTS).unwrap();
+    place
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        match entry.path().is_dir() {
+            true => copy(&entry.path(), &target),
+            false => {
+                fs::copy(entry.path(), target).unwrap();
+            }
+        }
+    }
+}
+
+fn train(place: &Place, more: &[&str]) -> String {
+    let outcome = place.run(&[&["train", "folder.toml"], more].concat());
+    assert_eq!(outcome.code, Some(0), "{outcome:#?}");
+    format!("{}{}", outcome.stdout, outcome.stderr)
+}
+
+/// Every iteration's ratios were exactly 1.
+fn on_policy(place: &Place, metrics: &str, iterations: usize) {
+    let metrics = place.text(metrics);
+    let exact = metrics.matches("\"on_policy/max_ratio_deviation\":0.0").count();
+    assert_eq!(exact, iterations, "{metrics}");
+}
+
+#[test]
+fn a_folder_of_sd3_and_a_list_of_prompts_train_a_lora_that_goes_on_and_is_used_again() {
+    let place = place("sd3");
+    let said = train(&place, &LORA);
+    contains(&said, &["prompts: 6 encoded, 0 found encoded in", "weights/adapter"]);
+    on_policy(&place, "runs/folder/metrics.jsonl", 2);
+    assert!(place.path("runs/folder/weights/adapter/pytorch_lora_weights.safetensors").is_file());
+    assert!(!place.files().iter().any(|file| file.ends_with(".tmp")));
+
+    // The same again: nothing is encoded any more, and the bytes are the same.
+    let again = train(&place, &[&LORA[..], &["--set", "run.name=again"]].concat());
+    contains(&again, &["prompts: 0 encoded, 6 found encoded in"]);
+    let metrics = place.text("runs/folder/metrics.jsonl");
+    assert_eq!(metrics, place.text("runs/again/metrics.jsonl"));
+
+    // In two parts.
+    let parts = [&LORA[..], &["--set", "run.name=parts"]].concat();
+    train(&place, &[&parts[..], &["--set", "run.steps=1"]].concat());
+    train(&place, &[&parts[..], &["--resume", "latest"]].concat());
+    let adapter = |run: &str| place.bytes(&format!("runs/{run}/weights/adapter/pytorch_lora_weights.safetensors"));
+    assert!(adapter("parts") == adapter("folder"), "other weights");
+
+    // Any text may be sampled, whether it is in the list or not.
+    let sample = place.succeed(&[
+        "sample",
+        "folder.toml",
+        "--weights",
+        "runs/folder/weights/adapter",
+        "--prompt",
+        "a red cube",
+        "--prompt",
+        "a green pyramid",
+        "-n",
+        "1",
+        "--each",
+    ]);
+    contains(&sample, &["sample.png", "a green pyramid: jpeg-compressibility"]);
+    let picture = place.bytes("sample-prompt-002-sample-001.png");
+    let side = |at: usize| u32::from_be_bytes(picture[at..at + 4].try_into().unwrap());
+    assert_eq!((side(16), side(20)), (48, 64));
+}
+
+#[test]
+fn a_folder_of_flux_trains_all_weights_under_the_scale_that_it_embeds() {
+    let place = place("flux-dev");
+    train(&place, &[]);
+    on_policy(&place, "runs/folder/metrics.jsonl", 2);
+    // Another scale is another policy.
+    train(
+        &place,
+        &["--set", "sampling.embedded_guidance_scale=1.5", "--set", "run.name=other"],
+    );
+    assert_ne!(
+        place.text("runs/folder/metrics.jsonl"),
+        place.text("runs/other/metrics.jsonl")
+    );
+    // What was trained is a transformer of the pipeline again.
+    let eval = place.succeed(&["eval", "folder.toml", "--weights", "runs/folder/weights"]);
+    contains(&eval, &["jpeg-compressibility: "]);
+}
+
+#[test]
+fn a_folder_of_wan_trains_on_videos_and_on_single_frames() {
+    let place = place("wan");
+    let video = [&LORA[..], &["--set", "model.frames=5", "--set", "run.name=video"]].concat();
+    train(&place, &video);
+    on_policy(&place, "runs/video/metrics.jsonl", 2);
+    train(&place, &[&LORA[..], &["--set", "model.frames=1"]].concat());
+    on_policy(&place, "runs/folder/metrics.jsonl", 2);
+    // Frames of a video stand side by side.
+    let width = |run: &str| {
+        let picture = place.bytes(&format!("runs/{run}/images/eval-step-000002.png"));
+        u32::from_be_bytes(picture[16..20].try_into().unwrap())
+    };
+    assert!(width("video") >= width("folder") + 4 * 48);
+}
+
+#[test]
+fn a_folder_decides_where_the_config_is_silent_and_is_held_against_it() {
+    let place = place("sd3");
+    let plan = place.succeed(&["check", "folder.toml"]);
+    contains(&plan, &["folder.toml"]);
+    // Its scheduler's shift, its guidance and its last noise level.
+    let explained = place.run(&["plan", "folder.toml"]);
+    assert_eq!(explained.code, Some(0), "{explained:#?}");
+    let other = place.fail(2, &["check", "folder.toml", "--set", "model.architecture=flux"]);
+    contains(&other, &["model.architecture", "mmdit", "model_index.json"]);
+    let size = place.fail(2, &["check", "folder.toml", "--set", "model.width=50"]);
+    contains(&size, &["the width must be a multiple of 16 pixels; nearest: 48 or 64"]);
+}
+
+#[test]
+fn what_is_wrong_with_a_folder_or_its_prompts_is_said_with_what_to_do() {
+    let place = place("sd3");
+    fs::remove_file(place.path("model/vae/diffusion_pytorch_model.safetensors")).unwrap();
+    let no_weights = place.fail(2, &["check", "folder.toml"]);
+    contains(&no_weights, &["vae", "diffusion_pytorch_model.safetensors"]);
+    let hub = ["check", "folder.toml", "--set", "model.path=stabilityai/stable-diffusion-3.5-medium"];
+    contains(
+        &place.fail(2, &hub),
+        &["model.path", "hf download stabilityai/stable-diffusion-3.5-medium"],
+    );
+    fs::write(place.path("prompts.txt"), "only one\n").unwrap();
+    let one = place.fail(2, &["check", "folder.toml", "--set", "data.test_count=1"]);
+    contains(&one, &["prompts.txt", "data.test_path"]);
+    let none = place.fail(2, &["check", "folder.toml", "--set", "data.path=none.txt"]);
+    contains(&none, &["none.txt"]);
+}
+
+#[test]
+fn a_folder_alone_makes_pictures_with_its_own_scheduler_and_defaults() {
+    for name in ["sd3", "flux-dev"] {
+        let place = place(name);
+        let sample = |out: &str, more: &[&str]| {
+            let base = ["sample", "model", "--prompt", "a red cube", "--prompt", "a cat", "-n", "1", "--out", out];
+            let size = ["--size", "48x64", "--set", "text.tokens=16"];
+            place.succeed(&[&base[..], &size[..], more].concat());
+            place.bytes(out)
+        };
+        let two = ["--steps", "2"];
+        let first = sample("a.png", &two);
+        assert!(first == sample("b.png", &two), "{name}: the same seed");
+        let other = |what: &str, more: &[&str]| {
+            let out = format!("{}.png", what.replace(' ', "-"));
+            assert!(first != sample(&out, &[&two[..], more].concat()), "{name}: another {what}");
+        };
+        other("seed", &["--seed", "9"]);
+        other("guidance", &["--guidance", "2"]);
+        other("size", &["--size", "64x48"]);
+    }
+    let place = place("sd3");
+    let wrong = place.fail(2, &["sample", "model", "--prompt", "a", "--size", "48"]);
+    contains(&wrong, &["`48` is no size", "1024x768"]);
+}

@@ -1,0 +1,116 @@
+//! Prompts that the text encoders of a diffusers folder read, on disk until a batch needs them.
+
+use flow_core::device::ComputeDevice;
+use flow_core::{Backends, Condition};
+use flow_pipeline::{EncodedPrompt, EncodedPrompts, Pipeline, PipelineError, PromptCache, PromptSettings, conditions};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The text encoders of a pipeline, which are loaded for as long as they encode, and what they have encoded.
+#[derive(Debug)]
+pub struct PromptEncoders {
+    pipeline: Pipeline,
+    cache: PromptCache,
+    settings: PromptSettings,
+    negative: String,
+    /// Prompts that are encoded with the first that is asked for.
+    prompts: Vec<String>,
+    device: ComputeDevice,
+    plan: Arc<Backends>,
+    encoded: Mutex<Option<EncodedPrompts>>,
+}
+
+impl PromptEncoders {
+    /// Of `pipeline`, which keeps what it encodes in `cache`; `plan` computes on `device`.
+    pub fn new(
+        pipeline: Pipeline,
+        cache: PromptCache,
+        settings: PromptSettings,
+        device: &ComputeDevice,
+        plan: &Arc<Backends>,
+    ) -> Self {
+        Self {
+            pipeline,
+            cache,
+            settings,
+            negative: String::new(),
+            prompts: Vec::new(),
+            device: device.clone(),
+            plan: plan.clone(),
+            encoded: Mutex::new(None),
+        }
+    }
+
+    /// With a negative prompt other than the empty one.
+    pub fn with_negative_prompt(self, negative: impl Into<String>) -> Self {
+        Self {
+            negative: negative.into(),
+            ..self
+        }
+    }
+
+    /// With prompts that will be asked for: the encoders are loaded once for all of them.
+    pub fn with_prompts(self, prompts: Vec<String>) -> Self {
+        Self { prompts, ..self }
+    }
+
+    /// Rows of text that the model reads of a prompt.
+    pub fn tokens(&self) -> usize {
+        self.pipeline.text_rows(self.settings.text_tokens)
+    }
+
+    /// Encodes `more`, the negative prompt, and those that are known to be asked for, as far as they are not encoded; says what a
+    /// person may want to know.
+    ///
+    /// # Errors
+    /// Those of the encoders and of the cache.
+    pub fn prepare<'a>(&self, more: impl Iterator<Item = &'a str>) -> Result<Vec<String>, PipelineError> {
+        let mut encoded = self.encoded.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = |text: &str| encoded.as_ref().is_some_and(|encoded| encoded.contains(text));
+        let more: Vec<&str> = more.collect();
+        let all = self.prompts.iter().map(String::as_str);
+        let all = all.chain([self.negative.as_str()]).chain(more);
+        let missing: Vec<&str> = all.filter(|text| !known(text)).collect();
+        if missing.is_empty() {
+            return Ok(Vec::new());
+        }
+        let (found, used) =
+            self.cache
+                .encode(&self.pipeline, &missing, self.settings, &self.device, &self.plan)?;
+        match &mut *encoded {
+            Some(encoded) => encoded.extend(found),
+            none => *none = Some(found),
+        }
+        let place = self.cache.folder().display();
+        let mut notices = vec![format!(
+            "prompts: {} encoded, {} found encoded in {place}",
+            used.encoded, used.found
+        )];
+        if !used.damaged.is_empty() {
+            notices.push(format!(
+                "prompts: {} damaged entries of {place} were made again, the first of them {}",
+                used.damaged.len(),
+                used.damaged[0].display()
+            ));
+        }
+        Ok(notices)
+    }
+
+    /// What the model reads of prompts, of the negative one where `None`.
+    ///
+    /// # Errors
+    /// Those of [`prepare`](Self::prepare), which encodes those that are not yet, and of entries that are damaged.
+    pub fn condition(&self, rows: &[Option<&str>], device: &ComputeDevice) -> Result<Condition, PipelineError> {
+        self.prepare(rows.iter().copied().flatten())?;
+        let guard = self.encoded.lock().unwrap_or_else(PoisonError::into_inner);
+        let missing = || PipelineError::NotEncoded {
+            prompt: self.negative.clone(),
+        };
+        let encoded = guard.as_ref().ok_or_else(missing)?;
+        let found: Vec<Arc<EncodedPrompt>> = rows
+            .iter()
+            .map(|text| encoded.get(text.unwrap_or(&self.negative)))
+            .collect::<Result<_, _>>()?;
+        let found: Vec<&EncodedPrompt> = found.iter().map(|prompt| &**prompt).collect();
+        Ok(conditions(&found, None, device))
+    }
+}
