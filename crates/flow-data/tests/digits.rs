@@ -1,6 +1,9 @@
 //! The digits data set: the data as published, its captions, its splits and its prompt parser.
 
-use flow_data::{CaptionedImages, DataError, Dataset, Digits, HELD_OUT_WEIGHT, PAD_TOKEN, PromptSpec, TokenizedPrompts, Weight};
+use flow_data::{
+    CaptionedImages, DataError, Dataset, Digits, HELD_OUT_WEIGHT, PAD_TOKEN, PromptSpec, TokenizedPrompts,
+    Weight,
+};
 
 fn digits() -> Digits {
     Digits::new().unwrap()

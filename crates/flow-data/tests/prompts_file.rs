@@ -48,7 +48,10 @@ fn a_second_file_is_for_evaluation_and_what_both_have_is_told() {
     assert_eq!(texts(&data.held_out_prompts()), ["a cow", "a dog"]);
     assert_eq!(data.prompt(3).unwrap().text, "a dog");
     let notes = data.notes().join("\n");
-    assert!(notes.contains("are there more than once and count once (line 3)"), "{notes}");
+    assert!(
+        notes.contains("are there more than once and count once (line 3)"),
+        "{notes}"
+    );
     assert!(notes.contains("1 of 2 prompts of"), "{notes}");
 }
 
@@ -91,10 +94,15 @@ fn a_file_that_cannot_be_used_says_why_and_what_to_do() {
     let folder = tempfile::tempdir().unwrap();
     let problem = |name: &str, text: &str| {
         let path = write(folder.path(), name, text);
-        Prompts::read(&PromptsSettings::new(path)).unwrap_err().to_string()
+        Prompts::read(&PromptsSettings::new(path))
+            .unwrap_err()
+            .to_string()
     };
     let one = problem("one.txt", "a cat\n");
-    assert!(one.contains("one.txt") && one.contains("`data.test_path`"), "{one}");
+    assert!(
+        one.contains("one.txt") && one.contains("`data.test_path`"),
+        "{one}"
+    );
     let empty = problem("empty.txt", "\n\n");
     assert!(empty.contains("there is no prompt in it"), "{empty}");
     let line = problem("bad.jsonl", "{\"prompt\": \"a\"}\n{\"prompt\":\n");

@@ -48,13 +48,21 @@ fn main() -> Result<()> {
         };
         let folder = config(small, out, &name, sizes_of(encoder))?;
         match *encoder {
-            "t5" => weights(T5Encoder::open(&folder)?.layout(), &folder.join("model.safetensors"))?,
-            _ => weights(ClipText::open(&folder)?.layout(), &folder.join("model.safetensors"))?,
+            "t5" => weights(
+                T5Encoder::open(&folder)?.layout(),
+                &folder.join("model.safetensors"),
+            )?,
+            _ => weights(
+                ClipText::open(&folder)?.layout(),
+                &folder.join("model.safetensors"),
+            )?,
         }
     }
     let folder = config(small, out, "vae", autoencoder())?;
     let kl: KlConfig = serde_json::from_slice(&fs::read(folder.join("config.json"))?)?;
-    let layout = Autoencoder::new(&AutoencoderConfig::Kl(kl), &device)?.layout().clone();
+    let layout = Autoencoder::new(&AutoencoderConfig::Kl(kl), &device)?
+        .layout()
+        .clone();
     weights(&layout, &folder.join("diffusion_pytorch_model.safetensors"))?;
     let folder = config(small, out, "transformer", transformer)?;
     let constants = serde_json::from_slice(&fs::read(folder.join("config.json"))?)?;
@@ -62,7 +70,10 @@ fn main() -> Result<()> {
     flow_models::register(&mut models)?;
     let architecture = if which == "flux1-dev" { "flux" } else { "mmdit" };
     let model = models.build(architecture, &constants, &device)?;
-    weights(model.layout(), &folder.join("diffusion_pytorch_model.safetensors"))
+    weights(
+        model.layout(),
+        &folder.join("diffusion_pytorch_model.safetensors"),
+    )
 }
 
 fn copy(from: &Path, to: &Path) -> Result<()> {

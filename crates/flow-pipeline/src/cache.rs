@@ -145,9 +145,12 @@ impl EncodedPrompts {
         if let Some(found) = known {
             return Ok(found);
         }
-        let path = self.entries.get(prompt).ok_or_else(|| PipelineError::NotEncoded {
-            prompt: prompt.to_owned(),
-        })?;
+        let path = self
+            .entries
+            .get(prompt)
+            .ok_or_else(|| PipelineError::NotEncoded {
+                prompt: prompt.to_owned(),
+            })?;
         let found = Arc::new(entry::read(path)?);
         let mut recent = recent();
         recent.push_front((prompt.to_owned(), found.clone()));

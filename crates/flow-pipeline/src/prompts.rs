@@ -219,8 +219,7 @@ impl Encoding<'_> {
         let l = self.clip("tokenizer", "text_encoder")?;
         let g = self.clip("tokenizer_2", "text_encoder_2")?;
         let (width, rows) = (self.pipeline.text_channels(), settings.text_tokens);
-        let mut join =
-            |batch: usize, t5: T5Text| done(batch, prompts::sd3(&l[batch], &g[batch], t5, width)?);
+        let mut join = |batch: usize, t5: T5Text| done(batch, prompts::sd3(&l[batch], &g[batch], t5, width)?);
         match self.pipeline.find("text_encoder_3") {
             Some(_) => self.t5(("tokenizer_3", "text_encoder_3"), rows, |batch, encoded| {
                 join(batch, T5Text::Encoded(encoded))
@@ -231,9 +230,11 @@ impl Encoding<'_> {
 
     fn flux(&self, settings: PromptSettings, done: &mut Done<'_>) -> Result<(), PipelineError> {
         let clip = self.clip("tokenizer", "text_encoder")?;
-        self.t5(("tokenizer_2", "text_encoder_2"), settings.text_tokens, |batch, t5| {
-            done(batch, prompts::flux(&clip[batch], t5)?)
-        })
+        self.t5(
+            ("tokenizer_2", "text_encoder_2"),
+            settings.text_tokens,
+            |batch, t5| done(batch, prompts::flux(&clip[batch], t5)?),
+        )
     }
 
     fn wan(&self, settings: PromptSettings, done: &mut Done<'_>) -> Result<(), PipelineError> {

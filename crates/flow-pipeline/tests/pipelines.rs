@@ -268,7 +268,9 @@ fn the_cache_gives_the_same_values_and_makes_damaged_entries_again() {
 
 /// The prompts' files of a cache.
 fn entries(cache: &std::path::Path) -> Vec<std::path::PathBuf> {
-    let all = std::fs::read_dir(cache).unwrap().map(|entry| entry.unwrap().path());
+    let all = std::fs::read_dir(cache)
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
     all.filter(|path| path.extension().is_some_and(|ending| ending == "safetensors"))
         .collect()
 }

@@ -429,7 +429,16 @@ impl Reward for FirstValue {
 
 #[test]
 fn a_video_scores_the_mean_of_its_frames_unless_a_reward_takes_videos() {
-    let frame = |value: f32| Image::filled(ImageShape { channels: 1, height: 2, width: 3 }, value);
+    let frame = |value: f32| {
+        Image::filled(
+            ImageShape {
+                channels: 1,
+                height: 2,
+                width: 3,
+            },
+            value,
+        )
+    };
     let sample = |values: &[f32]| Sample {
         image: frame(values[0]),
         frames: match values.len() {
@@ -440,14 +449,27 @@ fn a_video_scores_the_mean_of_its_frames_unless_a_reward_takes_videos() {
         group: 0,
     };
     let score = |takes_videos: bool, batch: &[&[f32]]| {
-        let workers = RewardWorkers::new(vec![(Arc::new(FirstValue { takes_videos }) as Arc<dyn Reward>).into()], 1).unwrap();
+        let workers = RewardWorkers::new(
+            vec![(Arc::new(FirstValue { takes_videos }) as Arc<dyn Reward>).into()],
+            1,
+        )
+        .unwrap();
         let batch = batch.iter().map(|values| sample(values)).collect();
-        workers.submit(batch, 3).unwrap().wait().map(|scored| scored.rewards[0].values.clone())
+        workers
+            .submit(batch, 3)
+            .unwrap()
+            .wait()
+            .map(|scored| scored.rewards[0].values.clone())
     };
     let batch: [&[f32]; 3] = [&[1.0], &[0.25, 0.5, 0.75], &[1.0, 0.0]];
     assert_eq!(score(false, &batch).unwrap(), [1.0, 0.5, 0.5]);
     assert_eq!(score(true, &batch).unwrap(), [1.0, 3.25, 3.0]);
     // A frame that cannot be scored names its video.
-    let wrong = score(false, &[&[1.0], &[0.5, 0.5], &[0.5, -1.0, 0.5]]).unwrap_err().to_string();
-    assert!(wrong.contains("sample 2") && wrong.contains("too dark"), "{wrong}");
+    let wrong = score(false, &[&[1.0], &[0.5, 0.5], &[0.5, -1.0, 0.5]])
+        .unwrap_err()
+        .to_string();
+    assert!(
+        wrong.contains("sample 2") && wrong.contains("too dark"),
+        "{wrong}"
+    );
 }

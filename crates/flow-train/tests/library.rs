@@ -109,3 +109,34 @@ fn what_is_there_and_what_is_wrong_is_refused_by_name_and_nothing_is_written() {
         .expect_err("no such prompt");
     assert!(prompt.to_string().contains("eleven"), "{prompt}");
 }
+
+#[test]
+fn a_program_trains_a_diffusers_folder_whose_constants_its_config_does_not_name() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = test_support::pipeline_folder("sd3");
+    fs::write(folder.path().join("prompts.txt"), "a cat\na dog\na cow\n").expect("it can be written");
+    let mut config = config(folder.path());
+    config.model = flow_train::config::ModelConfig {
+        path: Some(model.path().to_owned()),
+        width: Some(48),
+        height: Some(64),
+        ..Default::default()
+    };
+    let prompts = serde_json::json!({ "path": folder.path().join("prompts.txt"), "test_count": 1 });
+    config.data =
+        flow_train::config::DataConfig::new("prompts", prompts.as_object().expect("a table").clone());
+    config.sampling.micro_batch = 2;
+    config.run.steps = 1;
+    config.evaluation.prompts = 1;
+    let trained = train(&config).expect("it trains");
+    assert_eq!(trained.status, RunStatus::Finished);
+    let written = fs::read_to_string(trained.directory.join("run.json")).expect("a manifest");
+    assert!(written.contains("\"architecture\": \"mmdit\""), "{written}");
+    // A constant that the folder contradicts.
+    config.model.architecture = "flux".into();
+    let other = train(&config).expect_err("another model").to_string();
+    assert!(
+        other.contains("`model.architecture` is \"flux\", and \"mmdit\""),
+        "{other}"
+    );
+}

@@ -152,7 +152,11 @@ fn export(path: &str, folder: &Path, set: &[String]) -> Result<(), Box<dyn Error
         let score = |prompts: &[&Prompt], images: &[Image]| {
             let pairs = prompts.iter().zip(images);
             let samples: Vec<RewardSample<'_>> = pairs
-                .map(|(prompt, image)| RewardSample { image, frames: &[], prompt })
+                .map(|(prompt, image)| RewardSample {
+                    image,
+                    frames: &[],
+                    prompt,
+                })
                 .collect();
             rules.score(&samples)
         };

@@ -112,9 +112,7 @@ impl Conditioner {
     pub fn prepare<'a>(&self, prompts: impl Iterator<Item = &'a Prompt>) -> Result<Vec<String>, TrainError> {
         match &self.source {
             Source::Tokens(_) | Source::Text(_) => Ok(Vec::new()),
-            Source::Encoders(encoders) => {
-                Ok(encoders.prepare(prompts.map(|prompt| prompt.text.as_str()))?)
-            }
+            Source::Encoders(encoders) => Ok(encoders.prepare(prompts.map(|prompt| prompt.text.as_str()))?),
         }
     }
 
@@ -143,7 +141,9 @@ impl Conditioner {
     pub fn rows(&self, rows: &[Option<&Prompt>]) -> Condition {
         let condition = match &self.source {
             Source::Tokens(null) => {
-                let tokens = rows.iter().flat_map(|row| row.map_or(null, |prompt| &prompt.tokens));
+                let tokens = rows
+                    .iter()
+                    .flat_map(|row| row.map_or(null, |prompt| &prompt.tokens));
                 let tokens = tokens.map(|token| i64::from(*token)).collect();
                 Condition {
                     tokens: Some(self.device.int_tensor(tokens, [rows.len(), null.len()])),
@@ -158,7 +158,12 @@ impl Conditioner {
                     .collect();
                 let found = encoders.condition(&texts, &self.device);
                 // Prompts lie on disk, and a disk can fail at any time.
-                found.unwrap_or_else(|error| Stopped::Prompts { why: error.to_string() }.stop())
+                found.unwrap_or_else(|error| {
+                    Stopped::Prompts {
+                        why: error.to_string(),
+                    }
+                    .stop()
+                })
             }
         };
         let scale = |scale: f32| self.device.tensor(vec![scale; rows.len()], [rows.len()]);

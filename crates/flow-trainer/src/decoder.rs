@@ -165,9 +165,7 @@ impl Loaded {
         let exec = pass.exec(CallContext::single(Stage::Evaluation));
         let scaled = ScaledLatent::of_rows(rows, latent)?;
         let unscaled = self.autoencoder.scaling().unscale(scaled);
-        let pictures = self
-            .autoencoder
-            .decode(&exec, unscaled, &Options::default())?;
+        let pictures = self.autoencoder.decode(&exec, unscaled, &Options::default())?;
         Ok(cpu::to_host(&plain(&pictures.into_tensor().into_dispatch())))
     }
 }

@@ -2,7 +2,9 @@
 
 use flow_core::device::ComputeDevice;
 use flow_core::{Backends, Condition};
-use flow_pipeline::{EncodedPrompt, EncodedPrompts, Pipeline, PipelineError, PromptCache, PromptSettings, conditions};
+use flow_pipeline::{
+    EncodedPrompt, EncodedPrompts, Pipeline, PipelineError, PromptCache, PromptSettings, conditions,
+};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The text encoders of a pipeline, which are loaded for as long as they encode, and what they have encoded.
@@ -99,7 +101,11 @@ impl PromptEncoders {
     ///
     /// # Errors
     /// Those of [`prepare`](Self::prepare), which encodes those that are not yet, and of entries that are damaged.
-    pub fn condition(&self, rows: &[Option<&str>], device: &ComputeDevice) -> Result<Condition, PipelineError> {
+    pub fn condition(
+        &self,
+        rows: &[Option<&str>],
+        device: &ComputeDevice,
+    ) -> Result<Condition, PipelineError> {
         self.prepare(rows.iter().copied().flatten())?;
         let guard = self.encoded.lock().unwrap_or_else(PoisonError::into_inner);
         let missing = || PipelineError::NotEncoded {

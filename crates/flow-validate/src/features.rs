@@ -91,6 +91,10 @@ pub(crate) fn device(config: &Config, machine: &Machine) -> Vec<Diagnostic> {
 
 /// Whether a model makes the images that the data set has. A DiT's own keys are compared by `flow_config`.
 pub(crate) fn images(config: &Config, catalog: &Catalog, model: &Capabilities<'_>) -> Option<Diagnostic> {
+    if config.model.path.is_some() {
+        // An autoencoder stands between them, and the data's images are not trained on.
+        return None;
+    }
     let latent = model.spec.latent;
     let ImageFacts { size, channels } = catalog.data_facts(config)?.images?;
     let same = (latent.frames, latent.channels, latent.height, latent.width) == (1, channels, size, size);

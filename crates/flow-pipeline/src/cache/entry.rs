@@ -66,7 +66,9 @@ pub(super) fn is_whole(path: &Path) -> Option<bool> {
 pub(super) fn read(path: &Path) -> Result<EncodedPrompt, PipelineError> {
     let wrong = |problem: String| PipelineError::Entry {
         path: path.to_owned(),
-        problem: format!("{problem}; remove it, and it is made again when the run is resumed or started anew"),
+        problem: format!(
+            "{problem}; remove it, and it is made again when the run is resumed or started anew"
+        ),
     };
     let bytes = fs::read(path).map_err(|error| wrong(error.to_string()))?;
     let parsed = parse(&bytes).map_err(wrong)?;

@@ -22,7 +22,11 @@ pub fn scene_prompt(text: &str) -> Prompt {
 }
 
 pub fn sample<'a>(image: &'a Image, prompt: &'a Prompt) -> RewardSample<'a> {
-    RewardSample { image, frames: &[], prompt }
+    RewardSample {
+        image,
+        frames: &[],
+        prompt,
+    }
 }
 
 /// The image with normal noise added.

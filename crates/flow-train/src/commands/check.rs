@@ -96,7 +96,11 @@ fn build_for_elsewhere(
     if weights_gib < room_gib {
         setup::common(config, environment)?;
     } else {
-        setup::fits(config, outline.model.spec(), &*setup::dataset(config, environment)?)?;
+        setup::fits(
+            config,
+            outline.model.spec(),
+            &*setup::dataset(config, environment)?,
+        )?;
         terminal::note(&format!(
             "note: the weights were not read: they take {weights_gib:.0} GiB, and this machine has {:.0}",
             2.0 * room_gib

@@ -5,7 +5,7 @@ use super::weights::Given;
 use super::{refusal, weights};
 use crate::arguments::ConfigArguments;
 use crate::failure::Failure;
-use flow_config::{Catalog, Config, Diagnostic, Inspection, Resolved, Source, WeightsLayer};
+use flow_config::{Catalog, Config, Diagnostic, Inspection, Resolved, Severity, Source, WeightsLayer};
 use flow_models::ModelRegistry;
 use flow_trainer::TrainError;
 use flow_trainer::setup::{Said, said_by_adapter, said_by_folder, said_by_weights};
@@ -60,11 +60,11 @@ pub fn inspect(
                 }
                 Err(error) => {
                     found.extend(refusal::diagnostics(&error));
-                    // What follows from the config alone would hide the reason.
+                    // What follows from the config alone would hide the reason, or mislead: without what the files say it is another model.
                     resolved
                         .report
                         .diagnostics
-                        .retain(|one| one.path != "model.adapter");
+                        .retain(|one| one.path != "model.adapter" && one.severity == Severity::Error);
                     break;
                 }
             }

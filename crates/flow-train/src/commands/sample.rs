@@ -89,7 +89,10 @@ fn with_options(mut place: ConfigArguments, arguments: &SampleArguments, is_fold
         set("evaluation.guidance_scale", scale.to_string());
     }
     if let (Some(text), false) = (&arguments.negative_prompt, is_folder) {
-        set("text.negative_prompt", serde_json::Value::from(text.as_str()).to_string());
+        set(
+            "text.negative_prompt",
+            serde_json::Value::from(text.as_str()).to_string(),
+        );
     }
     place
 }
@@ -108,8 +111,7 @@ fn scores(
     }
     let workers = setup::rewards(rewards, environment, 1).or_bad_input()?.workers;
     let samples = wanted.iter().zip(made).enumerate();
-    let samples =
-        samples.map(|(index, (prompt, made))| made.clone().sample(prompt, (index / count) as u64));
+    let samples = samples.map(|(index, (prompt, made))| made.clone().sample(prompt, (index / count) as u64));
     let scored = workers
         .submit(samples.collect(), 0)
         .and_then(|ticket| ticket.wait())

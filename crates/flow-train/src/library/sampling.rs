@@ -68,15 +68,20 @@ impl<'a> Sampling<'a> {
     /// # Errors
     /// Whatever is wrong with config, weights or prompts; a prompt that the data set does not have.
     pub fn images(self, prompts: &[&str]) -> Result<Vec<Image>, Error> {
-        compute(&self.config, &self.base, self.registries, |config, environment| {
-            let common = setup::common(config, environment)?.set_up()?;
-            let prompts = prompts.iter().map(|text| common.dataset.parse_prompt(text));
-            let prompts: Vec<Prompt> = prompts.collect::<Result<_, _>>()?;
-            let made = flow_trainer::sample(&common, &prompts, config.sampling.micro_batch)?;
-            let images = made.iter().map(Decoded::picture).collect();
-            // Of a config that is not strict nobody is told here.
-            common.shortfalls("sampling")?;
-            Ok(images)
-        })
+        compute(
+            &self.config,
+            &self.base,
+            self.registries,
+            |config, environment| {
+                let common = setup::common(config, environment)?.set_up()?;
+                let prompts = prompts.iter().map(|text| common.dataset.parse_prompt(text));
+                let prompts: Vec<Prompt> = prompts.collect::<Result<_, _>>()?;
+                let made = flow_trainer::sample(&common, &prompts, config.sampling.micro_batch)?;
+                let images = made.iter().map(Decoded::picture).collect();
+                // Of a config that is not strict nobody is told here.
+                common.shortfalls("sampling")?;
+                Ok(images)
+            },
+        )
     }
 }

@@ -101,9 +101,16 @@ fn on_policy(place: &Place, metrics: &str, iterations: usize) {
 fn a_folder_of_sd3_and_a_list_of_prompts_train_a_lora_that_goes_on_and_is_used_again() {
     let place = place("sd3");
     let said = train(&place, &LORA);
-    contains(&said, &["prompts: 6 encoded, 0 found encoded in", "weights/adapter"]);
+    contains(
+        &said,
+        &["prompts: 6 encoded, 0 found encoded in", "weights/adapter"],
+    );
     on_policy(&place, "runs/folder/metrics.jsonl", 2);
-    assert!(place.path("runs/folder/weights/adapter/pytorch_lora_weights.safetensors").is_file());
+    assert!(
+        place
+            .path("runs/folder/weights/adapter/pytorch_lora_weights.safetensors")
+            .is_file()
+    );
     assert!(!place.files().iter().any(|file| file.ends_with(".tmp")));
 
     // The same again: nothing is encoded any more, and the bytes are the same.
@@ -116,7 +123,14 @@ fn a_folder_of_sd3_and_a_list_of_prompts_train_a_lora_that_goes_on_and_is_used_a
     let parts = [&LORA[..], &["--set", "run.name=parts"]].concat();
     train(&place, &[&parts[..], &["--set", "run.steps=1"]].concat());
     train(&place, &[&parts[..], &["--resume", "latest"]].concat());
-    let adapter = |run: &str| place.bytes(&format!("runs/{run}/weights/adapter/pytorch_lora_weights.safetensors"));
+    let adapter = |run: &str| {
+        let bytes = place.bytes(&format!(
+            "runs/{run}/weights/adapter/pytorch_lora_weights.safetensors"
+        ));
+        // Without the header, which names the run.
+        let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        bytes[8 + header..].to_vec()
+    };
     assert!(adapter("parts") == adapter("folder"), "other weights");
 
     // Any text may be sampled, whether it is in the list or not.
@@ -147,7 +161,12 @@ fn a_folder_of_flux_trains_all_weights_under_the_scale_that_it_embeds() {
     // Another scale is another policy.
     train(
         &place,
-        &["--set", "sampling.embedded_guidance_scale=1.5", "--set", "run.name=other"],
+        &[
+            "--set",
+            "sampling.embedded_guidance_scale=1.5",
+            "--set",
+            "run.name=other",
+        ],
     );
     assert_ne!(
         place.text("runs/folder/metrics.jsonl"),
@@ -171,7 +190,7 @@ fn a_folder_of_wan_trains_on_videos_and_on_single_frames() {
         let picture = place.bytes(&format!("runs/{run}/images/eval-step-000002.png"));
         u32::from_be_bytes(picture[16..20].try_into().unwrap())
     };
-    assert!(width("video") >= width("folder") + 4 * 48);
+    assert!(width("video") > 5 * 48 && width("folder") < width("video"));
 }
 
 #[test]
@@ -185,7 +204,10 @@ fn a_folder_decides_where_the_config_is_silent_and_is_held_against_it() {
     let other = place.fail(2, &["check", "folder.toml", "--set", "model.architecture=flux"]);
     contains(&other, &["model.architecture", "mmdit", "model_index.json"]);
     let size = place.fail(2, &["check", "folder.toml", "--set", "model.width=50"]);
-    contains(&size, &["the width must be a multiple of 16 pixels; nearest: 48 or 64"]);
+    contains(
+        &size,
+        &["the width must be a multiple of 16 pixels; nearest: 48 or 64"],
+    );
 }
 
 #[test]
@@ -193,12 +215,14 @@ fn what_is_wrong_with_a_folder_or_its_prompts_is_said_with_what_to_do() {
     let place = place("sd3");
     fs::remove_file(place.path("model/vae/diffusion_pytorch_model.safetensors")).unwrap();
     let no_weights = place.fail(2, &["check", "folder.toml"]);
-    contains(&no_weights, &["vae", "diffusion_pytorch_model.safetensors"]);
-    let hub = ["check", "folder.toml", "--set", "model.path=stabilityai/stable-diffusion-3.5-medium"];
-    contains(
-        &place.fail(2, &hub),
-        &["model.path", "hf download stabilityai/stable-diffusion-3.5-medium"],
-    );
+    contains(&no_weights, &["model/vae", "the weights were not downloaded"]);
+    let hub = [
+        "check",
+        "folder.toml",
+        "--set",
+        "model.path=stabilityai/stable-diffusion-3.5-medium",
+    ];
+    contains(&place.fail(2, &hub), &["model.path", "hf download stabilityai/"]);
     fs::write(place.path("prompts.txt"), "only one\n").unwrap();
     let one = place.fail(2, &["check", "folder.toml", "--set", "data.test_count=1"]);
     contains(&one, &["prompts.txt", "data.test_path"]);
@@ -210,22 +234,36 @@ fn what_is_wrong_with_a_folder_or_its_prompts_is_said_with_what_to_do() {
 fn a_folder_alone_makes_pictures_with_its_own_scheduler_and_defaults() {
     for name in ["sd3", "flux-dev"] {
         let place = place(name);
-        let sample = |out: &str, more: &[&str]| {
-            let base = ["sample", "model", "--prompt", "a red cube", "--prompt", "a cat", "-n", "1", "--out", out];
-            let size = ["--size", "48x64", "--set", "text.tokens=16"];
+        let sample = |out: &str, size: &str, more: &[&str]| {
+            let base = [
+                "sample",
+                "model",
+                "--prompt",
+                "a red cube",
+                "--prompt",
+                "a cat",
+                "-n",
+                "1",
+                "--out",
+                out,
+            ];
+            let size = ["--size", size, "--set", "text.tokens=16"];
             place.succeed(&[&base[..], &size[..], more].concat());
             place.bytes(out)
         };
         let two = ["--steps", "2"];
-        let first = sample("a.png", &two);
-        assert!(first == sample("b.png", &two), "{name}: the same seed");
+        let first = sample("a.png", "48x64", &two);
+        assert!(first == sample("b.png", "48x64", &two), "{name}: the same seed");
         let other = |what: &str, more: &[&str]| {
             let out = format!("{}.png", what.replace(' ', "-"));
-            assert!(first != sample(&out, &[&two[..], more].concat()), "{name}: another {what}");
+            assert!(
+                first != sample(&out, "48x64", &[&two[..], more].concat()),
+                "{name}: another {what}"
+            );
         };
         other("seed", &["--seed", "9"]);
         other("guidance", &["--guidance", "2"]);
-        other("size", &["--size", "64x48"]);
+        assert!(first != sample("size.png", "64x48", &two));
     }
     let place = place("sd3");
     let wrong = place.fail(2, &["sample", "model", "--prompt", "a", "--size", "48"]);

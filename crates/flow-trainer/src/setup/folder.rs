@@ -1,8 +1,8 @@
 //! A diffusers folder, `model.path`: what it says of the model, its text encoders, its autoencoder.
 
+use super::Environment;
 use super::described::{Said, said_by_constants};
 use super::paths::{hub_name, start_in_config};
-use super::Environment;
 use crate::decoder::ImageDecoder;
 use crate::encoded::PromptEncoders;
 use crate::error::TrainError;
@@ -109,7 +109,10 @@ fn noise_levels(said: &mut Said, pipeline: &Pipeline, steps: usize) -> Result<()
         Scheduler::UniPc(unipc) => {
             // `linspace(1, 1/1000, T + 1)` without its end.
             let (least, steps) = (1.0 / unipc.num_train_timesteps as f64, steps.max(1) as f64);
-            said.suggest("scheduler.sigma_min", json!(1.0 - (steps - 1.0) / steps * (1.0 - least)));
+            said.suggest(
+                "scheduler.sigma_min",
+                json!(1.0 - (steps - 1.0) / steps * (1.0 - least)),
+            );
             said.suggest("scheduler.shift.kind", "static".into());
             said.suggest("scheduler.shift.value", json!(unipc.flow_shift));
             return Ok(());
@@ -225,7 +228,9 @@ fn put(config: &mut Value, key: &str, value: Value) {
 /// Where a run of this config keeps encoded prompts.
 pub fn prompt_cache(config: &Config, base: &Path) -> PromptCache {
     match &config.text {
-        TextConfig::Encoders(EncodersText { cache: Some(cache), .. }) => PromptCache::new(base.join(cache)),
+        TextConfig::Encoders(EncodersText {
+            cache: Some(cache), ..
+        }) => PromptCache::new(base.join(cache)),
         // Opened from the working directory, as the runs are.
         _ => PromptCache::new(config.run.dir.join(CACHE)),
     }
@@ -246,13 +251,7 @@ pub(super) fn encoders(
     let held_out = super::evaluation_prompts(dataset, config.evaluation.prompts);
     let asked = dataset.train_prompts().into_iter().chain(held_out);
     let cache = prompt_cache(config, environment.base);
-    let encoders = PromptEncoders::new(
-        pipeline,
-        cache,
-        settings,
-        &environment.device,
-        &environment.plan,
-    );
+    let encoders = PromptEncoders::new(pipeline, cache, settings, &environment.device, &environment.plan);
     Ok(encoders
         .with_negative_prompt(&text.negative_prompt)
         .with_prompts(asked.map(|prompt| prompt.text).collect()))

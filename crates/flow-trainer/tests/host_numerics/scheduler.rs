@@ -1,8 +1,8 @@
 //! Properties of the dynamics, against the formulas as the papers write them.
 
 use flow_trainer::scheduler::{
-    DynamicShift, Dynamics, NoiseLevel, Schedule, ScheduleOptions, SchedulerError, SdeWindow, SigmaEnds, SigmaGrid,
-    SigmaShift, StepCoefficients, reference_log_prob, reference_log_prob_gradient, reference_step,
+    DynamicShift, Dynamics, NoiseLevel, Schedule, ScheduleOptions, SchedulerError, SdeWindow, SigmaEnds,
+    SigmaGrid, SigmaShift, StepCoefficients, reference_log_prob, reference_log_prob_gradient, reference_step,
 };
 use proptest::prelude::*;
 

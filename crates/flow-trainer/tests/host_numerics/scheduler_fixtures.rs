@@ -6,8 +6,7 @@
 
 use flow_trainer::scheduler::{
     DynamicShift, Dynamics, NoiseLevel, Schedule, ScheduleOptions, SdeWindow, SigmaEnds, SigmaGrid,
-    SigmaShift,
-    StepCoefficients, reference_log_prob, reference_log_prob_gradient, reference_step,
+    SigmaShift, StepCoefficients, reference_log_prob, reference_log_prob_gradient, reference_step,
 };
 use safetensors::{Dtype, SafeTensors};
 

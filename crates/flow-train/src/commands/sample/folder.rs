@@ -26,8 +26,7 @@ pub fn make(
     // The encoders first: they are dropped before the transformer is loaded.
     let (encoded, negative) = encode(config, environment, arguments, &pipeline)?;
     let model = setup::model(config, environment).or_bad_input()?;
-    let outline =
-        setup::outline(config, &environment.plugins.models, &environment.device).or_bad_input()?;
+    let outline = setup::outline(config, &environment.plugins.models, &environment.device).or_bad_input()?;
     let decoder = setup::decoder(config, environment, outline.model.spec()).or_bad_input()?;
     let device = &environment.device;
     let (latent, pixels) = (outline.model.spec().latent, decoder.shape());

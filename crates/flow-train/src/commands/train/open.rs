@@ -3,7 +3,8 @@
 use super::defaults;
 use crate::arguments::{Existing, TrainArguments};
 use crate::command_line::{self, quoted};
-use crate::commands::{Loaded, nearest};
+use crate::commands::survey::Use;
+use crate::commands::{Loaded, described, nearest};
 use crate::failure::{Failure, OrFailure};
 use flow_accel::Arrangement;
 use flow_config::Config;
@@ -28,8 +29,14 @@ pub enum Start {
 /// Before anything is built of a config that goes on with a run: whether it describes that run. What cannot be read here is for
 /// others to say. Gives whether there is a checkpoint to go on from.
 pub fn compare(arguments: &TrainArguments) -> Result<bool, Failure> {
-    let catalog = Registries::built_in().or_failed()?.catalog();
-    let inspection = flow_config::inspect(&catalog, &arguments.config.config, &arguments.config.set);
+    let registries = Registries::built_in().or_failed()?;
+    let catalog = registries.catalog();
+    let inspection = described::inspect(
+        &arguments.config,
+        Use::Training,
+        &registries.plugins.models,
+        &catalog,
+    )?;
     let Some(resolved) = inspection
         .partial
         .filter(|resolved| !resolved.report.has_errors())
