@@ -194,6 +194,7 @@ fn rows_of_an_input_are_those_asked_for_in_that_order_in_every_part() {
         condition: Condition {
             tokens: Some(device.int_tensor(vec![7, 8, 9], [3, 1])),
             text: Some(device.tensor(vec![1.0, 2.0, 3.0], [3, 1, 1])),
+            text_lengths: Some(vec![1, 0, 0].into()),
             pooled: Some(device.tensor(vec![4.0, 5.0, 6.0], [3, 1])),
             guidance: Some(device.tensor(vec![1.0, 2.0, 3.5], [3])),
         },
@@ -204,9 +205,11 @@ fn rows_of_an_input_are_those_asked_for_in_that_order_in_every_part() {
     let Condition {
         tokens,
         text,
+        text_lengths,
         pooled,
         guidance,
     } = some.condition;
+    assert_eq!(text_lengths.as_deref(), Some(&[0, 1][..]));
     assert_eq!(read_ints(&tokens.expect("given").into_dispatch()), [9, 7]);
     assert_eq!(to_host(&text.expect("given").into_dispatch()), [3.0, 1.0]);
     assert_eq!(to_host(&pooled.expect("given").into_dispatch()), [6.0, 4.0]);
