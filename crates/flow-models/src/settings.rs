@@ -62,9 +62,11 @@ impl Check {
                 format!("is {side}; it must be even: two rows and two columns make one token")
             })?;
         }
-        self.that(in_channels.is_multiple_of(PACKING * PACKING), "in_channels", || {
-            format!("is {in_channels}; a packed latent has four times the channels of the autoencoder")
-        })
+        self.that(
+            in_channels.is_multiple_of(PACKING * PACKING),
+            "in_channels",
+            || format!("is {in_channels}; a packed latent has four times the channels of the autoencoder"),
+        )
     }
 
     /// `Ok` if the axes of a position share out the `width` channels of a head in pairs.

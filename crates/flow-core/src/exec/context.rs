@@ -95,10 +95,7 @@ impl<'w> Exec<'w> {
     /// The same call with the lengths of its rows' texts, one entry per row: how a model that hides padding
     /// ([`Condition::text_lengths`](crate::Condition::text_lengths)) tells its blocks, which may run for some rows only.
     pub fn with_text_lengths(self, text_lengths: Option<Arc<[usize]>>) -> Self {
-        Exec {
-            text_lengths,
-            ..self
-        }
+        Exec { text_lengths, ..self }
     }
 
     /// How many tokens of text each row has; absent where no padding is hidden.

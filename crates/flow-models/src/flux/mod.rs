@@ -17,7 +17,8 @@ pub use config::FluxConfig;
 pub use section::FluxSection;
 
 use crate::layers::{
-    PACKING, Parts, TIMESTEP_CHANNELS, TimestepEmbedding, modulation, norm, pack_latents, rotary_table, unpack_latents,
+    PACKING, Parts, TIMESTEP_CHANNELS, TimestepEmbedding, modulation, norm, pack_latents, rotary_table,
+    unpack_latents,
 };
 use crate::lora::OriginalLayer;
 use crate::registry::{ModelFactory, ModelRegistry};

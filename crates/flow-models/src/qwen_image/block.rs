@@ -76,11 +76,7 @@ impl QwenImageBlock {
                 .linear("to_add_out", hidden, hidden, Init::XavierUniform);
         // Four times the width: diffusers' `FeedForward` default, which Qwen-Image keeps.
         let sample_mlp = feed_forward(parts.under("img_mlp"), hidden, 4 * hidden);
-        let text_mlp = feed_forward(
-            parts.applied_to(Rows::Text).under("txt_mlp"),
-            hidden,
-            4 * hidden,
-        );
+        let text_mlp = feed_forward(parts.applied_to(Rows::Text).under("txt_mlp"), hidden, 4 * hidden);
         Self {
             sample: StreamLayers {
                 modulation: of_sample,
@@ -102,7 +98,13 @@ impl QwenImageBlock {
 
     fn modulate(self: &Arc<Self>, exec: &Exec<'_>, c_bd: Tensor<2>) -> (Tensor<3>, Tensor<3>) {
         (
-            modulation(exec, "img_mod", &self.sample.modulation, c_bd.clone(), chunk::COUNT),
+            modulation(
+                exec,
+                "img_mod",
+                &self.sample.modulation,
+                c_bd.clone(),
+                chunk::COUNT,
+            ),
             modulation(exec, "txt_mod", &self.text.modulation, c_bd, chunk::COUNT),
         )
     }
@@ -150,10 +152,12 @@ impl QwenImageBlock {
         let norm = norm(chunk::ATTENTION_SHIFT, chunk::ATTENTION_SCALE);
         let ([_, tokens, _], [_, text_tokens, _]) = (x.dims(), text.dims());
         let rotary = &self.positions.sample;
-        let (q, k, v) = self.sample.projection.forward(exec, (x, x_mod), norm, Some(rotary));
+        let (q, k, v) = self
+            .sample
+            .projection
+            .forward(exec, (x, x_mod), norm, Some(rotary));
         let rotary = self.positions.text.first(text_tokens);
-        let project =
-            |exec: &Exec<'_>, text| self.text.projection.forward(exec, text, norm, Some(&rotary));
+        let project = |exec: &Exec<'_>, text| self.text.projection.forward(exec, text, norm, Some(&rotary));
         let text = (text, text_mod);
         let (text_q, text_k, text_v) = if self.is_first {
             // The text has not met a latent yet.

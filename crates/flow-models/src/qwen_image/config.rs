@@ -134,7 +134,10 @@ impl QwenImageConfig {
             ("joint_attention_dim", self.joint_attention_dim, 65_536),
         ])?;
         check.that(self.patch_size == PACKING, "patch_size", || {
-            format!("is {}; it must be {PACKING}, as latents are packed", self.patch_size)
+            format!(
+                "is {}; it must be {PACKING}, as latents are packed",
+                self.patch_size
+            )
         })?;
         check.packed(self.latent_height, self.latent_width, self.in_channels)?;
         let channels = self.in_channels / (PACKING * PACKING);

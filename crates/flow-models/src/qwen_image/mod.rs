@@ -69,7 +69,10 @@ pub struct QwenImage {
 /// [`ModelError::Settings`].
 pub fn build(settings: &Value, device: &ComputeDevice) -> Result<Arc<dyn Architecture>, ModelError> {
     let settings = settings::without_private_keys(settings);
-    Ok(Arc::new(QwenImage::new(&settings::read(NAME, &settings)?, device)?))
+    Ok(Arc::new(QwenImage::new(
+        &settings::read(NAME, &settings)?,
+        device,
+    )?))
 }
 
 /// Adds the architecture to `registry`.
@@ -102,9 +105,8 @@ impl QwenImage {
         let mut parts = Parts::new(LayoutBuilder::new(&mut layout), &mut linears);
         let hidden = config.hidden();
 
-        let embedder = parts
-            .under("time_text_embed")
-            .under("timestep_embedder");
+        let mut embedders = parts.under("time_text_embed");
+        let embedder = embedders.under("timestep_embedder");
         let timestep = TimestepEmbedding::new(embedder, TIMESTEP_CHANNELS, hidden, device).scaled_last();
         let mut of_text = parts.applied_to(Rows::Text);
         let text_norm = of_text
@@ -208,7 +210,10 @@ impl FlowModel for QwenImage {
         let c_bd = exec.activation(c_bd, Activation::Silu);
         let x_bsd = exec.linear(&self.sample, pack_latents(input.x, &self.spec.latent, PACKING));
         let embed = |exec: &Exec<'_>, text| {
-            exec.linear(&self.text, exec.rms_norm(text, Some(self.text_norm), NORM_EPSILON))
+            exec.linear(
+                &self.text,
+                exec.rms_norm(text, Some(self.text_norm), NORM_EPSILON),
+            )
         };
         let text_bld = exec.reusable("txt_in", DependsOn::Condition, text, embed);
         let streams = (x_bsd, text_bld);

@@ -54,9 +54,7 @@ impl Oracle {
             model,
             base,
             io: match name {
-                "flux-lora" | "qwen-image-lora" => {
-                    unpacked(tensors(&format!("{name}/io.safetensors")), 4, 3)
-                }
+                "flux-lora" | "qwen-image-lora" => unpacked(tensors(&format!("{name}/io.safetensors")), 4, 3),
                 _ => tensors(&format!("{name}/io.safetensors")),
             },
         }

@@ -200,7 +200,9 @@ pub fn tensors(name: &str) -> BTreeMap<String, (Vec<usize>, Vec<f32>)> {
     let bytes = std::fs::read(fixture(name)).unwrap();
     let parsed = flow_models::weights::parse(&bytes).unwrap();
     let whole_numbers = |bytes: &[u8]| -> Vec<f32> {
-        let numbers = bytes.chunks_exact(8).map(|it| i64::from_le_bytes(it.try_into().unwrap()));
+        let numbers = bytes
+            .chunks_exact(8)
+            .map(|it| i64::from_le_bytes(it.try_into().unwrap()));
         numbers.map(|number| number as f32).collect()
     };
     let tensors = parsed.tensors.iter();

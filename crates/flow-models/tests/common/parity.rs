@@ -148,7 +148,11 @@ pub fn check_parity_within(
             // What nothing reads has no gradient there either.
             (ParamKind::Base, found) if expected.is_none() => {
                 let values = found.iter().flat_map(cpu::to_host);
-                assert!(values.into_iter().all(|value| value == 0.0), "{} is read", spec.name);
+                assert!(
+                    values.into_iter().all(|value| value == 0.0),
+                    "{} is read",
+                    spec.name
+                );
             }
             (ParamKind::Base, Some(found)) => {
                 let (_, expected) = expected.expect("compared where there is one");
