@@ -111,7 +111,7 @@ fn every_bit_is_that_of_computing_everything_whatever_group_batch_model_and_prec
         Ok(narrow) => kernels.push(narrow),
         Err(why) => test_support::skipped(why),
     }
-    for architecture in ["dit", "mmdit", "wan"] {
+    for architecture in ["dit", "mmdit", "qwen-image", "wan"] {
         let (model, weights) = noisy(architecture);
         for kernels in &kernels {
             let plain = InferencePass::new(&weights, without(kernels.clone()));

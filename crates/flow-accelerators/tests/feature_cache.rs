@@ -58,7 +58,7 @@ fn policies() -> Vec<Value> {
 }
 
 /// What [`noisy`] makes.
-const MODELS: [&str; 4] = ["dit", "dit-with-experts", "mmdit", "wan"];
+const MODELS: [&str; 5] = ["dit", "dit-with-experts", "mmdit", "qwen-image", "wan"];
 
 /// The latents of three samples after 28 Euler steps with guidance.
 fn sample(rollout: &InferencePass<'_>, model: &dyn FlowModel) -> Vec<f32> {

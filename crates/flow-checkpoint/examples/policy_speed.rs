@@ -244,7 +244,7 @@ impl Subject {
             tokens,
             text: take("text").map(Tensor::from_dispatch),
             pooled: take("pooled").map(Tensor::from_dispatch),
-            guidance: None,
+            ..Condition::default()
         };
         let input = ModelInput {
             x: Tensor::from_dispatch(x),

@@ -5,6 +5,7 @@ use crate::params::Rows;
 use crate::tensors::select;
 use burn::tensor::{Int, Tensor};
 use std::fmt;
+use std::sync::Arc;
 
 /// What a model is told to generate. Each part has the batch as its first axis.
 #[derive(Clone, Debug, Default)]
@@ -13,6 +14,9 @@ pub struct Condition {
     pub tokens: Option<Tensor<2, Int>>,
     /// Encoded text, `[B, L, D]`.
     pub text: Option<Tensor<3>>,
+    /// How many tokens of [`text`](Self::text) each row has, `[B]`, where those behind them are padding that nothing attends to; absent
+    /// if all of them are text. Only models that hide padding read it (Qwen-Image). On the host, because kernels skip tiles by it.
+    pub text_lengths: Option<Arc<[usize]>>,
     /// Pooled text, `[B, D]`.
     pub pooled: Option<Tensor<2>>,
     /// Guidance scale that the model embeds, `[B]`: guidance that was distilled into its weights, of which one call suffices.
@@ -28,11 +32,26 @@ impl Condition {
         ) -> Option<Tensor<D, K>> {
             a.zip(b).map(|(a, b)| Tensor::cat(vec![a, b], 0))
         }
+        let text_lengths = (self.text_lengths.is_some() || other.text_lengths.is_some())
+            .then(|| [self.lengths(), other.lengths()].concat().into());
         Self {
+            text_lengths,
             tokens: join(self.tokens, other.tokens),
             text: join(self.text, other.text),
             pooled: join(self.pooled, other.pooled),
             guidance: join(self.guidance, other.guidance),
+        }
+    }
+
+    /// Tokens of text in each row, padding left out.
+    fn lengths(&self) -> Vec<usize> {
+        match (&self.text_lengths, &self.text) {
+            (Some(lengths), _) => lengths.to_vec(),
+            (None, Some(text)) => {
+                let [batch, tokens, _] = text.dims();
+                vec![tokens; batch]
+            }
+            (None, None) => Vec::new(),
         }
     }
 
@@ -41,7 +60,9 @@ impl Condition {
     /// # Panics
     /// If there is no such row.
     pub fn rows(&self, rows: &[usize]) -> Self {
+        let of = |lengths: &Arc<[usize]>| rows.iter().map(|row| lengths[*row]).collect();
         Self {
+            text_lengths: self.text_lengths.as_ref().map(of),
             tokens: self.tokens.as_ref().map(|tokens| select(tokens, rows)),
             text: self.text.as_ref().map(|text| select(text, rows)),
             pooled: self.pooled.as_ref().map(|pooled| select(pooled, rows)),

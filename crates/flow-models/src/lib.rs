@@ -9,6 +9,7 @@ mod layers;
 pub mod lora;
 pub mod mmdit;
 mod nearest;
+pub mod qwen_image;
 mod registry;
 mod section;
 mod settings;
@@ -22,6 +23,7 @@ pub use lora::{
     AdapterFile, AdapterLayout, Trained, add_lora, export_adapters, load_adapters, merge, trained_mask,
 };
 pub use mmdit::{Mmdit, MmditConfig};
+pub use qwen_image::{QwenImage, QwenImageConfig};
 pub use registry::{Architecture, ModelFactory, ModelRegistry, initialize, initialize_adapters};
 pub use wan::{Wan, WanConfig};
 pub use weights::{LoadReport, Loaded, StoredDtype, load, load_into, save, save_tensors};
@@ -34,5 +36,6 @@ pub fn register(registry: &mut ModelRegistry) -> Result<(), flow_registry::NameT
     dit::register(registry)?;
     flux::register(registry)?;
     mmdit::register(registry)?;
+    qwen_image::register(registry)?;
     wan::register(registry)
 }

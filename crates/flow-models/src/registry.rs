@@ -32,6 +32,11 @@ pub trait Architecture: FlowModel {
         false
     }
 
+    /// Whether a constant that published files state decides nothing, so that it is not compared.
+    fn is_without_effect(&self, _constant: &str) -> bool {
+        false
+    }
+
     /// The linear layers of the program that published the model, where they have other names there.
     fn original_layers(&self) -> Vec<OriginalLayer> {
         Vec::new()

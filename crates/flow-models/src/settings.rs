@@ -1,6 +1,7 @@
 //! Reading an architecture's settings from JSON, with errors that name the setting.
 
 use crate::ModelError;
+use crate::layers::PACKING;
 use flow_core::LatentShape;
 use flow_core::model::Vocabulary;
 use serde::de::DeserializeOwned;
@@ -46,6 +47,36 @@ impl Check {
             architecture: self.0,
             setting: setting.into(),
             problem: problem(),
+        })
+    }
+
+    /// `Ok` if latents of these sides can be packed into tokens of `in_channels`.
+    pub fn packed(
+        &self,
+        latent_height: usize,
+        latent_width: usize,
+        in_channels: usize,
+    ) -> Result<(), ModelError> {
+        for (setting, side) in [("latent_height", latent_height), ("latent_width", latent_width)] {
+            self.that(side.is_multiple_of(PACKING), setting, || {
+                format!("is {side}; it must be even: two rows and two columns make one token")
+            })?;
+        }
+        self.that(
+            in_channels.is_multiple_of(PACKING * PACKING),
+            "in_channels",
+            || format!("is {in_channels}; a packed latent has four times the channels of the autoencoder"),
+        )
+    }
+
+    /// `Ok` if the axes of a position share out the `width` channels of a head in pairs.
+    pub fn rotary_axes(&self, axes: [usize; 3], width: usize) -> Result<(), ModelError> {
+        let sum: usize = axes.iter().sum();
+        let is_paired = axes.iter().all(|channels| channels.is_multiple_of(2));
+        self.that(sum == width && is_paired, "axes_dims_rope", || {
+            format!(
+                "is {axes:?} with the sum {sum}; three even numbers must make up `attention_head_dim` = {width}"
+            )
         })
     }
 

@@ -47,10 +47,10 @@ fn fixture_input(device: &ComputeDevice, io: &Named) -> ModelInput {
         x: tensor(device, io, "in.hidden_states", [2, VALUES]),
         sigma: tensor(device, io, "in.timestep", [2]),
         condition: Condition {
-            tokens: None,
             text: Some(tensor(device, io, "in.encoder_hidden_states", [2, 7, 32])),
             pooled: Some(tensor(device, io, "in.pooled_projections", [2, 24])),
             guidance: Some(tensor(device, io, "in.guidance", [2])),
+            ..Condition::default()
         },
     }
 }

@@ -450,7 +450,7 @@ fn an_unknown_architecture_is_an_error_that_lists_what_exists() {
     };
     assert_eq!(
         error("mmdt", "{}"),
-        "there is no architecture `mmdt`; available: dit, flux, mmdit, wan. The nearest name is `mmdit`"
+        "there is no architecture `mmdt`; available: dit, flux, mmdit, qwen-image, wan. The nearest name is `mmdit`"
     );
     let text = r#"{"latent": {"channels": 1, "height": 8, "width": 8, "depth": 2}}"#;
     let message = error("dit", text);

@@ -54,10 +54,10 @@ pub fn conditions(prompts: &[&EncodedPrompt], guidance: Option<f32>, device: &Co
         device.tensor(all.collect(), [prompts.len(), one.len()])
     });
     Condition {
-        tokens: None,
         text: Some(device.tensor(text, axes)),
         pooled,
         guidance: guidance.map(|scale| device.tensor(vec![scale; prompts.len()], [prompts.len()])),
+        ..Condition::default()
     }
 }
 

@@ -21,6 +21,8 @@ pub struct EncodedText {
     /// Rows of `table_RC` that are the text of each prompt, equally many.
     rows: Arc<Vec<Vec<i64>>>,
     table_rc: Tensor<2>,
+    /// Tokens of each prompt's text, where those behind them are padding that nothing attends to.
+    lengths: Option<Arc<Vec<usize>>>,
     /// Pooled text of each prompt.
     pooled_nd: Option<Tensor<2>>,
 }
@@ -88,6 +90,7 @@ impl EncodedText {
             numbers: numbers(dataset),
             rows: Arc::new(rows.collect()),
             table_rc: device.tensor(table, [words, width.channels]),
+            lengths: None,
             pooled_nd: width
                 .pooled
                 .map(|channels| device.tensor(pooled(channels), [count, channels])),
@@ -96,7 +99,9 @@ impl EncodedText {
 
     /// Prompts that were encoded beforehand, in the order of the data set's ids, from a safetensors file with the names of
     /// diffusers' pipelines: `prompt_embeds` `[N, T, C]`, `negative_prompt_embeds` `[1, T, C]`, and for a model that reads pooled
-    /// text `pooled_prompt_embeds` `[N, D]` and `negative_pooled_prompt_embeds` `[1, D]`.
+    /// text `pooled_prompt_embeds` `[N, D]` and `negative_pooled_prompt_embeds` `[1, D]`. `prompt_embeds_mask` `[N, T]` and
+    /// `negative_prompt_embeds_mask` `[1, T]`, of any type, are 0 where there is padding, which is behind each text; without a mask
+    /// there is none.
     ///
     /// # Errors
     /// A message that names the file and everything in it that does not fit.
@@ -126,6 +131,17 @@ impl EncodedText {
             let negative = take("negative_pooled_prompt_embeds", &[Some(1), Some(channels)]);
             (channels, pooled.zip(negative))
         });
+        let mut masked = |name: &str, prompts: usize| {
+            let lengths = file.lengths(name, [prompts, tokens?]);
+            lengths.unwrap_or_else(|problem| {
+                problems.push(problem);
+                None
+            })
+        };
+        let lengths = [
+            (count, masked("prompt_embeds_mask", count)),
+            (1, masked("negative_prompt_embeds_mask", 1)),
+        ];
         if let Some(problem) = file.other_prompts(dataset) {
             problems.push(problem);
         }
@@ -141,8 +157,11 @@ impl EncodedText {
                 .map(|row| row as i64)
                 .collect()
         };
+        let is_masked = lengths.iter().any(|(_, lengths)| lengths.is_some());
+        let lengths = lengths.map(|(prompts, lengths)| lengths.unwrap_or_else(|| vec![tokens; prompts]));
         Ok(device.with_persistent_allocation(|| Self {
             numbers: numbers(dataset),
+            lengths: is_masked.then(|| Arc::new(lengths.concat())),
             rows: Arc::new((0..=count).map(row).collect()),
             table_rc: device.tensor([text, negative].concat(), [(count + 1) * tokens, width.channels]),
             pooled_nd: pooled.and_then(|(channels, found)| {
@@ -176,6 +195,8 @@ impl EncodedText {
             .table_rc
             .clone()
             .select(0, device.int_tensor(rows, [batch * tokens]));
+        let length = |lengths: &Arc<Vec<usize>>| numbers.iter().map(|number| lengths[*number]).collect();
+        let text_lengths = self.lengths.as_ref().map(length);
         let numbers: Vec<i64> = numbers.into_iter().map(|number| number as i64).collect();
         let pooled = self.pooled_nd.as_ref().map(|pooled| {
             let rows = device.int_tensor(numbers, [batch]);
@@ -183,6 +204,7 @@ impl EncodedText {
         });
         Condition {
             text: Some(text.reshape([batch, tokens, channels])),
+            text_lengths,
             pooled,
             ..Condition::default()
         }
@@ -219,6 +241,33 @@ impl File<'_> {
             Some(at) => Err(format!("value {at} of `{name}` is not finite")),
             None => Ok((tensor.shape.clone(), values)),
         }
+    }
+
+    /// How many tokens of each of its rows the mask `name` `[rows, tokens]` shows, none if there is no such mask.
+    fn lengths(&self, name: &str, shape: [usize; 2]) -> Result<Option<Vec<usize>>, String> {
+        let Some(mask) = self.0.tensors.iter().find(|tensor| tensor.name == name) else {
+            return Ok(None);
+        };
+        if mask.shape != shape {
+            return Err(format!(
+                "`{name}` is {:?}, and its texts need {shape:?}",
+                mask.shape
+            ));
+        }
+        // 0 and false have no bit in any type.
+        let values = mask.bytes.chunks_exact(mask.bytes.len() / (shape[0] * shape[1]));
+        let shown: Vec<bool> = values.map(|value| value.iter().any(|byte| *byte != 0)).collect();
+        let rows = shown.chunks(shape[1]).enumerate();
+        let length = |(row, shown): (usize, &[bool])| {
+            let length = shown.iter().take_while(|shown| **shown).count();
+            if shown[length..].contains(&true) {
+                return Err(format!(
+                    "row {row} of `{name}` shows a token behind padding, and padding must be behind the text"
+                ));
+            }
+            Ok(length)
+        };
+        rows.map(length).collect::<Result<_, _>>().map(Some)
     }
 
     /// What is wrong with the texts that the writer noted as `prompts`, a JSON list, if there are any.

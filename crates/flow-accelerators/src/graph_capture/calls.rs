@@ -13,11 +13,12 @@ use std::thread::ThreadId;
 /// Recordings that are kept at a time. Each holds the memory of what it computes.
 pub(super) const MOST: usize = 8;
 
-/// Which of its parts an input has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Which of its parts an input has, and what of them kernels are launched by.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Form {
     tokens: bool,
     text: bool,
+    text_lengths: Option<Arc<[usize]>>,
     pooled: bool,
     guidance: bool,
 }
@@ -27,12 +28,14 @@ pub(super) fn split(input: &ModelInput) -> (Form, Vec<RawTensor>) {
     let Condition {
         tokens,
         text,
+        text_lengths,
         pooled,
         guidance,
     } = input.condition.clone();
     let form = Form {
         tokens: tokens.is_some(),
         text: text.is_some(),
+        text_lengths,
         pooled: pooled.is_some(),
         guidance: guidance.is_some(),
     };
@@ -48,7 +51,7 @@ pub(super) fn split(input: &ModelInput) -> (Form, Vec<RawTensor>) {
 }
 
 /// The inverse of [`split`].
-pub(super) fn join(form: Form, tensors: &[RawTensor]) -> ModelInput {
+pub(super) fn join(form: &Form, tensors: &[RawTensor]) -> ModelInput {
     let mut tensors = tensors.iter().cloned();
     let mut next = || tensors.next().expect("as many tensors as were split");
     ModelInput {
@@ -57,6 +60,7 @@ pub(super) fn join(form: Form, tensors: &[RawTensor]) -> ModelInput {
         condition: Condition {
             tokens: form.tokens.then(|| Tensor::from_dispatch(next())),
             text: form.text.then(|| Tensor::from_dispatch(next())),
+            text_lengths: form.text_lengths.clone(),
             pooled: form.pooled.then(|| Tensor::from_dispatch(next())),
             guidance: form.guidance.then(|| Tensor::from_dispatch(next())),
         },

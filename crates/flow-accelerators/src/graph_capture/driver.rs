@@ -54,7 +54,7 @@ impl VelocityDriver for Replaying {
             return self.inner.run(exec, model, input);
         }
         let inputs: Vec<RawTensor> = inputs.iter().map(plain).collect();
-        let key = Key::new(model, form, &inputs, exec.params().standing());
+        let key = Key::new(model, form.clone(), &inputs, exec.params().standing());
         let of = ToRecord {
             driver: self,
             exec,
@@ -228,7 +228,7 @@ impl ToRecord<'_> {
     }
 
     fn velocity(&self, exec: &Exec<'_>, inputs: &[RawTensor]) -> DispatchTensor {
-        let input = join(self.form, inputs);
+        let input = join(&self.form, inputs);
         self.driver.inner.run(exec, self.model, input).into_dispatch()
     }
 

@@ -26,7 +26,7 @@ pub fn at_work(arrangement: Arrangement) -> Acceleration {
 
 /// A model whose weights are all noise, and the settings it was built from.
 pub fn noisy(kind: &str) -> (Arc<dyn FlowModel>, Weights) {
-    let architecture = kind.split('-').next().unwrap_or(kind);
+    let architecture = kind.strip_suffix("-with-experts").unwrap_or(kind);
     let settings = match kind {
         "dit" => json!({
             "latent": { "channels": 2, "height": 8, "width": 8 },
@@ -41,6 +41,10 @@ pub fn noisy(kind: &str) -> (Arc<dyn FlowModel>, Weights) {
             "latent_frames": 2, "latent_height": 4, "latent_width": 8, "patch_size": [1, 2, 2], "in_channels": 2,
             "num_layers": 3, "num_attention_heads": 2, "attention_head_dim": 12, "text_dim": 8, "freq_dim": 16,
             "ffn_dim": 48,
+        }),
+        "qwen-image" => json!({
+            "latent_height": 8, "latent_width": 6, "in_channels": 8, "out_channels": 2, "num_layers": 3,
+            "num_attention_heads": 2, "attention_head_dim": 12, "axes_dims_rope": [2, 4, 6], "joint_attention_dim": 8,
         }),
         _ => json!({
             "in_channels": 2, "out_channels": 2, "patch_size": 2, "num_layers": 3, "num_attention_heads": 2,
@@ -77,7 +81,7 @@ pub fn noise(count: usize, salt: u64) -> Vec<f32> {
     values
 }
 
-/// The condition of each trajectory's sample, and the empty one.
+/// The condition of each trajectory's sample, and the empty one. Texts have several lengths; who attends to padding reads on.
 pub fn condition(model: &dyn FlowModel, trajectories: &[TrajectoryId]) -> Condition {
     let device = ComputeDevice::cpu();
     if model.spec().vocabulary.is_some() {
@@ -104,8 +108,13 @@ pub fn condition(model: &dyn FlowModel, trajectories: &[TrajectoryId]) -> Condit
         };
         trajectories.iter().flat_map(of).collect::<Vec<f32>>()
     };
+    let length = |trajectory: &TrajectoryId| match trajectory.conditional {
+        true => 3 + trajectory.sample as usize % 3,
+        false => 2,
+    };
     Condition {
         text: Some(device.tensor(rows(5 * 8, 1000), [trajectories.len(), 5, 8])),
+        text_lengths: Some(trajectories.iter().map(length).collect()),
         pooled: Some(device.tensor(rows(6, 2000), [trajectories.len(), 6])),
         ..Condition::default()
     }

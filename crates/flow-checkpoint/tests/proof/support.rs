@@ -20,7 +20,7 @@ use flow_kernels::CpuKernels;
 #[cfg(any(feature = "lavapipe", feature = "cuda"))]
 use flow_kernels::KernelRegistry;
 use flow_models::{
-    Architecture, Dit, DitConfig, Mmdit, MmditConfig, MoeConfig, Position, Trained, Wan, WanConfig, add_lora,
+    Architecture, Dit, DitConfig, Mmdit, MmditConfig, MoeConfig, Position, QwenImage, QwenImageConfig, Trained, Wan, WanConfig, add_lora,
     trained_mask,
 };
 use std::sync::Arc;
@@ -186,6 +186,21 @@ pub fn mmdit_config() -> MmditConfig {
     }
 }
 
+pub fn qwen_image_config() -> QwenImageConfig {
+    QwenImageConfig {
+        latent_height: 4,
+        latent_width: 6,
+        in_channels: 12,
+        out_channels: 3,
+        num_layers: LAYERS,
+        attention_head_dim: 8,
+        num_attention_heads: 3,
+        joint_attention_dim: 10,
+        axes_dims_rope: [2, 2, 4],
+        ..QwenImageConfig::published()
+    }
+}
+
 impl Subject {
     pub fn new(name: &str, model: Box<dyn Architecture>, trained: Trained, rows: usize) -> Self {
         Self::on(&ComputeDevice::cpu(), name, model, trained, rows)
@@ -232,6 +247,7 @@ impl Subject {
         };
         let mmdit = || Box::new(Mmdit::new(&mmdit_config(), device).expect("it fits"));
         let wan = || Box::new(Wan::new(&wan_config(), device).expect("it fits"));
+        let qwen_image = || Box::new(QwenImage::new(&qwen_image_config(), device).expect("it fits"));
         let models: Vec<(&str, Box<dyn Architecture>, Trained, usize)> = vec![
             ("dit", dit(Position::Rope), Trained::Full, 2),
             ("dit, guided batch", dit(Position::Sincos), Trained::Full, 4),
@@ -247,6 +263,8 @@ impl Subject {
             ("wan", wan(), Trained::Full, 2),
             ("mmdit", mmdit(), Trained::Full, 2),
             ("mmdit, lora", mmdit(), Trained::Lora, 2),
+            ("qwen-image", qwen_image(), Trained::Full, 2),
+            ("qwen-image, lora", qwen_image(), Trained::Lora, 2),
         ];
         let models = models.into_iter();
         models
@@ -271,6 +289,8 @@ impl Subject {
         }
         if spec.text.is_some() {
             condition.text = Some(device.tensor(noise(rows * 50, salt + 1), [rows, 5, 10]));
+            // A model that hides padding sees texts of two lengths.
+            condition.text_lengths = Some((0..rows).map(|row| 5 - 2 * (row % 2)).collect());
             condition.pooled = Some(device.tensor(noise(rows * 7, salt + 2), [rows, 7]));
         }
         ModelInput {

@@ -13,6 +13,7 @@ pub struct Exec<'w> {
     pub(super) backends: Arc<Backends>,
     pub(super) call: Arc<CallContext>,
     pub(super) rows: Arc<[RowKey]>,
+    pub(super) text_lengths: Option<Arc<[usize]>>,
     pub(super) stash: Arc<dyn Stash>,
     pub(super) site: Option<Site>,
     pub(super) weights: PhantomData<&'w ()>,
@@ -25,6 +26,7 @@ impl<'w> Exec<'w> {
             backends,
             call: Arc::new(call),
             rows: Arc::from([]),
+            text_lengths: None,
             stash: Arc::new(Compute),
             site: None,
             weights: PhantomData,
@@ -73,6 +75,7 @@ impl<'w> Exec<'w> {
             backends: self.backends.clone(),
             call: self.call.clone(),
             rows: self.rows.clone(),
+            text_lengths: self.text_lengths.clone(),
             stash: Arc::new(Compute),
             site: self.site.clone(),
             weights: PhantomData,
@@ -89,7 +92,21 @@ impl<'w> Exec<'w> {
         &self.rows
     }
 
+    /// The same call with the lengths of its rows' texts, one entry per row: how a model that hides padding
+    /// ([`Condition::text_lengths`](crate::Condition::text_lengths)) tells its blocks, which may run for some rows only.
+    pub fn with_text_lengths(self, text_lengths: Option<Arc<[usize]>>) -> Self {
+        Exec { text_lengths, ..self }
+    }
+
+    /// How many tokens of text each row has; absent where no padding is hidden.
+    pub fn text_lengths(&self) -> Option<&Arc<[usize]>> {
+        self.text_lengths.as_ref()
+    }
+
     /// The same call for some trajectories of its batch only: how a stack driver runs a block for part of the trajectories.
+    ///
+    /// # Panics
+    /// If texts have lengths, and the call has not one of these trajectories.
     pub fn on_trajectories(&self, trajectories: Arc<[TrajectoryId]>) -> Exec<'w> {
         let row_of =
             |trajectory: &TrajectoryId| self.call.trajectories.iter().position(|of| of == trajectory);
@@ -98,7 +115,12 @@ impl<'w> Exec<'w> {
             .map(|trajectory| self.rows.get(row_of(trajectory)?).cloned());
         // Nothing is known of a trajectory that the call does not have.
         let rows: Option<Vec<RowKey>> = keys.collect();
-        self.part_of_call(trajectories, rows.unwrap_or_default())
+        let text_lengths = self.text_lengths.as_ref().map(|lengths| {
+            let length = |trajectory| lengths[row_of(trajectory).expect("a trajectory of the call")];
+            trajectories.iter().map(length).collect()
+        });
+        let part = self.part_of_call(trajectories.clone(), rows.unwrap_or_default());
+        part.with_text_lengths(text_lengths)
     }
 
     /// The same call for some rows of its batch only, in the order asked for.
@@ -107,7 +129,10 @@ impl<'w> Exec<'w> {
             .iter()
             .filter_map(|row| self.call.trajectories.get(*row).copied());
         let keys = rows.iter().filter_map(|row| self.rows.get(*row).cloned());
-        self.part_of_call(trajectories.collect(), keys.collect())
+        let text_lengths = self.text_lengths.as_ref();
+        let text_lengths = text_lengths.map(|lengths| rows.iter().map(|row| lengths[*row]).collect());
+        let part = self.part_of_call(trajectories.collect(), keys.collect());
+        part.with_text_lengths(text_lengths)
     }
 
     fn part_of_call(&self, trajectories: Arc<[TrajectoryId]>, rows: Vec<RowKey>) -> Exec<'w> {

@@ -186,6 +186,30 @@ fn a_driver_calls_the_model_for_some_rows_and_they_keep_their_latents_levels_and
 }
 
 #[test]
+fn a_call_for_some_of_its_rows_has_the_lengths_of_their_texts() {
+    let device = ComputeDevice::cpu();
+    let weights = Weights::init(Model::default().layout.clone(), 0, &device);
+    let trajectory = |sample| TrajectoryId {
+        sample,
+        conditional: true,
+    };
+    let call = CallContext {
+        trajectories: (0..4).map(trajectory).collect(),
+        ..CallContext::single(Stage::Rollout)
+    };
+    let rollout = InferencePass::new(&weights, crate::model::plan());
+    let exec = rollout.exec(call);
+    assert!(exec.on_rows(&[3]).text_lengths().is_none());
+    let exec = exec.with_text_lengths(Some(vec![3, 1, 2, 5].into()));
+    let lengths = |exec: &Exec<'_>| exec.text_lengths().map(|lengths| lengths.to_vec());
+    assert_eq!(lengths(&exec.on_rows(&[2, 0])), Some(vec![2, 3]));
+    let some = exec.on_trajectories([3, 1].map(trajectory).into());
+    assert_eq!(lengths(&some), Some(vec![5, 1]));
+    assert_eq!(lengths(&some.on_rows(&[1])), Some(vec![1]));
+    assert_eq!(lengths(&exec.for_backward()), Some(vec![3, 1, 2, 5]));
+}
+
+#[test]
 fn rows_of_an_input_are_those_asked_for_in_that_order_in_every_part() {
     let device = ComputeDevice::cpu();
     let input = ModelInput {
@@ -194,6 +218,7 @@ fn rows_of_an_input_are_those_asked_for_in_that_order_in_every_part() {
         condition: Condition {
             tokens: Some(device.int_tensor(vec![7, 8, 9], [3, 1])),
             text: Some(device.tensor(vec![1.0, 2.0, 3.0], [3, 1, 1])),
+            text_lengths: Some(vec![1, 0, 0].into()),
             pooled: Some(device.tensor(vec![4.0, 5.0, 6.0], [3, 1])),
             guidance: Some(device.tensor(vec![1.0, 2.0, 3.5], [3])),
         },
@@ -204,9 +229,11 @@ fn rows_of_an_input_are_those_asked_for_in_that_order_in_every_part() {
     let Condition {
         tokens,
         text,
+        text_lengths,
         pooled,
         guidance,
     } = some.condition;
+    assert_eq!(text_lengths.as_deref(), Some(&[0, 1][..]));
     assert_eq!(read_ints(&tokens.expect("given").into_dispatch()), [9, 7]);
     assert_eq!(to_host(&text.expect("given").into_dispatch()), [3.0, 1.0]);
     assert_eq!(to_host(&pooled.expect("given").into_dispatch()), [6.0, 4.0]);

@@ -1,14 +1,11 @@
 //! Dimensions of a FLUX.1 transformer, as diffusers writes them in `config.json`.
 
 use crate::ModelError;
-use crate::layers::RotaryAxis;
+use crate::layers::{PACKING, RotaryAxis};
 use crate::settings::Check;
 use flow_core::LatentShape;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-
-/// Side of the squares of latent values that are packed into one token (diffusers' `FluxPipeline._pack_latents`).
-pub(super) const PACKING: usize = 2;
 
 /// Dimensions of a [`Flux`](super::Flux): the keys of diffusers' `FluxTransformer2DModel` (0.42.1), so that a `config.json`
 /// from there is read as it is, and the size of the latents, which such a file does not say.
@@ -150,37 +147,12 @@ impl FluxConfig {
             ("joint_attention_dim", self.joint_attention_dim, 65_536),
             ("pooled_projection_dim", self.pooled_projection_dim, 65_536),
         ])?;
-        for (setting, side) in [
-            ("latent_height", self.latent_height),
-            ("latent_width", self.latent_width),
-        ] {
-            check.that(side.is_multiple_of(PACKING), setting, || {
-                format!("is {side}; it must be even: two rows and two columns make one token")
-            })?;
-        }
-        check.that(
-            self.in_channels.is_multiple_of(PACKING * PACKING),
-            "in_channels",
-            || {
-                let is = self.in_channels;
-                format!("is {is}; a packed latent has four times the channels of the autoencoder")
-            },
-        )?;
+        check.packed(self.latent_height, self.latent_width, self.in_channels)?;
         let out_channels = self.out_channels.unwrap_or(self.in_channels);
         check.that(out_channels == self.in_channels, "out_channels", || {
             let channels = self.in_channels;
             format!("is {out_channels}; a velocity has the channels of a latent, `in_channels` = {channels}")
         })?;
-        let axes = self.axes_dims_rope;
-        let (sum, width) = (axes.iter().sum::<usize>(), self.attention_head_dim);
-        check.that(
-            sum == width && axes.iter().all(|channels| channels.is_multiple_of(2)),
-            "axes_dims_rope",
-            || {
-                format!(
-                    "is {axes:?} with the sum {sum}; three even numbers must make up `attention_head_dim` = {width}"
-                )
-            },
-        )
+        check.rotary_axes(self.axes_dims_rope, self.attention_head_dim)
     }
 }

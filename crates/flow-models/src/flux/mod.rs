@@ -17,13 +17,13 @@ pub use config::FluxConfig;
 pub use section::FluxSection;
 
 use crate::layers::{
-    Parts, TIMESTEP_CHANNELS, TimestepEmbedding, modulation, norm, pack_latents, rotary_table, unpack_latents,
+    PACKING, Parts, TIMESTEP_CHANNELS, TimestepEmbedding, modulation, norm, pack_latents, rotary_table,
+    unpack_latents,
 };
 use crate::lora::OriginalLayer;
 use crate::registry::{ModelFactory, ModelRegistry};
 use crate::{Architecture, ModelError, settings};
 use burn::tensor::Tensor;
-use config::PACKING;
 use double_block::DoubleBlock;
 use flow_config::ModelKind;
 use flow_core::device::ComputeDevice;

@@ -1,10 +1,8 @@
 //! `[model.flux]`: the dimensions of FLUX.1's transformer as a config has them, and their rules.
 
 use super::FluxConfig;
-use super::config::PACKING;
-use crate::section::no_autoencoder;
-use flow_config::codes::RULE_MODEL_SHAPE;
-use flow_config::{ImageFacts, Rules};
+use crate::section::PackedDimensions;
+use flow_config::Rules;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -102,32 +100,12 @@ impl From<&FluxSection> for FluxConfig {
 
 /// The rules on dimensions that stand at `path`.
 pub(super) fn check(flux: &FluxSection, rules: &mut Rules<'_>, path: &str) {
-    let key = |name: &str| format!("{path}.{name}");
-    let (axes, width) = (flux.axes_dims_rope, flux.attention_head_dim);
-    let sum: usize = axes.iter().sum();
-    if sum != width || axes.iter().any(|channels| !channels.is_multiple_of(2)) {
-        let (axes_key, width_key) = (key("axes_dims_rope"), key("attention_head_dim"));
-        let message = format!(
-            "`{axes_key}` is {axes:?} with the sum {sum}, and `{width_key}` is {width}: three even numbers must make it up"
-        );
-        rules
-            .error(RULE_MODEL_SHAPE, &[&axes_key, &width_key], message)
-            .help("FLUX.1 has [16, 56, 56] for heads of 128 channels");
-    }
-    let made = flux.in_channels / (PACKING * PACKING);
-    if let Some(ImageFacts { size, channels }) = rules.pixel_images()
-        && (made != channels || (flux.latent_height, flux.latent_width) != (size, size))
-    {
-        let message = format!(
-            "the model's latents are {} by {} with {made} channels, the images of `[data]` {size} by {size} with {channels}",
-            flux.latent_height, flux.latent_width
-        );
-        let keys = [
-            key("latent_height"),
-            key("latent_width"),
-            key("in_channels"),
-            "data".into(),
-        ];
-        no_autoencoder(rules, &keys.each_ref().map(String::as_str), message);
-    }
+    let dimensions = PackedDimensions {
+        latent: (flux.latent_height, flux.latent_width),
+        in_channels: flux.in_channels,
+        head: flux.attention_head_dim,
+        axes: flux.axes_dims_rope,
+        published: "FLUX.1",
+    };
+    dimensions.check(rules, path);
 }

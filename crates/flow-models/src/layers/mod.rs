@@ -14,8 +14,10 @@ mod timestep;
 pub(crate) use attention::{Projection, SelfAttention, heads_to_width};
 pub(crate) use feed_forward::feed_forward;
 pub(crate) use parts::Parts;
-pub(crate) use patch::{PatchEmbedding, pack_latents, unpack_latents, unpatchify};
-pub(crate) use position::{RotaryAxis, RotaryTable, add_positions, rotary_2d, rotary_table, sincos_2d};
+pub(crate) use patch::{PACKING, PatchEmbedding, pack_latents, unpack_latents, unpatchify};
+pub(crate) use position::{
+    RotaryAxis, RotaryTable, WAVELENGTH_BASE, add_positions, rotary_2d, rotary_table, sincos_2d,
+};
 pub(crate) use timestep::{TIMESTEP_CHANNELS, TimestepEmbedding};
 
 use burn::tensor::Tensor;

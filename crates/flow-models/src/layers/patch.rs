@@ -78,6 +78,9 @@ fn patchify(x_bn: Tensor<2>, latent: &LatentShape, patch: usize) -> Tensor<3> {
         .reshape([batch, rows * columns, latent.channels * patch * patch])
 }
 
+/// Side of the squares of latent values that are packed into one token (diffusers' `_pack_latents`).
+pub(crate) const PACKING: usize = 2;
+
 /// `[B, N]` to `[B, S, C·P·P]`: packed latents, as diffusers' pipelines of FLUX.1 and Qwen-Image have them (`_pack_latents`).
 pub(crate) fn pack_latents(x_bn: Tensor<2>, latent: &LatentShape, patch: usize) -> Tensor<3> {
     patchify(x_bn, latent, patch)

@@ -14,7 +14,7 @@ pub(crate) fn add_positions(x_bsd: Tensor<3>, positions_1sd: Tensor<3>) -> Tenso
 }
 
 /// Base of the wavelengths of both kinds of table (Vaswani et al. 2017, arXiv:1706.03762).
-const WAVELENGTH_BASE: f64 = 10_000.0;
+pub(crate) const WAVELENGTH_BASE: f64 = 10_000.0;
 
 /// 2-D sine and cosine table `[rows · columns, width]`, row-major, as DiT and diffusers have it
 /// (`get_2d_sincos_pos_embed`, diffusers 0.42.1): the first half of the channels encodes the column, the second the

@@ -13,6 +13,16 @@ const MAX_PERIOD: f32 = 10_000.0;
 /// Timesteps of the scale on which the embedding was made: `timestep = 1000 · sigma`.
 const TIMESTEPS: f32 = 1000.0;
 
+/// What is multiplied first of `1000 · sigma · frequency`: at the highest frequency the two products differ by a unit in the last
+/// place of up to 1000 radians, which gradients show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Product {
+    /// `(1000 · sigma) · frequency`, as the pipelines of SD3, FLUX.1 and Wan have it.
+    Timestep,
+    /// `1000 · (sigma · frequency)`, diffusers' `get_timestep_embedding` with `scale = 1000`.
+    Angle,
+}
+
 /// `linear(silu(linear(sinusoid(1000 · sigma))))`, named as diffusers' `TimestepEmbedding`.
 #[derive(Debug)]
 pub(crate) struct TimestepEmbedding {
@@ -20,6 +30,7 @@ pub(crate) struct TimestepEmbedding {
     linear_2: Linear,
     /// `[1, half of the sinusoidal embedding's channels]`.
     frequencies: Tensor<2>,
+    first: Product,
 }
 
 impl TimestepEmbedding {
@@ -34,6 +45,15 @@ impl TimestepEmbedding {
             linear_1: parts.linear("linear_1", channels, hidden, Init::Normal(0.02)),
             linear_2: parts.linear("linear_2", hidden, hidden, Init::Normal(0.02)),
             frequencies: device.tensor(frequencies.collect(), [1, half]),
+            first: Product::Timestep,
+        }
+    }
+
+    /// The same, of a model that takes noise levels and not timesteps, and multiplies by 1000 last: Qwen-Image.
+    pub fn scaled_last(self) -> Self {
+        Self {
+            first: Product::Angle,
+            ..self
         }
     }
 
@@ -51,8 +71,11 @@ impl TimestepEmbedding {
 
     fn embed(&self, exec: &Exec<'_>, sigma_b: Tensor<1>) -> Tensor<2> {
         let [batch] = sigma_b.dims();
-        let timestep = sigma_b.mul_scalar(TIMESTEPS).reshape([batch, 1]);
-        let angle = timestep * self.frequencies.clone();
+        let (sigma, frequencies) = (sigma_b.reshape([batch, 1]), self.frequencies.clone());
+        let angle = match self.first {
+            Product::Timestep => sigma.mul_scalar(TIMESTEPS) * frequencies,
+            Product::Angle => (sigma * frequencies).mul_scalar(TIMESTEPS),
+        };
         // Cosines first: diffusers' `flip_sin_to_cos`, which DiT, SD3 and Wan set.
         let sinusoid = Tensor::cat(vec![angle.clone().cos(), angle.sin()], 1);
         let inner = exec.linear_activated(&self.linear_1, sinusoid, Activation::Silu);

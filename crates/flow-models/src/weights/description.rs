@@ -105,7 +105,7 @@ impl Description {
             let ours = ours.get(key);
             let same = match ours {
                 Some(ours) => model.is_size(key) || same(key, ours, theirs),
-                None => is_off(theirs),
+                None => is_off(theirs) || model.is_without_effect(key),
             };
             (!same).then(|| Difference {
                 key: key.clone(),

@@ -1,6 +1,6 @@
 //! LoRA files for tests: a model that diffusers wrote with what it computed, and files under other names.
 
-use super::parity::{Named, noise_levels, tensor, unpacked};
+use super::parity::{Named, noise_levels, tensor, text_lengths, unpacked};
 use super::{fixture, noise, relative_distance, tensors, velocity};
 use flow_core::device::ComputeDevice;
 use flow_core::{Condition, ModelInput, Weights};
@@ -31,7 +31,7 @@ impl Oracle {
         let mut settings: Value = serde_json::from_slice(&text).unwrap();
         let sides: &[(&str, usize)] = match name {
             "sd3-lora" => &[("latent_height", 8), ("latent_width", 6)],
-            "flux-lora" => &[("latent_height", 8), ("latent_width", 6)],
+            "flux-lora" | "qwen-image-lora" => &[("latent_height", 8), ("latent_width", 6)],
             _ => &[("latent_frames", 2), ("latent_height", 4), ("latent_width", 6)],
         };
         for (key, side) in sides {
@@ -42,6 +42,7 @@ impl Oracle {
         let architecture = match name {
             "sd3-lora" => "mmdit",
             "flux-lora" => "flux",
+            "qwen-image-lora" => "qwen-image",
             _ => "wan",
         };
         let model = registry.build(architecture, &settings, &device).unwrap();
@@ -53,7 +54,7 @@ impl Oracle {
             model,
             base,
             io: match name {
-                "flux-lora" => unpacked(tensors("flux-lora/io.safetensors"), 4, 3),
+                "flux-lora" | "qwen-image-lora" => unpacked(tensors(&format!("{name}/io.safetensors")), 4, 3),
                 _ => tensors(&format!("{name}/io.safetensors")),
             },
         }
@@ -66,8 +67,8 @@ impl Oracle {
         ModelInput {
             x: tensor(&device, &self.io, "in.hidden_states", [2, values]),
             sigma: match self.name {
-                // FLUX.1 is given the noise level itself.
-                "flux-lora" => tensor(&device, &self.io, "in.timestep", [2]),
+                // These are given the noise level itself.
+                "flux-lora" | "qwen-image-lora" => tensor(&device, &self.io, "in.timestep", [2]),
                 _ => noise_levels(&device, &self.io),
             },
             condition: Condition {
@@ -82,6 +83,7 @@ impl Oracle {
                     .get("in.pooled_projections")
                     .map(|(shape, _)| tensor(&device, &self.io, "in.pooled_projections", [2, shape[1]])),
                 guidance: (self.io.get("in.guidance")).map(|_| tensor(&device, &self.io, "in.guidance", [2])),
+                text_lengths: text_lengths(&self.io),
                 tokens: None,
             },
         }

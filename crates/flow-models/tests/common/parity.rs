@@ -37,6 +37,17 @@ pub fn noise_levels(device: &ComputeDevice, io: &Named) -> Tensor<1> {
     device.tensor(sigma, [count])
 }
 
+/// Tokens of text in each row of a fixture whose model is given a mask, of which the last ones may be 0.
+pub fn text_lengths(io: &Named) -> Option<Arc<[usize]>> {
+    let (shape, mask) = io.get("in.encoder_hidden_states_mask")?;
+    let length = |row: &[f32]| {
+        let length = row.iter().take_while(|it| **it == 1.0).count();
+        assert!(row[length..].iter().all(|it| *it == 0.0), "padding is behind");
+        length
+    };
+    Some(mask.chunks(shape[1]).map(length).collect())
+}
+
 /// A fixture of a model whose latents are packed outside of it, with `hidden_states`, `out` and what belongs to them unpacked, from
 /// `[B, rows · columns, 4 · C]` to `[B, C, 2 · rows, 2 · columns]`: token `y · columns + x`, channel `4 · c + 2 · dy + dx`
 /// (diffusers' `FluxPipeline._pack_latents`).
@@ -89,6 +100,7 @@ pub fn check_parity_within(
     let device = ComputeDevice::cpu();
     let Condition {
         text,
+        text_lengths,
         pooled,
         guidance,
         ..
@@ -105,6 +117,7 @@ pub fn check_parity_within(
         condition: Condition {
             tokens: None,
             text: text.clone(),
+            text_lengths,
             pooled: pooled.clone(),
             guidance,
         },
@@ -130,9 +143,19 @@ pub fn check_parity_within(
     let found = exec.params().take_gradients(&mut gradients);
     let mut compared = 0;
     for (spec, found) in specs.iter().zip(found) {
+        let expected = io.get(&format!("grad_param.{}", spec.name));
         match (spec.kind, found) {
+            // What nothing reads has no gradient there either.
+            (ParamKind::Base, found) if expected.is_none() => {
+                let values = found.iter().flat_map(cpu::to_host);
+                assert!(
+                    values.into_iter().all(|value| value == 0.0),
+                    "{} is read",
+                    spec.name
+                );
+            }
             (ParamKind::Base, Some(found)) => {
-                let (_, expected) = &io[&format!("grad_param.{}", spec.name)];
+                let (_, expected) = expected.expect("compared where there is one");
                 assert_near(&spec.name, of_gradients, &cpu::to_host(&found), expected);
                 compared += 1;
             }

@@ -290,7 +290,7 @@ fn description(config: &Config) -> Value {
     }
     // Nor does what the model does not have. These came later, and weights made before keep their hash.
     remove(&mut relevant["model"], "adapter");
-    for later in ["flux", "wan"] {
+    for later in ["flux", "qwen-image", "wan"] {
         if config.model.architecture != later {
             remove(&mut relevant["model"], later);
         }

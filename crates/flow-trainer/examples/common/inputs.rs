@@ -77,7 +77,7 @@ impl Inputs {
                 .map(|(shape, values)| device.tensor(values.clone(), [shape[0], shape[1], shape[2]])),
             pooled: text(["pooled", "null_pooled"])
                 .map(|(shape, values)| device.tensor(values.clone(), [shape[0], shape[1]])),
-            guidance: None,
+            ..Condition::default()
         }
     }
 }

@@ -11,6 +11,7 @@ use flow_core::device::ComputeDevice;
 use flow_models::dit::{Conditioning, DitSection};
 use flow_models::flux::FluxSection;
 use flow_models::mmdit::MmditSection;
+use flow_models::qwen_image::QwenImageSection;
 use flow_models::wan::WanSection;
 use flow_models::weights::{Description, describe};
 use flow_models::{AdapterFile, ModelRegistry};
@@ -94,11 +95,12 @@ pub fn said_by_weights(config: &Config, base: &Path) -> Result<Option<Said>, Tra
         Some("SD3Transformer2DModel") => "mmdit",
         Some("WanTransformer3DModel") => "wan",
         Some("FluxTransformer2DModel") => "flux",
+        Some("QwenImageTransformer2DModel") => "qwen-image",
         Some("FlowTrainDiT") => "dit",
         Some(other) => {
             return Err(TrainError::Setting(format!(
                 "`{}` is of `{other}`, an architecture that is not here; there are SD3Transformer2DModel (`mmdit`), \
-                 WanTransformer3DModel (`wan`), FluxTransformer2DModel (`flux`) and `dit`",
+                 WanTransformer3DModel (`wan`), FluxTransformer2DModel (`flux`), QwenImageTransformer2DModel (`qwen-image`) and `dit`",
                 said.from.display()
             )));
         }
@@ -123,7 +125,8 @@ pub(super) fn said_by_constants(said: &mut Said, architecture: &str, constants: 
     match architecture {
         "mmdit" => mmdit(said, constants),
         "wan" => wan(said, constants),
-        "flux" => flux(said, constants),
+        "flux" => plainly::<FluxSection>(said, constants, architecture),
+        "qwen-image" => plainly::<QwenImageSection>(said, constants, architecture),
         // What files of a plug-in say is the plug-in's alone.
         _ => {}
     }
@@ -165,13 +168,14 @@ fn wan(said: &mut Said, constants: &Map<String, Value>) {
     }
 }
 
-fn flux(said: &mut Said, constants: &Map<String, Value>) {
-    let known = keys_of(&FluxSection::default());
+/// Of an architecture whose section `T` has diffusers' own names and values.
+fn plainly<T: Serialize + Default>(said: &mut Said, constants: &Map<String, Value>, architecture: &str) {
+    let known = keys_of(&T::default());
     let known = constants
         .iter()
         .filter(|(key, value)| known.contains_key(*key) && !value.is_null());
     for (key, value) in known {
-        said.push(format!("model.flux.{key}"), value.clone());
+        said.push(format!("model.{architecture}.{key}"), value.clone());
     }
 }
 

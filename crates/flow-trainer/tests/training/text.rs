@@ -204,6 +204,53 @@ fn prompts_of_a_file_are_taken_by_their_ids() {
 }
 
 #[test]
+fn masks_of_a_file_are_the_lengths_of_its_texts() {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let digits = Digits::new().expect("the digits");
+    let prompts = || [&digits.prompts()[29], &digits.prompts()[4]].into_iter();
+    // Prompt n has n mod 3 tokens and one more.
+    let mask = |rows: usize| -> Vec<f32> {
+        let row = |row: usize| [1.0, f32::from(u8::from(row % 3 > 0)), f32::from(u8::from(row % 3 > 1))];
+        (0..rows).flat_map(row).collect()
+    };
+    let whole = read(&file(folder.path(), None, |_| ())).expect("no masks");
+    assert!(whole.conditions(prompts()).conditional.text_lengths.is_none());
+
+    let path = file(folder.path(), None, |tensors| {
+        tensors.push(("prompt_embeds_mask", vec![30, 3], mask(30)));
+    });
+    let conditions = read(&path).expect("one mask").conditions(prompts());
+    let lengths = |condition: &Condition| condition.text_lengths.as_deref().map(<[usize]>::to_vec);
+    assert_eq!(lengths(&conditions.conditional), Some(vec![3, 2]));
+    let negative = conditions.unconditional.as_ref().expect("guided");
+    assert_eq!(lengths(negative), Some(vec![3, 3]), "without a mask it is all text");
+
+    let path = file(folder.path(), None, |tensors| {
+        tensors.push(("prompt_embeds_mask", vec![30, 3], mask(30)));
+        tensors.push(("negative_prompt_embeds_mask", vec![1, 3], mask(1)));
+    });
+    let conditions = read(&path).expect("both masks").conditions(prompts());
+    let both = conditions
+        .conditional
+        .stacked(conditions.unconditional.expect("guided"));
+    assert_eq!(lengths(&both), Some(vec![3, 2, 1, 1]));
+
+    let path = file(folder.path(), None, |tensors| {
+        let mut holed = mask(30);
+        holed[3 * 7] = 0.0;
+        tensors.push(("prompt_embeds_mask", vec![30, 3], holed));
+        tensors.push(("negative_prompt_embeds_mask", vec![1, 2], vec![1.0; 2]));
+    });
+    let problem = read(&path).expect_err("two things are wrong");
+    for said in [
+        "row 7 of `prompt_embeds_mask` shows a token behind padding",
+        "`negative_prompt_embeds_mask` is [1, 2], and its texts need [1, 3]",
+    ] {
+        assert!(problem.contains(said), "`{said}` is not in: {problem}");
+    }
+}
+
+#[test]
 fn everything_that_is_wrong_with_a_file_is_said_at_once() {
     let folder = tempfile::tempdir().expect("a temporary directory");
     let path = file(folder.path(), None, |tensors| {
