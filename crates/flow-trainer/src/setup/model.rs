@@ -181,8 +181,7 @@ fn no_weights_help(config: &Config, path: &Path, file: &Path) -> String {
         && path.extension().is_none_or(|ending| ending != "safetensors");
     if is_hub_name {
         return format!(
-            "Nothing is downloaded here; if it is the name of a repository, fetch it with `hf download {0} --local-dir FOLDER` and \
-             name that folder",
+            "Nothing is downloaded here; if it is the name of a repository, `flow-train fetch {0}` makes a folder of it: name that folder",
             path.display()
         );
     }
