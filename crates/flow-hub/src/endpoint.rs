@@ -20,7 +20,8 @@ impl Endpoint {
     pub fn new(url: &str) -> Result<Self, HubError> {
         let base = url.trim_end_matches('/');
         let refused = |problem: String| HubError::Endpoint {
-            endpoint: url.to_owned(),
+            // What stands before `@` may be a password.
+            endpoint: url.rsplit('@').next().unwrap_or_default().to_owned(),
             problem,
         };
         if base.contains(['?', '#']) {
@@ -180,13 +181,14 @@ mod tests {
         for (url, part) in [
             ("huggingface.co", "no scheme"),
             ("ftp://huggingface.co", "`ftp`"),
-            ("https://", "no URL"),
+            ("https://", "it "),
             ("https://me:secret@huggingface.co", "name or a password"),
             ("https://huggingface.co?a=b", "neither"),
             ("https://hugging face.co", "no URL"),
         ] {
             let words = Endpoint::new(url).unwrap_err().to_string();
             assert!(words.contains(part) && words.contains("HF_ENDPOINT"), "{words}");
+            assert!(!words.contains("secret"), "{words}");
         }
     }
 

@@ -2,7 +2,7 @@
 
 use crate::connection::Connection;
 use crate::download::{download, is_same};
-use crate::selection::{Wanted, component_names, select};
+use crate::selection::{component_names, select};
 use crate::{Client, HubError, Listing, RemoteFile, Settings, relative_path};
 use flow_diffusers::Repository;
 use std::path::{Path, PathBuf};
@@ -178,7 +178,10 @@ impl<C: Client> Hub<C> {
 }
 
 /// Where each file goes.
-fn places<'f>(selected: &Wanted<'f>, wanted: &Fetch<'_>) -> Result<Vec<(&'f RemoteFile, PathBuf)>, HubError> {
+fn places<'f>(
+    selected: &[&'f RemoteFile],
+    wanted: &Fetch<'_>,
+) -> Result<Vec<(&'f RemoteFile, PathBuf)>, HubError> {
     selected
         .iter()
         .map(|remote| {
