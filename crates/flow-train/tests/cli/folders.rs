@@ -222,7 +222,7 @@ fn what_is_wrong_with_a_folder_or_its_prompts_is_said_with_what_to_do() {
         "--set",
         "model.path=stabilityai/stable-diffusion-3.5-medium",
     ];
-    contains(&place.fail(2, &hub), &["model.path", "hf download stabilityai/"]);
+    contains(&place.fail(2, &hub), &["model.path", "flow-train fetch stabilityai/"]);
     fs::write(place.path("prompts.txt"), "only one\n").unwrap();
     let one = place.fail(2, &["check", "folder.toml", "--set", "data.test_count=1"]);
     contains(&one, &["prompts.txt", "data.test_path"]);

@@ -32,8 +32,7 @@ pub fn pipeline(config: &Config, base: &Path) -> Result<Pipeline, TrainError> {
     if !folder.exists() {
         let help = match hub_name(path) {
             Some(name) => format!(
-                "Nothing is downloaded here; if it is the name of a repository, fetch it with `hf download {name} --local-dir FOLDER` \
-                 and name that folder"
+                "Nothing is downloaded here; if it is the name of a repository, `flow-train fetch {name}` makes a folder of it: name that folder"
             ),
             None => "Check the path".into(),
         };
