@@ -21,7 +21,7 @@ use support::{at_work, condition, noise, noisy, registry};
 enum Manner {
     /// Replays give what was computed when it recorded.
     Records,
-    /// It has no memory left.
+    /// It has less memory left than a recording needs.
     Full,
     /// It has no memory left, and what it was given is gone.
     Broken,
@@ -31,13 +31,20 @@ impl Recorder for Manner {
     fn record(
         &self,
         inputs: &[RawTensor],
-        warm_up: &mut dyn FnMut(&[RawTensor]),
+        warm_up: &mut dyn FnMut(&[RawTensor]) -> Vec<RawTensor>,
         compute: &mut dyn FnMut(&[RawTensor]) -> Vec<RawTensor>,
     ) -> Result<Box<dyn Recorded>, NotRecorded> {
-        warm_up(inputs);
+        let outputs = warm_up(inputs);
+        assert!(
+            !outputs.is_empty(),
+            "by them a device sees whether it computed them"
+        );
         match self {
             Self::Records => Ok(Box::new(Recording(compute(inputs)))),
-            Self::Full | Self::Broken => Err(NotRecorded("the device has no memory left".into())),
+            Self::Full => Err(NotRecorded(
+                "a recording needs 9.10 GiB, 3.20 GiB are free".into(),
+            )),
+            Self::Broken => Err(NotRecorded("the device has no memory left".into())),
         }
     }
 
@@ -152,7 +159,7 @@ fn a_call_that_the_device_does_not_record_is_computed_to_the_same_bits_counted_a
     };
     assert_eq!((shortfall.name, *times), ("calls_not_recorded", 6));
     assert!(
-        shortfall.why.contains("the device has no memory left") && shortfall.why.contains("micro_batch"),
+        shortfall.why.contains("needs 9.10 GiB, 3.20 GiB are free") && shortfall.why.contains("micro_batch"),
         "{}",
         shortfall.why
     );

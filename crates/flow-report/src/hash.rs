@@ -1,7 +1,7 @@
 //! BLAKE3 of what files hold, as it stands in checkpoints.
 
 use std::fmt;
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -60,8 +60,10 @@ impl ContentHash {
     }
 }
 
+/// On all threads of the pool: weights have tens of gigabytes, and one thread reads one or two a second. Small files are read by the
+/// calling thread. The value is that of one thread.
 fn hash_file(hasher: &mut blake3::Hasher, path: &Path) -> io::Result<()> {
-    hasher.update_reader(File::open(path)?)?;
+    hasher.update_mmap_rayon(path)?;
     Ok(())
 }
 

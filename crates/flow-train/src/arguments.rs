@@ -153,6 +153,9 @@ pub struct PretrainArguments {
     /// Go on with a pretraining that was stopped: from what is beside its weights, or from a checkpoint file
     #[arg(long, value_name = "latest|PATH", value_hint = ValueHint::FilePath, conflicts_with = "on_exists")]
     pub resume: Option<PathBuf>,
+    /// Time between two savings of the state beside the weights
+    #[arg(long, default_value_t = 600, value_name = "SECONDS")]
+    pub save_every: u64,
     #[command(flatten)]
     pub there: ThereAlready,
 }

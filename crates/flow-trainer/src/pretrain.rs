@@ -6,7 +6,7 @@
 
 mod state;
 
-pub use state::{Keeping, PretrainCheckpoint};
+pub use state::{Clock, Keeping, PretrainCheckpoint};
 
 use crate::conditions::Conditioner;
 use crate::error::TrainError;
@@ -23,7 +23,7 @@ use flow_core::{
 use flow_data::{CaptionedImages, Prompt};
 use flow_report::Stopwatch;
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
-use state::State;
+use state::{Savings, State};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -214,7 +214,8 @@ fn pieces(batch: usize, device: &ComputeDevice) -> usize {
 /// Trains `weights`. What `keeping` goes on from takes their place; without it, nothing is written.
 ///
 /// # Errors
-/// A loss or gradient that is not finite, an image that cannot be read, or a state that cannot be written or read.
+/// A loss or gradient that is not finite, an image that cannot be read, or a state that cannot be written (but for that after
+/// the last step, which the observer hears of) or read.
 pub fn pretrain(
     parts: &Pretraining<'_>,
     weights: Weights,
@@ -251,6 +252,7 @@ pub fn pretrain(
     observer.phase(Phase::Pretraining, settings.steps as usize);
     let begin = state.step;
     observer.advance(begin as usize);
+    let mut savings = keeping.map(Savings::new);
     let mut upcoming = batch(dataset, settings, begin);
     for step in begin..settings.steps {
         let watch = Stopwatch::start();
@@ -322,15 +324,22 @@ pub fn pretrain(
         });
         let Some(next) = next else { break };
         let interrupted = observer.interrupted();
-        if let Some(keeping) = keeping
-            && (interrupted || state.step.is_multiple_of(keeping.every.max(1)))
-        {
-            keeping.save(&state)?;
+        if let Some(savings) = &mut savings {
+            match interrupted {
+                true => savings.save(&state)?,
+                false => savings.save_if_due(&state)?,
+            }
         }
         if interrupted {
             break;
         }
         upcoming = next;
+    }
+    if let Some(savings) = savings.as_mut().filter(|_| state.step == settings.steps)
+        && let Err(error) = savings.save(&state)
+    {
+        // The weights are there, and worth more than what they could be made from once more.
+        observer.notice(&format!("the state after the last step was not saved: {error}"));
     }
     let State { average, losses, .. } = state;
     let tail = &losses[losses.len() - (losses.len() / 100).max(1).min(losses.len())..];

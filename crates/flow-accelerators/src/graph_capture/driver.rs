@@ -212,6 +212,9 @@ impl ToRecord<'_> {
             let model = self.model.spec().architecture.clone();
             Stopped::RecordingLost { model, why }.stop();
         }
+        // A forward pass that was recorded for a backward pass that was not.
+        autograd::free_abandoned(&self.inputs[0]);
+        self.driver.recorder.release(&self.inputs[0]);
         Call::NotRecorded(why)
     }
 
@@ -221,7 +224,7 @@ impl ToRecord<'_> {
         let recorded =
             self.driver
                 .recorder
-                .record(self.inputs, &mut |views| drop(velocity(views)), &mut |views| {
+                .record(self.inputs, &mut |views| vec![velocity(views)], &mut |views| {
                     self.driver.counting(&mut counted, || vec![velocity(views)])
                 })?;
         Ok(Call::RawTensor(recorded, counted))
@@ -247,8 +250,9 @@ impl ToRecord<'_> {
         let forward = recorder.record(
             self.inputs,
             &mut |views| {
-                drop(self.forward(views));
+                let velocity = plain(&self.forward(views).0);
                 autograd::free_abandoned(&views[0]);
+                vec![velocity]
             },
             &mut |views| {
                 let (velocity, params) = (self.driver).counting(of_forward, || self.forward(views));
@@ -271,7 +275,8 @@ impl ToRecord<'_> {
             // Of another forward pass: the recorded one can be differentiated once.
             &mut |seeds| {
                 let (velocity, params) = self.forward(self.inputs);
-                drop(differentiate(velocity, &params, &seeds[0]));
+                let gradients = differentiate(velocity, &params, &seeds[0]);
+                gradients.into_iter().flatten().collect()
             },
             &mut |seeds| {
                 let velocity = graph.take().expect("what is recorded is computed once");

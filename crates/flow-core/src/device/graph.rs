@@ -11,17 +11,17 @@ use std::fmt::Debug;
 pub trait Recorder: Debug + Send + Sync {
     /// Records what `compute` launches, given copies of `inputs` in memory of their own.
     ///
-    /// `warm_up` runs before, given the same: it compiles every kernel that `compute` will launch, and takes and frees the
-    /// memory that it will take. During `compute` nothing runs: it must not read a tensor back, nor make one from the host's
+    /// `warm_up` runs before, given the same: it compiles every kernel that `compute` will launch, takes and frees the memory
+    /// that it will take, and gives the outputs, by which the device sees whether it computed them. During `compute` nothing runs: it must not read a tensor back, nor make one from the host's
     /// values. What it takes from the device stays taken as long as the recording lives.
     ///
     /// # Errors
-    /// [`NotRecorded`] with the device's reason. Whatever `compute` returned holds nothing of use then, and the device may
+    /// [`NotRecorded`] with the device's reason, among them memory that is too small for a recording. Whatever `compute` returned holds nothing of use then, and the device may
     /// refuse to read what it was given, weights among it; [`is_readable`](Self::is_readable) says whether it does.
     fn record(
         &self,
         inputs: &[RawTensor],
-        warm_up: &mut dyn FnMut(&[RawTensor]),
+        warm_up: &mut dyn FnMut(&[RawTensor]) -> Vec<RawTensor>,
         compute: &mut dyn FnMut(&[RawTensor]) -> Vec<RawTensor>,
     ) -> Result<Box<dyn Recorded>, NotRecorded>;
 

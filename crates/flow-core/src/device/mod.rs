@@ -1,5 +1,6 @@
 //! Which device computes, and in which precision values are stored.
 
+pub mod capture;
 pub mod cpu;
 #[cfg(feature = "cube")]
 pub mod cube;

@@ -1,12 +1,22 @@
-//! What NVIDIA's driver counts as this process's memory, through its management library (NVML).
+//! What NVIDIA's driver counts as this process's memory, through its management library (NVML), and what it has left.
 //!
 //! The runtime's pools know tensors. The driver knows the context, the programs and what other libraries take, too, and is what
 //! `nvidia-smi` prints.
 
+use cudarc::driver::CudaContext;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use std::fmt;
 use std::sync::Arc;
+
+/// Bytes free on GPU number `index` of those that this process sees, by `cuMemGetInfo`, which knows the parts of a divided GPU
+/// (MIG) and the numbers of `CUDA_VISIBLE_DEVICES`; none if the driver does not answer.
+pub(super) fn bytes_free(index: usize) -> Option<u64> {
+    // The context that the runtime uses, too; nothing is made.
+    let context = CudaContext::new(index).ok()?;
+    let (free, _) = context.mem_get_info().ok()?;
+    u64::try_from(free).ok()
+}
 
 /// The driver's count.
 #[derive(Clone)]

@@ -1,5 +1,6 @@
 //! What users of `flow-core` rely on, in one binary so that Burn is linked once.
 
+mod capture;
 mod concurrency;
 mod engines;
 mod layered;

@@ -3,9 +3,10 @@
 //!
 //! For combinations of precision, trained weights, attention backend, fused kernels, captured graphs, exact reuse, policy of
 //! activation checkpointing, algorithm and guidance: one rollout, and every loss once, without an optimizer step. No
-//! combination changes a file. [`pairs`] chooses some of them, unless all are asked for.
+//! combination changes a file, and one that fails has a row that says why. [`pairs`] chooses some of them, unless all are asked for.
 
 mod pairs;
+mod table;
 
 use super::nearest::did_you_mean;
 use super::{Loaded, survey::Use, tokens};
@@ -19,16 +20,17 @@ use flow_config::{
     AcceleratorEntry, AlgorithmConfig, Catalog, CheckpointingConfig, Config, DType, DeviceKind, Dynamics,
     Finetune, InitialNoise,
 };
-use flow_core::Backends;
+use flow_core::device::ComputeDevice;
+use flow_core::{Backends, autograd, stopped};
 use flow_train::{EnvironmentError, Registries, base_plan};
-use flow_trainer::algorithm::Algorithm;
 use flow_trainer::audit::OnPolicyAudit;
 use flow_trainer::observer::Silent;
-use flow_trainer::setup::{self, Environment, ModelParts};
+use flow_trainer::setup::{self, ModelParts};
 use flow_trainer::undone::{Undone, undone};
 use flow_validate::checkpoint_policy;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use table::Table;
 
 /// Guidance scales: without an unconditional branch, and with it in the same batch.
 const GUIDANCE: [f64; 2] = [1.0, 3.0];
@@ -106,57 +108,6 @@ impl Combination {
     }
 }
 
-/// The table, printed row by row: an audit that is interrupted has said what it found.
-struct Table {
-    widths: Vec<usize>,
-}
-
-impl Table {
-    /// Prints the names of the columns.
-    fn new(combinations: &[Combination]) -> Result<Self, Failure> {
-        let longest = |column: usize| {
-            let values = combinations
-                .iter()
-                .map(|one| one.values()[column].chars().count());
-            values.max().unwrap_or(0).max(COLUMNS[column].len())
-        };
-        let table = Self {
-            widths: (0..COLUMNS.len()).map(longest).collect(),
-        };
-        table.print(COLUMNS.iter(), "ratios", "max |ratio - 1|")?;
-        Ok(table)
-    }
-
-    fn row(&self, combination: &Combination, audit: &OnPolicyAudit) -> Result<(), Failure> {
-        let (checked, deviation) = (
-            audit.checked().to_string(),
-            format!("{:e}", audit.max_deviation()),
-        );
-        self.print(combination.values().iter(), &checked, &deviation)
-    }
-
-    fn print(
-        &self,
-        cells: impl Iterator<Item = impl std::fmt::Display>,
-        checked: &str,
-        deviation: &str,
-    ) -> Result<(), Failure> {
-        // Nobody reads it, and nobody would read the rest.
-        let cut_off = |failure| match failure {
-            Failure::Unread => Failure::CutOff,
-            other => other,
-        };
-        let cells = cells
-            .zip(&self.widths)
-            .map(|(cell, width)| format!("{cell:width$}  "));
-        terminal::line(&format!(
-            "{}{checked:>8}  {deviation:>15}",
-            cells.collect::<String>()
-        ))
-        .map_err(cut_off)
-    }
-}
-
 /// Keeps the combinations that `only` asks for, `COLUMN=VALUE` each.
 fn narrow(combinations: Vec<Combination>, only: &[String]) -> Result<Vec<Combination>, Failure> {
     let mut kept = combinations;
@@ -229,12 +180,26 @@ pub fn run(arguments: &AuditArguments, quiet: bool) -> Result<(), Failure> {
     drop(progress);
     terminal::line("")?;
     let count = combinations.len();
-    let Outcome { failed, undone } = found;
-    if failed > 0 {
-        return Err(Failure::Run(format!(
-            "{failed} of {count} combinations are not exact: rollout and training do not compute the same bits. This is a \
+    let Outcome {
+        failed,
+        inexact,
+        undone,
+    } = found;
+    let mut wrong = Vec::new();
+    if inexact > 0 {
+        wrong.push(format!(
+            "{inexact} of {count} combinations are not exact: rollout and training do not compute the same bits. This is a \
              defect; please report it with this table"
-        )));
+        ));
+    }
+    if failed > 0 {
+        wrong.push(format!(
+            "{failed} of {count} combinations failed, so nothing is known of them; their rows say why, and `--only` leaves out \
+             what does not run here"
+        ));
+    }
+    if !wrong.is_empty() {
+        return Err(Failure::Run(wrong.join(". ")));
     }
     if undone > 0 && loaded.config().acceleration.strict {
         return Err(Failure::Run(format!(
@@ -250,13 +215,27 @@ pub fn run(arguments: &AuditArguments, quiet: bool) -> Result<(), Failure> {
     })
 }
 
-/// What came of the combinations.
+/// How many combinations came to what.
 #[derive(Default)]
 struct Outcome {
-    /// Those that are not exact.
+    /// Those of which nothing is known: they stopped with an error, or panicked.
     failed: usize,
+    /// Those that are not exact.
+    inexact: usize,
     /// Those in which an accelerator did nothing, or less than it is in force for.
     undone: usize,
+}
+
+/// What came of one combination.
+struct Found {
+    audit: OnPolicyAudit,
+    undone: Vec<Undone>,
+}
+
+impl Found {
+    fn is_exact(&self) -> bool {
+        self.audit.worst().is_none() && self.audit.checked() > 0
+    }
 }
 
 /// Runs the combinations one after the other.
@@ -266,42 +245,89 @@ fn audited(
     table: &Table,
     progress: &mut progress::Count,
 ) -> Result<Outcome, Failure> {
+    // Every combination would fail for want of the file.
+    if let Some(config) = combinations.first().map(|one| &one.config)
+        && let Some(path) = &config.model.weights
+        && !loaded.base.join(path).exists()
+    {
+        setup::model(config, &loaded.environment(config)?).or_bad_input()?;
+    }
     let mut outcome = Outcome::default();
-    // Neighbours of the same weights and precision share what was loaded.
-    let mut model = None;
+    let mut between = Between::default();
     for combination in combinations {
-        let config = &combination.config;
-        let environment = loaded.environment(config)?;
-        let tokens = tokens(config, &environment).or_bad_input()?;
-        let of = (config.model.finetune, config.device.dtype);
-        let parts = match model.take() {
-            Some((loaded, parts)) if loaded == of => parts,
-            _ => setup::model(config, &environment).or_bad_input()?,
-        };
-        let (_, parts) = model.insert((of, parts));
-        let run = Run {
-            config,
-            environment: &environment,
-            model: parts.clone(),
-        };
-        let algorithm = setup::algorithm(config, environment.plugins, tokens).or_bad_input()?;
-        let (audit, undone) = run.with(algorithm)?;
-        let exact = audit.worst().is_none() && audit.checked() > 0;
-        outcome.failed += usize::from(!exact);
-        outcome.undone += usize::from(!undone.is_empty());
-        progress.print_above(|| {
-            table.row(combination, &audit)?;
-            if let Some(worst) = audit.worst() {
-                let (other, checked) = (audit.other_bits(), audit.compared());
-                terminal::line(&format!("  {worst}; {other} of {checked} have other bits"))?;
-            }
-            undone
-                .iter()
-                .try_for_each(|one| terminal::line(&format!("  {one}")))
+        let found = between.compute(loaded, &combination.config);
+        progress.print_above(|| match &found {
+            Ok(found) => table.row(combination, found),
+            Err(why) => table.failed(combination, why),
         })?;
+        match found {
+            Ok(found) => {
+                outcome.inexact += usize::from(!found.is_exact());
+                outcome.undone += usize::from(!found.undone.is_empty());
+            }
+            Err(_) => outcome.failed += 1,
+        }
         progress.advance();
     }
     Ok(outcome)
+}
+
+/// What stays from one combination to the next: the model, if the next has the same weights in the same precision. All else
+/// goes, and the device gets its memory back: a combination has what it would have alone.
+#[derive(Default)]
+struct Between {
+    model: Option<((Finetune, DType), ModelParts)>,
+    device: Option<ComputeDevice>,
+}
+
+impl Between {
+    /// Runs one combination. A panic (memory that ran out) is its failure, and costs the others nothing.
+    fn compute(&mut self, loaded: &Loaded, config: &Config) -> Result<Found, Failure> {
+        let of = (config.model.finetune, config.device.dtype);
+        // Before the next is loaded: a device may have no room for both.
+        if self.model.as_ref().is_some_and(|(before, _)| *before != of) {
+            self.model = None;
+            self.release();
+        }
+        let found =
+            stopped::caught(|| self.run(loaded, config, of)).unwrap_or_else(|why| Err(Failure::from(why)));
+        if found.is_err() {
+            // A device that failed may have lost them.
+            self.model = None;
+        }
+        self.release();
+        found
+    }
+
+    fn run(&mut self, loaded: &Loaded, config: &Config, of: (Finetune, DType)) -> Result<Found, Failure> {
+        let environment = loaded.environment(config)?;
+        self.device = Some(environment.device.clone());
+        let tokens = tokens(config, &environment).or_bad_input()?;
+        let parts = match &self.model {
+            Some((_, parts)) => parts.clone(),
+            None => {
+                let parts = setup::model(config, &environment).or_bad_input()?;
+                self.model.insert((of, parts)).1.clone()
+            }
+        };
+        let algorithm = setup::algorithm(config, environment.plugins, tokens).or_bad_input()?;
+        let parts = setup::parts_of(config, &environment, parts, algorithm)
+            .and_then(|parts| parts.set_up())
+            .or_bad_input()?;
+        let audit = parts.audit(&mut Silent).or_failed()?;
+        let activity = parts.acceleration.take_activity();
+        let undone = undone(&activity, "this combination");
+        Ok(Found { audit, undone })
+    }
+
+    /// Gives back what no tensor uses. On a device that failed this may fail too, which the next combination then says.
+    fn release(&self) {
+        if let Some(device) = &self.device {
+            // What a pass that was cut off held goes with the next backward pass only.
+            let _ = stopped::caught(|| autograd::free_abandoned(&device.zeros(&[1])));
+            let _ = stopped::caught(|| device.release_unused());
+        }
+    }
 }
 
 /// Everything lossless that the config's model and device can be computed by.
@@ -441,21 +467,4 @@ fn algorithms(config: &Config, catalog: &Catalog) -> Vec<AlgorithmConfig> {
         .filter_map(of_kind)
         .filter_map(coupled)
         .collect()
-}
-
-struct Run<'a> {
-    config: &'a Config,
-    environment: &'a Environment<'a>,
-    model: ModelParts,
-}
-
-impl Run<'_> {
-    fn with(self, algorithm: Box<dyn Algorithm>) -> Result<(OnPolicyAudit, Vec<Undone>), Failure> {
-        let parts = setup::parts_of(self.config, self.environment, self.model, algorithm)
-            .and_then(|parts| parts.set_up())
-            .or_bad_input()?;
-        let audit = parts.audit(&mut Silent).or_failed()?;
-        let activity = parts.acceleration.take_activity();
-        Ok((audit, undone(&activity, "this combination")))
-    }
 }

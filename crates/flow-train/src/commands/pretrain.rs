@@ -21,9 +21,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-
-/// Savings of the state over a whole pretraining: what is lost to a kill is a twentieth at most.
-const SAVINGS: u64 = 20;
+use std::time::Duration;
 
 /// Trains and writes the weights.
 pub fn run(arguments: &PretrainArguments, quiet: bool) -> Result<(), Failure> {
@@ -44,7 +42,8 @@ pub fn run(arguments: &PretrainArguments, quiet: bool) -> Result<(), Failure> {
         }
         let keeping = Keeping {
             path: files.state.clone(),
-            every: (config.pretrain.steps as u64).div_ceil(SAVINGS),
+            every: Duration::from_secs(arguments.save_every),
+            clock: Box::new(Stopwatch::start()),
             description: description(&config),
             from,
         };

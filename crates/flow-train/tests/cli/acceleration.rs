@@ -393,6 +393,51 @@ fn an_audit_takes_few_combinations_says_how_many_and_ends_when_nobody_reads() {
 }
 
 #[test]
+fn combinations_that_fail_have_rows_that_say_why_and_the_others_are_audited() {
+    let place = Place::new();
+    let mut asked = narrowed(&[
+        "attention=cpu",
+        "fused=off",
+        "keeps=none",
+        "reuse=off",
+        "dtype=f32",
+    ]);
+    // Adapters of no layer: whatever trains all weights is none the wiser.
+    asked.extend(["--set", "lora.targets=[\"*.atention.*\"]"]);
+    let outcome = place.run(&asked);
+    assert_eq!(outcome.code, Some(1), "{outcome:#?}");
+    let rows: Vec<&str> = outcome
+        .stdout
+        .lines()
+        .filter(|line| line.starts_with("cpu "))
+        .collect();
+    let (failed, exact): (Vec<&str>, Vec<&str>) =
+        rows.iter().copied().partition(|row| row.contains("  failed: "));
+    assert_eq!((failed.len(), exact.len()), (4, 4), "{}", outcome.stdout);
+    for row in failed {
+        contains(row, &["lora", "*.atention.*"]);
+    }
+    for row in exact {
+        assert!(row.contains(" full ") && row.ends_with(" 0e0"), "{row}");
+    }
+    contains(&outcome.stderr, &["4 of 8 combinations failed"]);
+    assert!(
+        !outcome.stdout.contains("combinations are exact"),
+        "{}",
+        outcome.stdout
+    );
+}
+
+#[test]
+fn an_audit_without_its_weights_says_so_once() {
+    let place = Place::bare();
+    contains(
+        &place.fail(2, &["audit", "tiny.toml"]),
+        &["tiny.safetensors", "flow-train pretrain"],
+    );
+}
+
+#[test]
 fn an_audit_can_be_narrowed_down_to_values_of_its_columns() {
     let place = Place::new();
     let asked = narrowed(&[

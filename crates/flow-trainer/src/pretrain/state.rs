@@ -5,11 +5,13 @@ use crate::optimizer::AdamW;
 use crate::state_sections::{Sections, add_moments, add_weights};
 use flow_core::Weights;
 use flow_core::device::ComputeDevice;
-use flow_report::{CheckpointReader, CheckpointWriter, flatten};
+use flow_report::{CheckpointReader, CheckpointWriter, Stopwatch, flatten};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Debug;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// What the checkpoint of a pretraining calls itself.
 const WHAT: &str = "pretraining";
@@ -19,12 +21,27 @@ const WHAT: &str = "pretraining";
 pub struct Keeping {
     /// The file, replaced at each saving, whole at every moment.
     pub path: PathBuf,
-    /// Steps between two savings; it is saved when the observer interrupts, too.
-    pub every: u64,
+    /// Time between two savings, the most that is lost to a kill; it is saved when the observer interrupts and after the last
+    /// step, too. Whatever it is, the pretraining is the same.
+    pub every: Duration,
+    /// What tells the time.
+    pub clock: Box<dyn Clock>,
     /// What the pretraining is: everything that decides its bits.
     pub description: Value,
     /// What it goes on from; nothing if it begins.
     pub from: Option<PretrainCheckpoint>,
+}
+
+/// What tells the time.
+pub trait Clock: Debug + Send + Sync {
+    /// The time since some moment, the same one at each call.
+    fn elapsed(&self) -> Duration;
+}
+
+impl Clock for Stopwatch {
+    fn elapsed(&self) -> Duration {
+        Duration::from_secs_f64(self.wall_s())
+    }
 }
 
 /// The state of a pretraining as it was read.
@@ -109,7 +126,7 @@ impl PretrainCheckpoint {
 
 impl Keeping {
     /// Writes the state, durably, in the place of the one before.
-    pub(super) fn save(&self, state: &State) -> Result<(), TrainError> {
+    fn save(&self, state: &State) -> Result<(), TrainError> {
         let meta = Meta {
             what: WHAT.into(),
             optimizer_steps: state.optimizer.steps(),
@@ -128,6 +145,37 @@ impl Keeping {
         };
         sections()?;
         writer.write_to(&self.path)?;
+        Ok(())
+    }
+}
+
+/// When a pretraining under way saves its state.
+pub(super) struct Savings<'a> {
+    keeping: &'a Keeping,
+    /// When the last saving was over, or the pretraining began.
+    last: Duration,
+}
+
+impl<'a> Savings<'a> {
+    /// Begins now.
+    pub fn new(keeping: &'a Keeping) -> Self {
+        let last = keeping.clock.elapsed();
+        Self { keeping, last }
+    }
+
+    /// Saves `state` if the time has come.
+    pub fn save_if_due(&mut self, state: &State) -> Result<(), TrainError> {
+        if self.keeping.clock.elapsed().saturating_sub(self.last) < self.keeping.every {
+            return Ok(());
+        }
+        self.save(state)
+    }
+
+    /// Saves `state`.
+    pub fn save(&mut self, state: &State) -> Result<(), TrainError> {
+        self.keeping.save(state)?;
+        // A saving that takes long does not make the next one come sooner.
+        self.last = self.keeping.clock.elapsed();
         Ok(())
     }
 }

@@ -3,7 +3,9 @@
 use super::{read, to_host};
 use crate::tensors::RawTensor;
 use burn::tensor::{Device, Tensor, TensorData};
+use burn_cubecl::CubeDevice;
 use cubecl::MemoryUsage;
+use cubecl::prelude::Client;
 
 /// Bytes in use by what the calling thread made to last.
 pub(in crate::device) fn bytes_persistent(device: &Device) -> u64 {
@@ -35,16 +37,27 @@ fn probe(device: &Device) -> RawTensor {
     probe
 }
 
-/// What the runtime has taken of the device's memory, and what of it tensors use.
+/// What the runtime has taken of the device's memory, and what of it tensors use, everything asked of it being done.
 pub(in crate::device) fn usage(device: &Device) -> MemoryUsage {
     let probe = probe(device);
-    let client = read(&probe).map(|tensor| tensor.client.clone());
-    let usage = client.map(|client| {
-        // Pages that were emptied long ago are freed by a flush only (CubeCL 0.11.3): until then the pools do not count them,
-        // and the device still has them.
-        let _ = client.flush();
-        let report = client.memory_report(cubecl::MemoryScope::Device);
-        report.usage()
-    });
-    usage.unwrap_or_default()
+    read(&probe).map_or_else(Default::default, |tensor| taken(&tensor.client))
+}
+
+/// What the runtime has taken of the memory of `client`'s device, and what of it tensors use.
+pub(super) fn taken(client: &Client) -> MemoryUsage {
+    // Pages that were emptied long ago are freed by a flush only (CubeCL 0.11.3): until then the pools do not count them, and
+    // the device still has them.
+    let _ = client.flush();
+    client.memory_report(cubecl::MemoryScope::Device).usage()
+}
+
+/// Bytes of the memory of `device` that nobody has taken; none where nobody says.
+pub(super) fn free(device: &CubeDevice) -> Option<u64> {
+    #[cfg(feature = "cuda")]
+    if let CubeDevice::Cuda(device) = device {
+        return crate::device::nvidia::bytes_free(device.index);
+    }
+    #[cfg(not(feature = "cuda"))]
+    let _ = device;
+    None
 }

@@ -1,5 +1,7 @@
 //! Recordings on CubeCL's runtimes: CUDA graphs on NVIDIA's GPUs, lists of dispatches on `wgpu`.
 
+use super::memory;
+use crate::device::capture::{self, CaptureDevice};
 use crate::device::graph::{NotRecorded, Recorded, Recorder};
 use crate::tensors::{RawTensor, buffer, is_float, shape};
 use burn::backend::{
@@ -7,9 +9,10 @@ use burn::backend::{
     ops::{FloatTensorOps, IntTensorOps},
 };
 use burn::tensor::Slice;
+use burn_cubecl::CubeDevice;
 use cubecl::client::Graph;
 use cubecl::prelude::Client;
-use cubecl::server::Handle;
+use cubecl::server::{Handle, ServerError};
 use cubecl::{MemoryPoolKind, MemoryPoolReport, MemoryScope};
 use std::fmt;
 use std::thread::ThreadId;
@@ -88,12 +91,6 @@ impl Place {
     }
 }
 
-fn client(tensor: &RawTensor) -> Result<Client, NotRecorded> {
-    let found = super::read(tensor).or_else(|| super::read_ints(tensor));
-    let found = found.ok_or_else(|| NotRecorded("its first input is on no device that has graphs".into()))?;
-    Ok(found.client.clone())
-}
-
 fn refused(what: &str, error: impl fmt::Display) -> NotRecorded {
     // CubeCL writes headings for backtraces that nobody asked for.
     let error = error.to_string();
@@ -104,56 +101,136 @@ fn refused(what: &str, error: impl fmt::Display) -> NotRecorded {
     NotRecorded(format!("the device refused to {what}: {}", lines.join("\n")))
 }
 
-/// Waits until all that was asked of the device is done.
-fn waited_for(client: &Client) -> Result<(), NotRecorded> {
-    let done = cubecl::future::block_on(client.sync());
-    done.map_err(|error| refused("warm up", error))
+/// Waits until all that was asked of the device is done, and asks whether the memory of `handles` holds what was computed: a
+/// launch that failed shows in what it was to write, and nowhere else.
+fn written<'a>(client: &Client, handles: impl Iterator<Item = &'a Handle>) -> Result<(), ServerError> {
+    cubecl::future::block_on(client.sync_buffers(handles))
 }
 
-/// Takes memory that nobody needs, until it is dropped: a quarter more than the pool has for tensors of the stream, in pieces
-/// as large as the largest of them, each of which fills a page.
-fn spare_rooms(client: &Client) -> Vec<Handle> {
-    let report = client.memory_report(MemoryScope::CurrentStream);
-    let mut pools = report.streams.iter().flat_map(|stream| &stream.pools.dynamic);
-    let grows = |pool: &&MemoryPoolReport| matches!(pool.kind, MemoryPoolKind::Adaptive { .. });
-    let Some(pool) = pools.find(grows).filter(|pool| pool.largest_alloc > 0) else {
-        return Vec::new();
-    };
-    let rooms = FEWEST_ROOMS + pool.pages / 4;
-    (0..rooms)
-        .map(|_| client.empty(pool.largest_alloc as usize))
-        .collect()
+/// The memory of those of `tensors` that are the device's.
+fn handles(tensors: &[RawTensor]) -> impl Iterator<Item = &Handle> {
+    let floats = tensors
+        .iter()
+        .filter_map(super::read)
+        .map(|tensor| &tensor.handle);
+    let ints = tensors
+        .iter()
+        .filter_map(super::read_ints)
+        .map(|tensor| &tensor.handle);
+    floats.chain(ints)
+}
+
+/// Memory that is set aside before the last run that is not recorded: a quarter more than the pool has for tensors of the
+/// stream, in pieces as large as the largest of them, each of which fills a page.
+struct Rooms {
+    count: u64,
+    bytes_each: u64,
+    page_bytes: u64,
+}
+
+impl Rooms {
+    fn of(client: &Client) -> Self {
+        let report = client.memory_report(MemoryScope::CurrentStream);
+        let mut pools = report.streams.iter().flat_map(|stream| &stream.pools.dynamic);
+        let grows = |pool: &&MemoryPoolReport| matches!(pool.kind, MemoryPoolKind::Adaptive { .. });
+        let Some(pool) = pools.find(grows).filter(|pool| pool.largest_alloc > 0) else {
+            return Self {
+                count: 0,
+                bytes_each: 0,
+                page_bytes: 0,
+            };
+        };
+        let page = pool.usage.bytes_reserved / pool.pages.max(1);
+        Self {
+            count: FEWEST_ROOMS + pool.pages / 4,
+            bytes_each: pool.largest_alloc,
+            page_bytes: page.max(pool.largest_alloc),
+        }
+    }
+}
+
+/// The stream of a client, and the device that it is on.
+struct Stream {
+    client: Client,
+    device: CubeDevice,
+}
+
+impl Stream {
+    fn of(tensor: &RawTensor) -> Result<Self, NotRecorded> {
+        let found = super::read(tensor).or_else(|| super::read_ints(tensor));
+        let found =
+            found.ok_or_else(|| NotRecorded("its first input is on no device that has graphs".into()))?;
+        Ok(Self {
+            client: found.client.clone(),
+            device: found.device.clone(),
+        })
+    }
+}
+
+impl CaptureDevice for Stream {
+    type Graph = Graph;
+    type SetAside = Vec<Handle>;
+
+    fn bytes_reserved(&self) -> u64 {
+        memory::taken(&self.client).bytes_reserved
+    }
+
+    fn bytes_free(&self) -> Option<u64> {
+        memory::free(&self.device)
+    }
+
+    fn bytes_to_set_aside(&self) -> u64 {
+        let rooms = Rooms::of(&self.client);
+        rooms.count * rooms.page_bytes
+    }
+
+    fn set_aside(&self) -> Result<Vec<Handle>, NotRecorded> {
+        let rooms = Rooms::of(&self.client);
+        let taken: Vec<Handle> = (0..rooms.count)
+            .map(|_| self.client.empty(rooms.bytes_each as usize))
+            .collect();
+        written(&self.client, taken.iter()).map_err(|error| refused("set memory aside", error))?;
+        Ok(taken)
+    }
+
+    fn prepare(&self) -> Result<(), NotRecorded> {
+        let prepared = self.client.graph_prepare();
+        prepared.map_err(|error| refused("prepare a recording", error))
+    }
+
+    fn finish(&self, outputs: &[RawTensor]) -> Result<(), NotRecorded> {
+        written(&self.client, handles(outputs)).map_err(|error| refused("warm up", error))
+    }
+
+    fn start(&self) -> Result<(), NotRecorded> {
+        let begun = self.client.start_capture();
+        begun.map_err(|error| refused("begin a recording", error))
+    }
+
+    fn stop(&self) -> Result<Graph, NotRecorded> {
+        let ended = self.client.stop_capture();
+        ended.map_err(|error| refused("end a recording", error))
+    }
 }
 
 impl Recorder for CubeRecorder {
     fn record(
         &self,
         inputs: &[RawTensor],
-        warm_up: &mut dyn FnMut(&[RawTensor]),
+        warm_up: &mut dyn FnMut(&[RawTensor]) -> Vec<RawTensor>,
         compute: &mut dyn FnMut(&[RawTensor]) -> Vec<RawTensor>,
     ) -> Result<Box<dyn Recorded>, NotRecorded> {
         let first = inputs.first();
-        let client = client(first.ok_or_else(|| NotRecorded("it has no input".into()))?)?;
+        let stream = Stream::of(first.ok_or_else(|| NotRecorded("it has no input".into()))?)?;
         let mut places: Vec<Place> = inputs.iter().map(Place::like).collect();
         for (place, input) in places.iter_mut().zip(inputs) {
             place.write(input)?;
         }
-        let views = |places: &[Place]| places.iter().map(Place::view).collect::<Vec<_>>();
-        let prepared = client.graph_prepare();
-        prepared.map_err(|error| refused("prepare a recording", error))?;
-        // How much memory is in use at once depends on how far this thread runs ahead of the one that launches. The first run
-        // compiles and takes most of it; the second takes the rest, with more than it needs put aside for the recorded one.
-        warm_up(&views(&places));
-        waited_for(&client)?;
-        let spare = spare_rooms(&client);
-        warm_up(&views(&places));
-        drop(spare);
-        let begun = client.start_capture();
-        begun.map_err(|error| refused("begin a recording", error))?;
-        let outputs = compute(&views(&places));
-        let graph = client
-            .stop_capture()
-            .map_err(|error| refused("end a recording", error))?;
+        let views = || places.iter().map(Place::view).collect::<Vec<_>>();
+        // What is free already would hide what the warm-up needs. Memory that is not given back now is given back later.
+        let _ = stream.client.memory_cleanup();
+        let (graph, outputs) =
+            capture::record(&stream, &mut || warm_up(&views()), &mut || compute(&views()))?;
         Ok(Box::new(CubeRecording {
             graph,
             thread: std::thread::current().id(),
@@ -175,24 +252,15 @@ impl Recorder for CubeRecorder {
     }
 
     fn is_readable(&self, tensors: &[RawTensor]) -> bool {
-        let Some(client) = tensors.first().and_then(|first| client(first).ok()) else {
+        let Some(stream) = tensors.first().and_then(|first| Stream::of(first).ok()) else {
             return true;
         };
-        let floats = tensors
-            .iter()
-            .filter_map(super::read)
-            .map(|tensor| &tensor.handle);
-        let ints = tensors
-            .iter()
-            .filter_map(super::read_ints)
-            .map(|tensor| &tensor.handle);
-        let done = cubecl::future::block_on(client.sync_buffers(floats.chain(ints)));
-        done.is_ok()
+        written(&stream.client, handles(tensors)).is_ok()
     }
 
     fn release(&self, like: &RawTensor) {
         // Memory that is not given back now is given back later.
-        let _ = client(like).map(|client| client.memory_cleanup());
+        let _ = Stream::of(like).map(|stream| stream.client.memory_cleanup());
     }
 }
 
