@@ -283,7 +283,8 @@ pub struct SampleArguments {
     /// Where the picture goes; without it, `sample.png` or the next free name like it
     #[arg(long, value_name = "FILE.png", value_hint = ValueHint::FilePath)]
     pub out: Option<PathBuf>,
-    /// Write every image to a file of its own, too, beside the picture and at its full size: FILE-prompt-001-sample-001.png
+    /// Write every image (videos as animated PNG) to a file of its own, too, beside the picture and at its full size:
+    /// FILE-prompt-001-sample-001.png
     #[arg(long)]
     pub each: bool,
     #[command(flatten)]

@@ -5,6 +5,7 @@ use flow_autoencoder::{Autoencoder, Options, ScaledLatent};
 use flow_core::exec::{CallContext, InferencePass, Stage};
 use flow_core::{Backends, LatentShape, RawTensor, Weights, cpu, tensors::plain};
 use flow_data::{Image, ImageShape, Prompt};
+use flow_report::Video;
 use flow_rewards::Sample;
 use std::sync::Arc;
 
@@ -124,6 +125,9 @@ pub struct Decoded {
     pub frames: Vec<Image>,
 }
 
+/// Frames per second of written videos, those that Wan was trained on.
+const FRAME_RATE_HZ: f64 = 16.0;
+
 /// Frames of a video that a picture of it shows.
 const SHOWN: usize = 5;
 
@@ -134,6 +138,25 @@ impl Decoded {
         let place = |at: usize| at * (self.frames.len() - 1) / (count - 1).max(1);
         let shown: Vec<&Image> = (0..count).map(|at| &self.frames[place(at)]).collect();
         Image::side_by_side(&shown)
+    }
+
+    /// As a video to be written; none for an image.
+    ///
+    /// # Errors
+    /// If the frames are too large for a file.
+    pub fn video(&self) -> Result<Option<Video>, TrainError> {
+        let [first, _, ..] = self.frames.as_slice() else {
+            return Ok(None);
+        };
+        let pixels = self.frames.iter().flat_map(Image::to_rgb8).collect();
+        let (height, width) = (first.height, first.width);
+        Ok(Some(Video::new(
+            self.frames.len(),
+            height,
+            width,
+            pixels,
+            FRAME_RATE_HZ,
+        )?))
     }
 
     /// As a sample that rewards score.

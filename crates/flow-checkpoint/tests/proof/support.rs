@@ -20,8 +20,8 @@ use flow_kernels::CpuKernels;
 #[cfg(any(feature = "lavapipe", feature = "cuda"))]
 use flow_kernels::KernelRegistry;
 use flow_models::{
-    Architecture, Dit, DitConfig, Mmdit, MmditConfig, MoeConfig, Position, QwenImage, QwenImageConfig, Trained, Wan, WanConfig, add_lora,
-    trained_mask,
+    Architecture, Dit, DitConfig, Mmdit, MmditConfig, MoeConfig, Position, QwenImage, QwenImageConfig,
+    Trained, Wan, WanConfig, add_lora, trained_mask,
 };
 use std::sync::Arc;
 

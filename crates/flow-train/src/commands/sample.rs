@@ -35,7 +35,7 @@ pub fn run(arguments: &SampleArguments, quiet: bool) -> Result<(), Failure> {
                 .iter()
                 .map(|text| Prompt::free(FREE_PROMPT_ID, text))
                 .collect();
-            files.write(&grid(&prompts, &made, None, count).or_failed()?)
+            files.write(&grid(&prompts, &made, None, count).or_failed()?, &made)
         })?;
         return files.say();
     }
@@ -66,7 +66,7 @@ pub fn run(arguments: &SampleArguments, quiet: bool) -> Result<(), Failure> {
         let grid = grid(&prompts, &made, scores.first(), count)
             .map(|grid| grid.scale(scale))
             .or_failed()?;
-        files.write(&grid)?;
+        files.write(&grid, &made)?;
         Ok(lines(&prompts, &scores, count))
     })?;
     if !quiet {
@@ -189,8 +189,8 @@ impl Files {
         Ok(())
     }
 
-    /// Writes the grid, and its images one by one, a pixel of the image as a pixel of the picture.
-    fn write(&self, grid: &ImageGrid) -> Result<(), Failure> {
+    /// Writes the grid, and its images one by one, a pixel of the image as a pixel of the picture; videos as animated PNG.
+    fn write(&self, grid: &ImageGrid, made: &[Decoded]) -> Result<(), Failure> {
         let write = |output: &Output, picture: &flow_report::Picture| {
             output.make_room_and_say()?;
             flow_report::atomic_write(output.path(), "picture", |out| out.write_all(&picture.png)).or_failed()
@@ -200,8 +200,14 @@ impl Files {
             false => grid.each(1).or_failed()?,
         };
         write(&self.grid, &grid.picture().or_failed()?)?;
-        for (output, (_, _, picture)) in self.each.iter().zip(&pictures) {
-            write(output, picture)?;
+        for ((output, (_, _, picture)), made) in self.each.iter().zip(&pictures).zip(made) {
+            match made.video().or_failed()? {
+                Some(video) => {
+                    output.make_room_and_say()?;
+                    video.write(output.path()).or_failed()?;
+                }
+                None => write(output, picture)?,
+            }
         }
         Ok(())
     }

@@ -222,7 +222,10 @@ fn what_is_wrong_with_a_folder_or_its_prompts_is_said_with_what_to_do() {
         "--set",
         "model.path=stabilityai/stable-diffusion-3.5-medium",
     ];
-    contains(&place.fail(2, &hub), &["model.path", "flow-train fetch stabilityai/"]);
+    contains(
+        &place.fail(2, &hub),
+        &["model.path", "flow-train fetch stabilityai/"],
+    );
     fs::write(place.path("prompts.txt"), "only one\n").unwrap();
     let one = place.fail(2, &["check", "folder.toml", "--set", "data.test_count=1"]);
     contains(&one, &["prompts.txt", "data.test_path"]);
@@ -265,7 +268,32 @@ fn a_folder_alone_makes_pictures_with_its_own_scheduler_and_defaults() {
         other("guidance", &["--guidance", "2"]);
         assert!(first != sample("size.png", "64x48", &two));
     }
-    let place = place("sd3");
+    let place = place("wan");
+    let set = [
+        "--set",
+        "model.frames=5",
+        "--set",
+        "text.tokens=16",
+        "--steps",
+        "3",
+    ];
+    place.succeed(
+        &[
+            &[
+                "sample", "model", "--prompt", "a", "-n", "1", "--size", "48x32", "--each",
+            ][..],
+            &set,
+        ]
+        .concat(),
+    );
+    let video = place.bytes("sample-prompt-001-sample-001.png");
+    // The chunk of an animated PNG that counts its frames.
+    let at = video
+        .windows(4)
+        .position(|name| name == b"acTL")
+        .expect("it moves")
+        + 4;
+    assert_eq!(video[at..at + 4], 5u32.to_be_bytes());
     let wrong = place.fail(2, &["sample", "model", "--prompt", "a", "--size", "48"]);
     contains(&wrong, &["`48` is no size", "1024x768"]);
 }

@@ -210,7 +210,13 @@ fn masks_of_a_file_are_the_lengths_of_its_texts() {
     let prompts = || [&digits.prompts()[29], &digits.prompts()[4]].into_iter();
     // Prompt n has n mod 3 tokens and one more.
     let mask = |rows: usize| -> Vec<f32> {
-        let row = |row: usize| [1.0, f32::from(u8::from(row % 3 > 0)), f32::from(u8::from(row % 3 > 1))];
+        let row = |row: usize| {
+            [
+                1.0,
+                f32::from(u8::from(row % 3 > 0)),
+                f32::from(u8::from(row % 3 > 1)),
+            ]
+        };
         (0..rows).flat_map(row).collect()
     };
     let whole = read(&file(folder.path(), None, |_| ())).expect("no masks");
@@ -223,7 +229,11 @@ fn masks_of_a_file_are_the_lengths_of_its_texts() {
     let lengths = |condition: &Condition| condition.text_lengths.as_deref().map(<[usize]>::to_vec);
     assert_eq!(lengths(&conditions.conditional), Some(vec![3, 2]));
     let negative = conditions.unconditional.as_ref().expect("guided");
-    assert_eq!(lengths(negative), Some(vec![3, 3]), "without a mask it is all text");
+    assert_eq!(
+        lengths(negative),
+        Some(vec![3, 3]),
+        "without a mask it is all text"
+    );
 
     let path = file(folder.path(), None, |tensors| {
         tensors.push(("prompt_embeds_mask", vec![30, 3], mask(30)));
