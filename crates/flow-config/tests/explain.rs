@@ -73,6 +73,7 @@ fn a_section_lists_its_keys() {
             "prompts_per_step",
             "micro_batch",
             "guidance_scale",
+            "embedded_guidance_scale",
             "initial_noise"
         ]
     );

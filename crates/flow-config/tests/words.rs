@@ -167,7 +167,7 @@ fn what_a_terminal_would_obey_is_shown_and_not_obeyed() {
 
 #[test]
 fn of_many_errors_the_first_are_shown_and_the_others_counted() {
-    let lines: String = (0..500).map(|key| format!("key_{key} = 1\n")).collect();
+    let lines: String = (0..500).map(|number| format!("zigzag_{number} = 1\n")).collect();
     let found = report(&format!("[run]\n{lines}"), &[]);
     assert_eq!(found.diagnostics.len(), 500);
     let shown = found.render();

@@ -153,6 +153,36 @@ schedule = { kind = "linear", steps = 20 }
     r#"
 config_version = 1
 [model]
+path = "model"
+variant = "bf16"
+width = 512
+height = 384
+frames = 1
+architecture = "mmdit"
+[model.mmdit]
+latent_height = 48
+latent_width = 64
+[text]
+kind = "encoders"
+tokens = 128
+micro_batch = 4
+negative_prompt = "blurred"
+cache = "prompts"
+[data]
+kind = "prompts"
+path = "prompts.jsonl"
+key = "caption"
+test_fraction = 0.25
+seed = 2
+[scheduler]
+sigma_min = 0.003
+shift_terminal = 0.02
+[sampling]
+embedded_guidance_scale = 2.5
+"#,
+    r#"
+config_version = 1
+[model]
 architecture = "mmdit"
 [model.mmdit]
 sample_size = 32

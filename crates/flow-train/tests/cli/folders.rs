@@ -216,6 +216,7 @@ fn what_is_wrong_with_a_folder_or_its_prompts_is_said_with_what_to_do() {
     fs::remove_file(place.path("model/vae/diffusion_pytorch_model.safetensors")).unwrap();
     let no_weights = place.fail(2, &["check", "folder.toml"]);
     contains(&no_weights, &["model/vae", "the weights were not downloaded"]);
+    fs::rename(place.path("elsewhere"), &weights).unwrap();
     let hub = [
         "check",
         "folder.toml",

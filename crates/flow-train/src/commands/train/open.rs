@@ -7,7 +7,7 @@ use crate::commands::survey::Use;
 use crate::commands::{Loaded, described, nearest};
 use crate::failure::{Failure, OrFailure};
 use flow_accel::Arrangement;
-use flow_config::Config;
+use flow_config::{Config, Diagnostic, Severity};
 use flow_report::{
     CheckpointReader, Continuation, Manifest, OnExists, Opened, RunDirectory, Traces, peek_checkpoint,
 };
@@ -15,6 +15,7 @@ use flow_train::Registries;
 use flow_trainer::TrainError;
 use flow_trainer::description::{Description, forbidden};
 use flow_trainer::setup::Environment;
+use flow_validate::codes;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
@@ -37,9 +38,11 @@ pub fn compare(arguments: &TrainArguments) -> Result<bool, Failure> {
         &registries.plugins.models,
         &catalog,
     )?;
+    // A config that contradicts its weights contradicts the run, too, which says more.
+    let is_wrong = |one: &Diagnostic| one.severity == Severity::Error && one.code != codes::OTHER_MODEL;
     let Some(resolved) = inspection
         .partial
-        .filter(|resolved| !resolved.report.has_errors())
+        .filter(|resolved| !resolved.report.diagnostics.iter().any(is_wrong))
     else {
         return Ok(false);
     };
