@@ -222,7 +222,7 @@ impl Pipeline {
         Ok(name.map_or_else(|| folder.to_owned(), |name| folder.join(name)))
     }
 
-    /// The autoencoder and its weights, which are the plain ones: of a variant, only where the folder has no others.
+    /// The autoencoder and its weights, frozen: what a device computes with and no more. They are the plain ones: of a variant, only where the folder has no others.
     ///
     /// # Errors
     /// [`PipelineError::Autoencoder`]; [`PipelineError::Setting`] for a variant beside plain weights.
@@ -235,7 +235,9 @@ impl Pipeline {
                     .into(),
             });
         }
-        Ok(flow_autoencoder::open(&self.part("vae"), device)?)
+        let (autoencoder, mut weights) = flow_autoencoder::open(&self.part("vae"), device)?;
+        weights.freeze(&vec![false; weights.layout().len()]);
+        Ok((autoencoder, weights))
     }
 
     /// The file of a component's variant; none without a variant.

@@ -104,8 +104,8 @@ impl Conditioner {
         }
     }
 
-    /// Encodes what text encoders are to read, before it is needed: `prompts`, the negative prompt, and those that the encoders were
-    /// made with. Says what a person may want to know of it.
+    /// Encodes what text encoders are to read, before it is needed: `prompts` and the negative prompt. Says what a person may want to
+    /// know of it.
     ///
     /// # Errors
     /// Those of the encoders, and of the folder that keeps what they make.

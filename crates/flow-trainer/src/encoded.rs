@@ -14,8 +14,6 @@ pub struct PromptEncoders {
     cache: PromptCache,
     settings: PromptSettings,
     negative: String,
-    /// Prompts that are encoded with the first that is asked for.
-    prompts: Vec<String>,
     device: ComputeDevice,
     plan: Arc<Backends>,
     encoded: Mutex<Option<EncodedPrompts>>,
@@ -35,7 +33,6 @@ impl PromptEncoders {
             cache,
             settings,
             negative: String::new(),
-            prompts: Vec::new(),
             device: device.clone(),
             plan: plan.clone(),
             encoded: Mutex::new(None),
@@ -50,28 +47,21 @@ impl PromptEncoders {
         }
     }
 
-    /// With prompts that will be asked for: the encoders are loaded once for all of them.
-    pub fn with_prompts(self, prompts: Vec<String>) -> Self {
-        Self { prompts, ..self }
-    }
-
     /// Rows of text that the model reads of a prompt.
     pub fn tokens(&self) -> usize {
         self.pipeline.text_rows(self.settings.text_tokens)
     }
 
-    /// Encodes `more`, the negative prompt, and those that are known to be asked for, as far as they are not encoded; says what a
-    /// person may want to know.
+    /// Encodes prompts and the negative prompt, as far as they are not encoded; says what a person may want to know. The encoders are
+    /// loaded once for all of them.
     ///
     /// # Errors
     /// Those of the encoders and of the cache.
-    pub fn prepare<'a>(&self, more: impl Iterator<Item = &'a str>) -> Result<Vec<String>, PipelineError> {
+    pub fn prepare<'a>(&self, prompts: impl Iterator<Item = &'a str>) -> Result<Vec<String>, PipelineError> {
         let mut encoded = self.encoded.lock().unwrap_or_else(PoisonError::into_inner);
         let known = |text: &str| encoded.as_ref().is_some_and(|encoded| encoded.contains(text));
-        let more: Vec<&str> = more.collect();
-        let all = self.prompts.iter().map(String::as_str);
-        let all = all.chain([self.negative.as_str()]).chain(more);
-        let missing: Vec<&str> = all.filter(|text| !known(text)).collect();
+        let all: Vec<&str> = prompts.chain([self.negative.as_str()]).collect();
+        let missing: Vec<&str> = all.into_iter().filter(|text| !known(text)).collect();
         if missing.is_empty() {
             return Ok(Vec::new());
         }

@@ -65,6 +65,8 @@ impl EvaluationSettings {
             rewards,
         } = subject;
         let steps = self.schedule.ode_steps();
+        // Not by the first of several samples that are made beside one another: the others would wait for it.
+        conditioner.prepare(self.prompts.iter())?;
         let wanted: Vec<&Prompt> = self
             .prompts
             .iter()

@@ -180,7 +180,8 @@ impl<A> Parts<A> {
     /// # Errors
     /// If text encoders fail, or an accelerator cannot work with these weights.
     pub fn set_up(mut self) -> Result<Parts<A, Acceleration>, TrainError> {
-        let prepared = self.conditioner.prepare(std::iter::empty())?;
+        let asked = self.prompts.iter().chain(&self.evaluation.prompts);
+        let prepared = self.conditioner.prepare(asked)?;
         self.notices.extend(prepared);
         let acceleration = self.acceleration.set_up(&self.state.weights.current)?;
         Ok(Parts {

@@ -8,7 +8,6 @@ use crate::encoded::PromptEncoders;
 use crate::error::TrainError;
 use flow_config::{Config, EncodersText, TextConfig};
 use flow_core::ModelSpec;
-use flow_data::Dataset;
 use flow_diffusers::{Family, Scheduler, ShiftKind};
 use flow_pipeline::{Pipeline, PromptCache, PromptSettings, Size};
 use serde_json::{Value, json};
@@ -235,25 +234,20 @@ pub fn prompt_cache(config: &Config, base: &Path) -> PromptCache {
     }
 }
 
-/// The text encoders of the config's folder, which are to encode the prompts that training and evaluation ask for.
+/// The text encoders of the config's folder.
 pub(super) fn encoders(
     config: &Config,
     text: &EncodersText,
     environment: &Environment<'_>,
-    dataset: &dyn Dataset,
 ) -> Result<PromptEncoders, TrainError> {
     let pipeline = pipeline(config, environment.base)?;
     let settings = PromptSettings {
         text_tokens: text.tokens.unwrap_or(pipeline.defaults().text_tokens),
         micro_batch: text.micro_batch,
     };
-    let held_out = super::evaluation_prompts(dataset, config.evaluation.prompts);
-    let asked = dataset.train_prompts().into_iter().chain(held_out);
     let cache = prompt_cache(config, environment.base);
     let encoders = PromptEncoders::new(pipeline, cache, settings, &environment.device, &environment.plan);
-    Ok(encoders
-        .with_negative_prompt(&text.negative_prompt)
-        .with_prompts(asked.map(|prompt| prompt.text).collect()))
+    Ok(encoders.with_negative_prompt(&text.negative_prompt))
 }
 
 /// What makes images of the latents of a model of `spec`.

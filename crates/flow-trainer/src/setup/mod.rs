@@ -107,7 +107,7 @@ pub fn conditioner(
     };
     let text = match &config.text {
         TextConfig::Encoders(encoders) => {
-            let encoders = folder::encoders(config, encoders, environment, dataset)?;
+            let encoders = folder::encoders(config, encoders, environment)?;
             return Ok(Conditioner::encoders(encoders, guided, device).with_embedded_guidance(embedded));
         }
         TextConfig::Words(words) => EncodedText::words(dataset, width, words.tokens, words.seed, device),
