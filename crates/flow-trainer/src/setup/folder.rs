@@ -88,7 +88,7 @@ pub fn said_by_folder(config: &Config, base: &Path) -> Result<Option<Said>, Trai
     if let TextConfig::Encoders(_) | TextConfig::Words(_) = config.text {
         said.suggest("text.tokens", defaults.text_tokens.into());
     }
-    noise_levels(&mut said, &pipeline, config.scheduler.steps)?;
+    noise_levels(&mut said, &pipeline)?;
     let guidance = match pipeline.embeds_guidance() {
         true => "sampling.embedded_guidance_scale",
         false => "sampling.guidance_scale",
@@ -99,18 +99,13 @@ pub fn said_by_folder(config: &Config, base: &Path) -> Result<Option<Said>, Trai
     Ok(Some(said))
 }
 
-/// The noise levels of the pipeline's scheduler, for `steps` steps.
-fn noise_levels(said: &mut Said, pipeline: &Pipeline, steps: usize) -> Result<(), TrainError> {
+/// The noise levels of the pipeline's scheduler, which hold for any number of steps.
+fn noise_levels(said: &mut Said, pipeline: &Pipeline) -> Result<(), TrainError> {
     let shifted = |sigma: f64, shift: f64| shift * sigma / (1.0 + (shift - 1.0) * sigma);
     let euler = match pipeline.scheduler() {
         Scheduler::FlowMatchEuler(euler) => euler,
         Scheduler::UniPc(unipc) => {
-            // `linspace(1, 1/1000, T + 1)` without its end.
-            let (least, steps) = (1.0 / unipc.num_train_timesteps as f64, steps.max(1) as f64);
-            said.suggest(
-                "scheduler.sigma_min",
-                json!(1.0 - (steps - 1.0) / steps * (1.0 - least)),
-            );
+            // `linspace(1, 1/1000, T + 1)` without its end is `linspace(1, 1/T, T)` to a thousandth, for every number of steps.
             said.suggest("scheduler.shift.kind", "static".into());
             said.suggest("scheduler.shift.value", json!(unipc.flow_shift));
             return Ok(());
