@@ -3,6 +3,7 @@
 use flow_train::config::{Config, OnExists};
 use flow_train::report::RunStatus;
 use flow_train::trainer::observer::{IterationSummary, Observer};
+use flow_train::trainer::setup;
 use flow_train::{Sampling, Training, train};
 use std::fs;
 use std::path::Path;
@@ -139,4 +140,31 @@ fn a_program_trains_a_diffusers_folder_whose_constants_its_config_does_not_name(
         other.contains("`model.architecture` is \"flux\", and \"mmdit\""),
         "{other}"
     );
+}
+
+#[test]
+fn the_noise_levels_of_a_folder_are_those_of_its_scheduler() {
+    let catalog = flow_train::Registries::built_in()
+        .expect("names differ")
+        .catalog();
+    for name in ["sd3", "flux-dev"] {
+        let folder = test_support::pipeline_folder(name);
+        let mut config = catalog.defaults().clone();
+        config.model.path = Some(folder.path().to_owned());
+        (config.model.width, config.model.height) = (Some(48), Some(64));
+        config.scheduler.steps = 7;
+        let base = Path::new(".");
+        let config = setup::completed_by_folder(&config, catalog.defaults(), base).expect("a folder");
+        let pipeline = setup::pipeline(&config, base).expect("a folder");
+        // Tokens of 16 by 16 pixels.
+        let tokens = (48 / 16) * (64 / 16);
+        let ours = setup::schedule(&config, tokens).expect("a schedule");
+        let theirs =
+            flow_pipeline::sigmas(pipeline.family(), pipeline.scheduler(), 7, tokens).expect("levels");
+        let pairs = ours.grid().sigmas().iter().zip(&theirs);
+        assert_eq!(ours.grid().sigmas().len(), theirs.len());
+        for (ours, theirs) in pairs {
+            assert!((ours - theirs).abs() < 1e-12, "{name}: {ours} and {theirs}");
+        }
+    }
 }

@@ -402,3 +402,32 @@ fn vectors_of_different_lengths_are_refused() {
         }
     );
 }
+
+#[test]
+fn a_grid_ends_where_it_is_told_to_and_keeps_its_first_level() {
+    for steps in [2, 5, 28] {
+        let ends = SigmaEnds {
+            sigma_min: Some(0.003),
+            shift_terminal: None,
+        };
+        let grid = SigmaGrid::between(steps, ends, SigmaShift::NONE).unwrap();
+        assert_eq!((grid.sigmas()[0], grid.sigmas()[steps]), (1.0, 0.0));
+        assert!((grid.sigmas()[steps - 1] - 0.003).abs() < 1e-15);
+        let stretched = SigmaEnds {
+            shift_terminal: Some(0.02),
+            ..ends
+        };
+        let grid = SigmaGrid::between(steps, stretched, SigmaShift::Static(3.0)).unwrap();
+        assert_eq!(grid.sigmas()[0], 1.0);
+        assert!((grid.sigmas()[steps - 1] - 0.02).abs() < 1e-12);
+    }
+    // A single level is the first, which nothing moves.
+    let one = SigmaEnds {
+        sigma_min: Some(0.5),
+        shift_terminal: Some(0.02),
+    };
+    assert_eq!(
+        SigmaGrid::between(1, one, SigmaShift::NONE).unwrap().sigmas(),
+        [1.0, 0.0]
+    );
+}
