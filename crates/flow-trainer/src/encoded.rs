@@ -60,8 +60,10 @@ impl PromptEncoders {
     pub fn prepare<'a>(&self, prompts: impl Iterator<Item = &'a str>) -> Result<Vec<String>, PipelineError> {
         let mut encoded = self.encoded.lock().unwrap_or_else(PoisonError::into_inner);
         let known = |text: &str| encoded.as_ref().is_some_and(|encoded| encoded.contains(text));
-        let all: Vec<&str> = prompts.chain([self.negative.as_str()]).collect();
-        let missing: Vec<&str> = all.into_iter().filter(|text| !known(text)).collect();
+        // Collected first: their lifetime is theirs, and that of the negative prompt ours.
+        let prompts: Vec<&str> = prompts.collect();
+        let all = prompts.into_iter().chain([self.negative.as_str()]);
+        let missing: Vec<&str> = all.filter(|text| !known(text)).collect();
         if missing.is_empty() {
             return Ok(Vec::new());
         }
