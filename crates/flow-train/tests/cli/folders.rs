@@ -213,7 +213,8 @@ fn a_folder_decides_where_the_config_is_silent_and_is_held_against_it() {
 #[test]
 fn what_is_wrong_with_a_folder_or_its_prompts_is_said_with_what_to_do() {
     let place = place("sd3");
-    fs::remove_file(place.path("model/vae/diffusion_pytorch_model.safetensors")).unwrap();
+    let weights = place.path("model/vae/diffusion_pytorch_model.safetensors");
+    fs::rename(&weights, place.path("elsewhere")).unwrap();
     let no_weights = place.fail(2, &["check", "folder.toml"]);
     contains(&no_weights, &["model/vae", "the weights were not downloaded"]);
     fs::rename(place.path("elsewhere"), &weights).unwrap();
