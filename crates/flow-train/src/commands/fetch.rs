@@ -48,17 +48,13 @@ fn folder(arguments: &FetchArguments) -> Result<PathBuf, Failure> {
         // Whether it is the name of a repository, the hub's crate says.
         return Ok(PathBuf::from(name));
     };
-    let refuse = |text: String| Err(Failure::Input(text));
-    if out.as_os_str().is_empty() {
-        return refuse("`--out` is empty; name a folder".into());
-    }
     // A file that stands in the way is said before the hub is asked.
     let in_the_way = out.ancestors().find(|above| above.symlink_metadata().is_ok());
     match in_the_way {
-        Some(above) if !above.is_dir() => refuse(format!(
+        Some(above) if !above.is_dir() => Err(Failure::Input(format!(
             "`--out`: {} is no folder, and one is needed there; name another",
             Path::display(above)
-        )),
+        ))),
         _ => Ok(out.clone()),
     }
 }

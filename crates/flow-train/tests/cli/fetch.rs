@@ -91,7 +91,10 @@ fn what_was_named_wrongly_is_bad_input_with_what_to_do() {
         &fail(&[REPOSITORY, "--out", "tiny.toml"], None),
         &["`--out`", "no folder"],
     );
-    contains(&fail(&[REPOSITORY, "--out", ""], None), &["`--out` is empty"]);
+    contains(
+        &fail(&[REPOSITORY, "--out", ""], None),
+        &["a value is required for '--out <FOLDER>'"],
+    );
     hub.state().token = Some("hf_right".into());
     contains(
         &fail(&[REPOSITORY], None),
