@@ -6,7 +6,7 @@ mod steps;
 
 use crate::process::{cargo, run as run_command};
 use crate::workspace::Workspace;
-use crate::{deny, docs, interop, ptx, schema, tidy};
+use crate::{deny, docs, interop, ptx, tidy};
 use anyhow::Result;
 use clap::Args;
 use steps::Steps;
@@ -100,7 +100,6 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let mut steps = Steps::default();
     steps.step("tidy", |_| tidy::run(workspace))?;
     steps.step("links of the documentation", |_| docs::check(workspace))?;
-    steps.step("schema of the config", |_| schema::check(workspace))?;
     steps.cargo("format", workspace, &[&["fmt", "--all", "--", "--check"]])?;
     steps.step("programs in Python", |skips| python::run(workspace, skips))?;
     steps.step_if_possible("licences, sources and duplicates of dependencies", || {
