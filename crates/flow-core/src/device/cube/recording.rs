@@ -189,7 +189,10 @@ impl CaptureDevice for Stream {
         let taken: Vec<Handle> = (0..rooms.count)
             .map(|_| self.client.empty(rooms.bytes_each as usize))
             .collect();
-        written(&self.client, taken.iter()).map_err(|error| refused("set memory aside", error))?;
+        // A device that does not say what is free is not asked whether it has this: nobody writes it.
+        if self.bytes_free().is_some() {
+            written(&self.client, taken.iter()).map_err(|error| refused("set memory aside", error))?;
+        }
         Ok(taken)
     }
 
