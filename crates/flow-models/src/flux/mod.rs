@@ -8,7 +8,6 @@
 //! of the model.
 
 mod config;
-mod double_block;
 mod original;
 mod section;
 mod single_block;
@@ -17,14 +16,13 @@ pub use config::FluxConfig;
 pub use section::FluxSection;
 
 use crate::layers::{
-    PACKING, Parts, TIMESTEP_CHANNELS, TimestepEmbedding, modulation, norm, pack_latents, rotary_table,
-    unpack_latents,
+    PACKING, Parts, Place, StreamNames, TIMESTEP_CHANNELS, TimestepEmbedding, TwoStreamBlock,
+    TwoStreamSettings, modulation, norm, pack_latents, rotary_table, unpack_latents,
 };
 use crate::lora::OriginalLayer;
 use crate::registry::{ModelFactory, ModelRegistry};
 use crate::{Architecture, ModelError, settings};
 use burn::tensor::Tensor;
-use double_block::DoubleBlock;
 use flow_config::ModelKind;
 use flow_core::device::ComputeDevice;
 use flow_core::exec::{DependsOn, Exec, Linear, RegionKind};
@@ -57,7 +55,7 @@ pub struct Flux {
     pooled: [Linear; 2],
     text: Linear,
     sample: Linear,
-    double_blocks: Vec<Arc<DoubleBlock>>,
+    double_blocks: Vec<Arc<TwoStreamBlock>>,
     single_blocks: Vec<Arc<SingleBlock>>,
     norm_out: Linear,
     out: Linear,
@@ -119,10 +117,27 @@ impl Flux {
         );
         let sample = parts.linear("x_embedder", config.in_channels, hidden, Init::XavierUniform);
         let rotary = rotary_table(&config.rotary_axes(), device);
+        let names = |modulation, feed_forward| StreamNames {
+            modulation: (modulation, "linear"),
+            feed_forward,
+        };
+        let streams = TwoStreamSettings {
+            hidden,
+            heads: config.num_attention_heads,
+            sample: names("norm1", "ff"),
+            text: names("norm1_context", "ff_context"),
+            positions: rotary.clone(),
+            text_positions: None,
+        };
         let double_blocks = (0..config.num_layers)
             .map(|index| {
                 let parts = parts.under(format_args!("transformer_blocks.{index}"));
-                Arc::new(DoubleBlock::new(parts, config, index, rotary.clone()))
+                let place = Place {
+                    is_first: index == 0,
+                    // The blocks of one stream read it.
+                    text_is_last: false,
+                };
+                Arc::new(TwoStreamBlock::new(parts, &streams, place))
             })
             .collect();
         let rotary = rotary.followed_by_still(MOST_TEXT_TOKENS, device);

@@ -10,6 +10,7 @@ mod parts;
 mod patch;
 mod position;
 mod timestep;
+mod two_streams;
 
 pub(crate) use attention::{Projection, SelfAttention, heads_to_width};
 pub(crate) use feed_forward::feed_forward;
@@ -19,6 +20,7 @@ pub(crate) use position::{
     RotaryAxis, RotaryTable, WAVELENGTH_BASE, add_positions, rotary_2d, rotary_table, sincos_2d,
 };
 pub(crate) use timestep::{TIMESTEP_CHANNELS, TimestepEmbedding};
+pub(crate) use two_streams::{Place, StreamNames, TwoStreamBlock, TwoStreamSettings};
 
 use burn::tensor::Tensor;
 use flow_core::exec::{DependsOn, Exec, Linear};

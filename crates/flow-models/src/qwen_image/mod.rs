@@ -10,7 +10,6 @@
 //!
 //! In bf16 diffusers rounds the frequencies of the timestep's embedding to bf16. Here they stay f32, and so do the noise levels.
 
-mod block;
 mod config;
 mod position;
 mod section;
@@ -19,12 +18,11 @@ pub use config::QwenImageConfig;
 pub use section::QwenImageSection;
 
 use crate::layers::{
-    NORM_EPSILON, PACKING, Parts, TIMESTEP_CHANNELS, TimestepEmbedding, modulation, norm, pack_latents,
-    unpack_latents,
+    NORM_EPSILON, PACKING, Parts, Place, StreamNames, TIMESTEP_CHANNELS, TimestepEmbedding, TwoStreamBlock,
+    TwoStreamSettings, modulation, norm, pack_latents, unpack_latents,
 };
 use crate::registry::{ModelFactory, ModelRegistry};
 use crate::{Architecture, ModelError, settings};
-use block::{Positions, QwenImageBlock};
 use burn::tensor::Tensor;
 use flow_config::ModelKind;
 use flow_core::device::ComputeDevice;
@@ -58,7 +56,7 @@ pub struct QwenImage {
     text_norm: Handle<1>,
     text: Linear,
     sample: Linear,
-    blocks: Vec<Arc<QwenImageBlock>>,
+    blocks: Vec<Arc<TwoStreamBlock>>,
     norm_out: Linear,
     out: Linear,
 }
@@ -114,14 +112,27 @@ impl QwenImage {
             .param("weight", [config.joint_attention_dim], Init::Ones);
         let text = of_text.linear("txt_in", config.joint_attention_dim, hidden, Init::XavierUniform);
         let sample = parts.linear("img_in", config.in_channels, hidden, Init::XavierUniform);
-        let positions = Positions {
-            sample: position::of_sample(config, device),
-            text: position::of_text(config, MOST_TEXT_TOKENS, device),
+        // `1`: in diffusers the layer stands behind the activation, which all blocks share here.
+        let names = |modulation, feed_forward| StreamNames {
+            modulation: (modulation, "1"),
+            feed_forward,
+        };
+        let streams = TwoStreamSettings {
+            hidden,
+            heads: config.num_attention_heads,
+            sample: names("img_mod", "img_mlp"),
+            text: names("txt_mod", "txt_mlp"),
+            positions: position::of_sample(config, device),
+            text_positions: Some(position::of_text(config, MOST_TEXT_TOKENS, device)),
         };
         let blocks = (0..config.num_layers)
             .map(|index| {
                 let parts = parts.under(format_args!("transformer_blocks.{index}"));
-                Arc::new(QwenImageBlock::new(parts, config, index, positions.clone()))
+                let place = Place {
+                    is_first: index == 0,
+                    text_is_last: index + 1 == config.num_layers,
+                };
+                Arc::new(TwoStreamBlock::new(parts, &streams, place))
             })
             .collect();
         let norm_out = parts.applied_to(Rows::Sample).under("norm_out").linear(

@@ -1,41 +1,67 @@
-//! A block with one stream for the sample and one for the text, and joint attention of both, which hides the text's padding.
+//! A block with one stream for the sample and one for the text, and joint attention of both: that of FLUX.1 and of Qwen-Image.
 
-use super::QwenImageConfig;
-use crate::layers::adaln_zero as chunk;
-use crate::layers::{
-    NORM_EPSILON, Parts, Projection, RotaryTable, feed_forward, heads_to_width, modulation, norm,
-};
+use super::adaln_zero as chunk;
+use super::{NORM_EPSILON, Parts, Projection, RotaryTable, feed_forward, heads_to_width, modulation, norm};
 use burn::tensor::Tensor;
 use flow_core::exec::{AttentionKind, Block, DependsOn, Exec, FeedForward, Linear, RegionKind};
 use flow_core::ops::attention::Mask;
 use flow_core::{AttentionSpec, Init, Rows};
 use std::sync::Arc;
 
-/// Rotary tables of a model.
+/// Names of a stream's layers, below the block's.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StreamNames {
+    /// Of the modulation, and of the linear layer in it.
+    pub modulation: (&'static str, &'static str),
+    /// Of the feed-forward part.
+    pub feed_forward: &'static str,
+}
+
+/// What differs between the blocks of architectures.
 #[derive(Clone, Debug)]
-pub(super) struct Positions {
-    pub sample: RotaryTable,
-    /// Of as many tokens as a text may have.
-    pub text: RotaryTable,
+pub(crate) struct TwoStreamSettings {
+    /// Width of both streams.
+    pub hidden: usize,
+    /// Heads of attention.
+    pub heads: usize,
+    /// Names of the sample's layers.
+    pub sample: StreamNames,
+    /// Names of the text's layers.
+    pub text: StreamNames,
+    /// Positions of the sample's tokens.
+    pub positions: RotaryTable,
+    /// Positions of as many tokens as a text may have; none where the text stands at the origin, where nothing turns.
+    pub text_positions: Option<RotaryTable>,
+}
+
+/// Where a block stands among those of its stack.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    /// Its text has not met a latent yet.
+    pub is_first: bool,
+    /// Nobody reads the text that it gives.
+    pub text_is_last: bool,
 }
 
 /// The layers of one stream.
 #[derive(Debug)]
 struct StreamLayers {
+    modulation_name: &'static str,
     modulation: Linear,
     projection: Projection,
     attention_out: Linear,
     mlp: FeedForward,
 }
 
-/// One block. Carries the sample `[B, S, D]` and the text `[B, L, D]`, reads the activated conditioning `[B, D]`.
+/// One block. Carries the sample `[B, S, D]` and the text `[B, L, D]`, reads the activated conditioning `[B, D]`. Padding of texts
+/// whose lengths the call has ([`Exec::text_lengths`]) is hidden.
 #[derive(Debug)]
-pub(super) struct QwenImageBlock {
+pub(crate) struct TwoStreamBlock {
     sample: StreamLayers,
     text: StreamLayers,
-    positions: Positions,
-    is_first: bool,
-    is_last: bool,
+    positions: RotaryTable,
+    text_positions: Option<RotaryTable>,
+    place: Place,
 }
 
 /// Sample, text, and the modulation of each.
@@ -55,17 +81,17 @@ impl Joint {
     }
 }
 
-impl QwenImageBlock {
-    /// Block `index`.
-    pub fn new(mut parts: Parts<'_>, config: &QwenImageConfig, index: usize, positions: Positions) -> Self {
-        let (hidden, heads) = (config.hidden(), config.num_attention_heads);
-        // `1`: in diffusers the layer stands behind the activation, which all blocks share here.
-        let mut modulation = |name| {
+impl TwoStreamBlock {
+    /// The block at `place`.
+    pub fn new(mut parts: Parts<'_>, settings: &TwoStreamSettings, place: Place) -> Self {
+        let (hidden, heads) = (settings.hidden, settings.heads);
+        let (of_sample, of_text) = (settings.sample, settings.text);
+        let mut modulation = |(name, inner): (&str, &str)| {
             let mut parts = parts.under(name);
             let mut parts = parts.applied_to(Rows::Sample);
-            parts.linear("1", hidden, chunk::COUNT * hidden, Init::Zeros)
+            parts.linear(inner, hidden, chunk::COUNT * hidden, Init::Zeros)
         };
-        let (of_sample, of_text) = (modulation("img_mod"), modulation("txt_mod"));
+        let modulations = (modulation(of_sample.modulation), modulation(of_text.modulation));
         let mut attention = parts.under("attn");
         let sample = Projection::sample(&mut attention, hidden, heads, true);
         let text = Projection::context(&mut attention, hidden, heads, true);
@@ -74,39 +100,45 @@ impl QwenImageBlock {
             attention
                 .applied_to(Rows::Text)
                 .linear("to_add_out", hidden, hidden, Init::XavierUniform);
-        // Four times the width: diffusers' `FeedForward` default, which Qwen-Image keeps.
-        let sample_mlp = feed_forward(parts.under("img_mlp"), hidden, 4 * hidden);
-        let text_mlp = feed_forward(parts.applied_to(Rows::Text).under("txt_mlp"), hidden, 4 * hidden);
+        // Four times the width: diffusers' `FeedForward` default, which these models keep.
+        let sample_mlp = feed_forward(parts.under(of_sample.feed_forward), hidden, 4 * hidden);
+        let text_mlp = feed_forward(
+            parts.applied_to(Rows::Text).under(of_text.feed_forward),
+            hidden,
+            4 * hidden,
+        );
         Self {
             sample: StreamLayers {
-                modulation: of_sample,
+                modulation_name: of_sample.modulation.0,
+                modulation: modulations.0,
                 projection: sample,
                 attention_out: sample_out,
                 mlp: sample_mlp,
             },
             text: StreamLayers {
-                modulation: of_text,
+                modulation_name: of_text.modulation.0,
+                modulation: modulations.1,
                 projection: text,
                 attention_out: text_out,
                 mlp: text_mlp,
             },
-            positions,
-            is_first: index == 0,
-            is_last: index + 1 == config.num_layers,
+            positions: settings.positions.clone(),
+            text_positions: settings.text_positions.clone(),
+            place,
         }
     }
 
     fn modulate(self: &Arc<Self>, exec: &Exec<'_>, c_bd: Tensor<2>) -> (Tensor<3>, Tensor<3>) {
-        (
+        let of = |layers: &StreamLayers, c_bd| {
             modulation(
                 exec,
-                "img_mod",
-                &self.sample.modulation,
-                c_bd.clone(),
+                layers.modulation_name,
+                &layers.modulation,
+                c_bd,
                 chunk::COUNT,
-            ),
-            modulation(exec, "txt_mod", &self.text.modulation, c_bd, chunk::COUNT),
-        )
+            )
+        };
+        (of(&self.sample, c_bd.clone()), of(&self.text, c_bd))
     }
 
     fn attend(
@@ -125,7 +157,7 @@ impl QwenImageBlock {
                 chunk::ATTENTION_GATE,
             )
         };
-        if self.is_last {
+        if self.place.text_is_last {
             let x_joint = exec.attention_layer("attn", spatial, inputs, |exec, streams| {
                 let tokens = streams.0.dims()[1];
                 let joint = self.joint(exec, streams);
@@ -151,15 +183,14 @@ impl QwenImageBlock {
     fn joint(&self, exec: &Exec<'_>, (x, text, x_mod, text_mod): Streams) -> Joint {
         let norm = norm(chunk::ATTENTION_SHIFT, chunk::ATTENTION_SCALE);
         let ([_, tokens, _], [_, text_tokens, _]) = (x.dims(), text.dims());
-        let rotary = &self.positions.sample;
         let (q, k, v) = self
             .sample
             .projection
-            .forward(exec, (x, x_mod), norm, Some(rotary));
-        let rotary = self.positions.text.first(text_tokens);
-        let project = |exec: &Exec<'_>, text| self.text.projection.forward(exec, text, norm, Some(&rotary));
+            .forward(exec, (x, x_mod), norm, Some(&self.positions));
+        let rotary = self.text_positions.as_ref().map(|table| table.first(text_tokens));
+        let project = |exec: &Exec<'_>, text| self.text.projection.forward(exec, text, norm, rotary.as_ref());
         let text = (text, text_mod);
-        let (text_q, text_k, text_v) = if self.is_first {
+        let (text_q, text_k, text_v) = if self.place.is_first {
             // The text has not met a latent yet.
             exec.reusable("context_projections", DependsOn::SigmaAndCondition, text, project)
         } else {
@@ -189,7 +220,7 @@ impl QwenImageBlock {
         let run = |layers: &StreamLayers, x, modulation| {
             exec.modulated_feed_forward(x, modulation, norm, &layers.mlp, chunk::MLP_GATE)
         };
-        let text = if self.is_last {
+        let text = if self.place.text_is_last {
             text
         } else {
             run(&self.text, text, text_mod)
@@ -198,7 +229,7 @@ impl QwenImageBlock {
     }
 }
 
-impl Block for QwenImageBlock {
+impl Block for TwoStreamBlock {
     type Carried = (Tensor<3>, Tensor<3>);
     type Shared = Tensor<2>;
 
