@@ -5,9 +5,8 @@ mod unipc;
 use crate::{Pipeline, PipelineError, sigmas};
 use burn::tensor::Tensor;
 use flow_core::exec::{CallContext, Exec, InferencePass, Stage};
-use flow_core::{Backends, Condition, ModelInput, Weights};
+use flow_core::{Backends, Condition, FlowModel, ModelInput, Weights};
 use flow_diffusers::Scheduler;
-use flow_models::Architecture;
 use std::sync::Arc;
 use unipc::Solver;
 
@@ -24,7 +23,7 @@ pub struct Guidance {
 #[derive(Debug)]
 pub struct Generation<'a> {
     /// The transformer.
-    pub model: &'a dyn Architecture,
+    pub model: &'a dyn FlowModel,
     /// Its weights, with adapters if there are some.
     pub weights: &'a Weights,
     /// Kernels and attention.

@@ -96,6 +96,17 @@ impl ImageDecoder {
         Ok(values.chunks_exact(of_sample).map(decoded).collect())
     }
 
+    /// As [`decode`](Self::decode), of latents that must all be finite.
+    ///
+    /// # Errors
+    /// [`TrainError::Setting`] if a value is not finite; those of [`decode`](Self::decode).
+    pub fn decode_finite(&self, latents_bn: &RawTensor) -> Result<Vec<Decoded>, TrainError> {
+        let all: Option<Vec<Decoded>> = self.decode(latents_bn)?.into_iter().collect();
+        all.ok_or_else(|| {
+            TrainError::Setting("the model made a value that is not finite; its weights are unusable".into())
+        })
+    }
+
     /// Frame `frame` of a sample's values, in the order channels, frames, rows, columns.
     fn frame(&self, values: &[f32], frame: usize) -> Image {
         let ImageShape {

@@ -44,13 +44,7 @@ pub fn sample(
             steps,
         };
         let done = evaluation.sampler.run(&rollout, request, |_| {});
-        for decoded in evaluation.decoder.decode(&done.clean)? {
-            images.push(decoded.ok_or_else(|| {
-                TrainError::Setting(
-                    "the model made a value that is not finite; its weights are unusable".into(),
-                )
-            })?);
-        }
+        images.extend(evaluation.decoder.decode_finite(&done.clean)?);
     }
     Ok(images)
 }

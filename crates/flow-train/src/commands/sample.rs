@@ -82,17 +82,19 @@ fn with_options(mut place: ConfigArguments, arguments: &SampleArguments, is_fold
         set("model.width", width.to_string());
         set("model.height", height.to_string());
     }
-    if let (Some(steps), false) = (arguments.steps, is_folder) {
+    if is_folder {
+        // It has a sampler of its own, which reads the others.
+        return place;
+    }
+    if let Some(steps) = arguments.steps {
         set("evaluation.steps", steps.to_string());
     }
-    if let (Some(scale), false) = (arguments.guidance, is_folder) {
+    if let Some(scale) = arguments.guidance {
         set("evaluation.guidance_scale", scale.to_string());
     }
-    if let (Some(text), false) = (&arguments.negative_prompt, is_folder) {
-        set(
-            "text.negative_prompt",
-            serde_json::Value::from(text.as_str()).to_string(),
-        );
+    if let Some(text) = &arguments.negative_prompt {
+        let quoted = serde_json::Value::from(text.as_str()).to_string();
+        set("text.negative_prompt", quoted);
     }
     place
 }

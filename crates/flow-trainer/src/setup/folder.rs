@@ -2,7 +2,7 @@
 
 use super::Environment;
 use super::described::{Said, said_by_constants};
-use super::paths::{hub_name, start_in_config};
+use super::paths::{hub_help, start_in_config};
 use crate::decoder::ImageDecoder;
 use crate::encoded::PromptEncoders;
 use crate::error::TrainError;
@@ -29,12 +29,7 @@ pub fn pipeline(config: &Config, base: &Path) -> Result<Pipeline, TrainError> {
     };
     let folder = base.join(path);
     if !folder.exists() {
-        let help = match hub_name(path) {
-            Some(name) => format!(
-                "Nothing is downloaded here; if it is the name of a repository, `flow-train fetch {name}` makes a folder of it: name that folder"
-            ),
-            None => "Check the path".into(),
-        };
+        let help = hub_help(path).unwrap_or_else(|| "Check the path".into());
         return Err(TrainError::Setting(format!(
             "there is nothing at `{}`, which `model.path` names; {}. {help}",
             folder.display(),

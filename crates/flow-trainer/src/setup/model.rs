@@ -1,7 +1,7 @@
 //! Architecture, weights, adapters.
 
 use super::Environment;
-use super::paths::{hub_name, start_in_config};
+use super::paths::{hub_help, start_in_config};
 use crate::absent_file::AbsentFile;
 use crate::error::TrainError;
 use flow_config::{Config, Finetune};
@@ -168,10 +168,8 @@ fn no_weights_help(config: &Config, path: &Path, file: &Path) -> String {
     if *path == config.pretrain.output {
         return "Make it with `flow-train pretrain` and this config".into();
     }
-    if let Some(name) = hub_name(path) {
-        return format!(
-            "Nothing is downloaded here; if it is the name of a repository, `flow-train fetch {name}` makes a folder of it: name that folder"
-        );
+    if let Some(help) = hub_help(path) {
+        return help;
     }
     match nearest_beside(file) {
         Some(nearest) => format!("Check the path; the nearest name there is `{nearest}`"),

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-/// `stabilityai/stable-diffusion-3.5-medium`: a path that reads like the name of a repository.
-pub(super) fn hub_name(path: &Path) -> Option<String> {
+/// What to do about a path that is not there and reads like the name of a repository: `stabilityai/stable-diffusion-3.5-medium`.
+pub(super) fn hub_help(path: &Path) -> Option<String> {
     // A path of the command line is there with the working directory before it.
     let here = std::env::current_dir().unwrap_or_default();
     let path = path.strip_prefix(here).unwrap_or(path);
@@ -14,7 +14,12 @@ pub(super) fn hub_name(path: &Path) -> Option<String> {
             .iter()
             .all(|part| matches!(part, std::path::Component::Normal(_)))
         && path.extension().is_none_or(|ending| ending != "safetensors");
-    is_name.then(|| path.display().to_string())
+    is_name.then(|| {
+        format!(
+            "Nothing is downloaded here; if it is the name of a repository, `flow-train fetch {}` makes a folder of it: name that folder",
+            path.display()
+        )
+    })
 }
 
 /// Of a path on the command line; `here` is the working directory.

@@ -26,10 +26,10 @@ pub fn make(
     // The encoders first: they are dropped before the transformer is loaded.
     let (encoded, negative) = encode(config, environment, arguments, &pipeline)?;
     let model = setup::model(config, environment).or_bad_input()?;
-    let outline = setup::outline(config, &environment.plugins.models, &environment.device).or_bad_input()?;
-    let decoder = setup::decoder(config, environment, outline.model.spec()).or_bad_input()?;
+    let spec = model.model.spec();
+    let decoder = setup::decoder(config, environment, spec).or_bad_input()?;
     let device = &environment.device;
-    let (latent, pixels) = (outline.model.spec().latent, decoder.shape());
+    let (latent, pixels) = (spec.latent, decoder.shape());
     let count = usize::from(arguments.count);
     let wanted: Vec<&EncodedPrompt> = encoded
         .iter()
@@ -45,7 +45,7 @@ pub fn make(
             scale,
         });
         let generation = Generation {
-            model: &*outline.model,
+            model: &*model.model,
             weights: &model.weights,
             plan: &environment.plan,
             condition: condition(prompts),
@@ -61,11 +61,7 @@ pub fn make(
         }
         let start = device.tensor(noise, [prompts.len(), latent.values()]);
         let made = generate(&pipeline, &generation, start, |_, _| ()).or_bad_input()?;
-        for decoded in decoder.decode(&plain(&made.into_dispatch())).or_failed()? {
-            all.push(decoded.ok_or_else(|| {
-                Failure::Run("the model made a value that is not finite; its weights are unusable".into())
-            })?);
-        }
+        all.extend(decoder.decode_finite(&plain(&made.into_dispatch())).or_failed()?);
     }
     Ok(all)
 }

@@ -32,6 +32,13 @@ pub enum Start {
 pub fn compare(arguments: &TrainArguments) -> Result<bool, Failure> {
     let registries = Registries::built_in().or_failed()?;
     let catalog = registries.catalog();
+    // A run that begins is compared with nothing, so its files are not asked.
+    let plain = flow_config::inspect(&catalog, &arguments.config.config, &arguments.config.set).partial;
+    let goes_on =
+        |config: &Config| arguments.resume.is_some() || policy(arguments, config) == OnExists::Resume;
+    if !plain.is_some_and(|plain| goes_on(&plain.config)) {
+        return Ok(false);
+    }
     let inspection = described::inspect(
         &arguments.config,
         Use::Training,
@@ -47,10 +54,6 @@ pub fn compare(arguments: &TrainArguments) -> Result<bool, Failure> {
         return Ok(false);
     };
     let config = &resolved.config;
-    let goes_on = arguments.resume.is_some() || policy(arguments, config) == OnExists::Resume;
-    if !goes_on {
-        return Ok(false);
-    }
     let directory = config.run.dir.join(&config.run.name);
     let traces = Traces::of(&directory).ok();
     let named = arguments
