@@ -9,8 +9,8 @@ use flow_core::device::ComputeDevice;
 use flow_core::exec::{CallContext, InferencePass, Stage};
 use flow_diffusers::{FlowMatchEuler, Scheduler};
 use flow_pipeline::{
-    EncodedPrompt, Generation, Guidance, Pipeline, PromptCache, PromptSettings, Size, conditions, generate,
-    sigmas,
+    EncodedPrompt, Generation, Guidance, GuidanceRule, Pipeline, PromptCache, PromptSettings, Size,
+    conditions, generate, sigmas,
 };
 
 /// Bounds of the fixtures' README: of embeddings of T5, of latents after four steps, of pictures.
@@ -34,8 +34,9 @@ impl Case {
         let recorded = Recorded::read(name, oracle);
         let folder = folder(name);
         let pipeline = Pipeline::open(folder.path(), None).unwrap();
+        let length = recorded.settings["max_sequence_length"].as_u64();
         let settings = PromptSettings {
-            text_tokens: recorded.number("max_sequence_length") as usize,
+            text_tokens: length.map_or(pipeline.defaults().text_tokens, |length| length as usize),
             micro_batch: 1,
         };
         let encode = |key: &str| {
@@ -62,9 +63,14 @@ impl Case {
 
     fn embeds_are_those_recorded(&self) {
         for (prompts, prefix) in [(&self.prompts, ""), (&self.negative, "negative_")] {
-            let text: Vec<f32> = prompts.iter().flat_map(|prompt| prompt.text.clone()).collect();
-            self.recorded
-                .near(&text, &format!("{prefix}prompt_embeds"), OF_EMBEDS);
+            let together = conditions(&prompts.iter().collect::<Vec<_>>(), None, &ComputeDevice::cpu());
+            self.recorded.near(
+                &host(&together.text.unwrap()),
+                &format!("{prefix}prompt_embeds"),
+                OF_EMBEDS,
+            );
+            let lengths = self.recorded.lengths.get(&format!("{prefix}prompt_embeds_mask"));
+            assert_eq!(together.text_lengths.as_deref(), lengths.map(Vec::as_slice));
             let pooled: Vec<f32> = prompts
                 .iter()
                 .filter_map(|prompt| prompt.pooled.clone())
@@ -153,6 +159,133 @@ fn wan_makes_the_videos_of_diffusers_with_its_own_solver() {
     case.embeds_are_those_recorded();
     case.sigmas_are_those_recorded();
     case.pictures_are_those_recorded("latents.0", case.recorded.number("guidance_scale"), None, false);
+}
+
+#[test]
+fn qwen_image_makes_the_pictures_of_diffusers_from_texts_of_four_lengths() {
+    let case = Case::of("qwen-image", "oracle");
+    let lengths = |prompts: &[EncodedPrompt]| -> Vec<usize> { prompts.iter().map(|it| it.length).collect() };
+    let all = [lengths(&case.prompts), lengths(&case.negative)].concat();
+    assert_eq!(all, [17, 46, 13, 5]);
+    case.embeds_are_those_recorded();
+    case.sigmas_are_those_recorded();
+    let scale = case.recorded.number("true_cfg_scale");
+    case.pictures_are_those_recorded("latents.0_unpacked", scale, None, true);
+}
+
+#[test]
+fn a_text_of_qwen_image_is_cut_where_it_is_told_and_nearly_the_same_beside_a_longer_one() {
+    let folder = folder("qwen-image");
+    let pipeline = Pipeline::open(folder.path(), None).unwrap();
+    let encode = |text_tokens, micro_batch| {
+        let settings = PromptSettings {
+            text_tokens,
+            micro_batch,
+        };
+        let texts = ["a cat", "", "ein Würfel aus Glas, von oben gesehen"];
+        pipeline.encode_prompts(&texts, settings, &ComputeDevice::cpu(), &plan())
+    };
+    let (alone, together, cut) = (
+        encode(512, 1).unwrap(),
+        encode(512, 3).unwrap(),
+        encode(6, 2).unwrap(),
+    );
+    let longest = alone.iter().map(|prompt| prompt.length).max().unwrap();
+    for ((alone, together), cut) in alone.iter().zip(&together).zip(&cut) {
+        assert_eq!((alone.length, alone.tokens), (together.length, together.tokens));
+        assert_eq!(alone.text.len(), alone.length * pipeline.text_channels());
+        let pairs = alone.text.iter().zip(&together.text);
+        assert!(
+            pairs.fold(0f32, |off, (a, b)| off.max((a - b).abs())) < 1e-5,
+            "of {longest}"
+        );
+        assert_eq!(cut.length, alone.length.min(6));
+        assert_eq!(
+            cut.text.len(),
+            cut.length * pipeline.text_channels(),
+            "no padding is kept"
+        );
+    }
+    let wrong = encode(1025, 1).unwrap_err().to_string();
+    assert!(
+        wrong.contains("`text_tokens` is 1025") && wrong.contains("between 1 and 1024"),
+        "{wrong}"
+    );
+    assert!(encode(0, 1).is_err());
+}
+
+#[test]
+fn noise_levels_of_qwen_image_are_those_of_diffusers_for_sizes_that_it_is_published_for() {
+    let folder = folder("qwen-image");
+    let pipeline = Pipeline::open(folder.path(), None).unwrap();
+    // `set_timesteps(sigmas=linspace(1, 1/steps, steps), mu=…)` of diffusers 0.42.1, in f32.
+    let of_a_megapixel = [1.0, 0.766_709_3, 0.455_613_74, 0.019_999_98, 0.0];
+    let small = [
+        1.0, 0.926_790_5, 0.847_327_8, 0.760_775, 0.666_138_9, 0.562_231_3, 0.447_619_86, 0.320_560_8, 0.178_909_78,
+        0.019_999_98, 0.0,
+    ];
+    for (tokens, wanted) in [(4096, &of_a_megapixel[..]), (256, &small[..])] {
+        let found = sigmas(
+            pipeline.family(),
+            pipeline.scheduler(),
+            wanted.len() - 1,
+            tokens,
+        );
+        let found = found.unwrap();
+        assert_eq!(found.len(), wanted.len());
+        for (found, wanted) in found.iter().zip(wanted) {
+            assert!((found - wanted).abs() < 1e-6, "{tokens}: {found} {wanted}");
+        }
+    }
+    let latent = pipeline.latent(Size::picture(1024, 1024)).unwrap();
+    assert_eq!(
+        [latent.channels, latent.frames, latent.height, latent.width],
+        [16, 1, 128, 128]
+    );
+}
+
+#[test]
+fn guidance_of_qwen_image_leaves_every_token_as_long_as_the_conditional_branch_has_it() {
+    let folder = folder("qwen-image");
+    let pipeline = Pipeline::open(folder.path(), None).unwrap();
+    let device = ComputeDevice::cpu();
+    let model = pipeline.transformer(Size::picture(48, 80), &models(), &device).unwrap();
+    let rule = GuidanceRule::of(model.spec());
+    let ([channels, height, width], scale) = ([16, 10, 6], 3.5);
+    let values = channels * height * width;
+    let numbers = |factor: f64| -> Vec<f32> {
+        let number = |at: usize| ((at as f64 * factor).sin() * 2.0 + 0.3) as f32;
+        (0..2 * values).map(number).collect()
+    };
+    let (conditional, unconditional) = (numbers(0.77), numbers(1.31));
+    let on_device = |values_of: &[f32]| -> Tensor<2> { device.tensor(values_of.to_vec(), [2, values]) };
+    let found = rule.combine(on_device(&conditional), on_device(&unconditional), scale as f32);
+    // Token by token in f64, of values in the order of diffusers.
+    let packed = |values: &[f32]| pack(values, [channels, height, width]);
+    let (conditional_packed, unconditional_packed, found) =
+        (packed(&conditional), packed(&unconditional), packed(&host(&found)));
+    let norm = |token: &[f64]| token.iter().map(|value| value * value).sum::<f64>().sqrt();
+    for ((c, u), found) in conditional_packed
+        .chunks(64)
+        .zip(unconditional_packed.chunks(64))
+        .zip(found.chunks(64))
+    {
+        let c: Vec<f64> = c.iter().map(|value| f64::from(*value)).collect();
+        let combined: Vec<f64> = c
+            .iter()
+            .zip(u)
+            .map(|(c, u)| f64::from(*u) + scale * (c - f64::from(*u)))
+            .collect();
+        let ratio = norm(&c) / norm(&combined);
+        assert!(ratio < 0.9, "a rule without the rescale would be seen");
+        for (found, combined) in found.iter().zip(&combined) {
+            assert!((f64::from(*found) - combined * ratio).abs() < 1e-5);
+        }
+    }
+    // A model that begins with zeros has a velocity.
+    let none = vec![0.0; 2 * values];
+    let still = host(&rule.combine(on_device(&none), on_device(&none), scale as f32));
+    assert!(still.iter().all(|value| *value == 0.0));
 }
 
 #[test]
