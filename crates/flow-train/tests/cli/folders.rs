@@ -193,7 +193,7 @@ fn a_folder_of_qwen_image_trains_a_lora_on_texts_of_different_lengths_under_its_
     assert_eq!(metrics, place.text("runs/again/metrics.jsonl"));
 
     // What is kept of a text between batches is of its row's length.
-    let reuse = ["--set", "acceleration.shared={ name = \"exact_reuse\" }"];
+    let reuse = ["--set", "acceleration.shared=[{ name = \"exact_reuse\" }]"];
     let reuse = [&LORA[..], &reuse, &["--set", "run.name=reuse"]].concat();
     train(&place, &reuse);
     on_policy(&place, "runs/reuse/metrics.jsonl", 2);
