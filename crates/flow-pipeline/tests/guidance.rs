@@ -62,11 +62,7 @@ fn assert_near(found: &[f64], wanted: impl Iterator<Item = f64>) {
 #[test]
 fn every_token_is_as_long_as_the_conditional_branch_has_it() {
     let (conditional, unconditional) = (numbers(0.77), numbers(1.31));
-    let found = rule("qwen-image").combine(
-        on_device(&conditional),
-        on_device(&unconditional),
-        SCALE as f32,
-    );
+    let found = rule("qwen-image").combine(on_device(&conditional), on_device(&unconditional), SCALE as f32);
     let branches = tokens(&conditional).into_iter().zip(tokens(&unconditional));
     for ((c, u), found) in branches.zip(tokens(&host(&found))) {
         let combined = combined(&c, &u);
@@ -98,7 +94,10 @@ fn its_gradients_are_those_of_the_rescaled_velocity() {
         let ratio = (dot(&c, &c) / mm).sqrt();
         let of_m: Vec<f64> = m.iter().zip(&g).map(|(m, g)| ratio * (g - m * mg / mm)).collect();
         let through_length = mg / (dot(&c, &c) * mm).sqrt();
-        let wanted = of_m.iter().zip(&c).map(|(of_m, c)| SCALE * of_m + c * through_length);
+        let wanted = of_m
+            .iter()
+            .zip(&c)
+            .map(|(of_m, c)| SCALE * of_m + c * through_length);
         assert_near(&of_c[token], wanted);
         assert_near(&of_u[token], of_m.iter().map(|of_m| (1.0 - SCALE) * of_m));
     }
@@ -125,11 +124,8 @@ fn other_pipelines_are_guided_along_a_line() {
         assert_eq!(rule(name), GuidanceRule::Linear, "{name}");
     }
     let (conditional, unconditional) = (numbers(0.77), numbers(1.31));
-    let found = GuidanceRule::Linear.combine(
-        on_device(&conditional),
-        on_device(&unconditional),
-        SCALE as f32,
-    );
+    let found =
+        GuidanceRule::Linear.combine(on_device(&conditional), on_device(&unconditional), SCALE as f32);
     let branches = tokens(&conditional).into_iter().zip(tokens(&unconditional));
     for ((c, u), found) in branches.zip(tokens(&host(&found))) {
         assert_near(&found, combined(&c, &u).into_iter());

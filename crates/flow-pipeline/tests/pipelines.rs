@@ -221,16 +221,20 @@ fn noise_levels_of_qwen_image_are_those_of_diffusers_for_sizes_that_it_is_publis
     // `set_timesteps(sigmas=linspace(1, 1/steps, steps), mu=…)` of diffusers 0.42.1, in f32.
     let of_a_megapixel = [1.0, 0.766_709_3, 0.455_613_74, 0.019_999_98, 0.0];
     let small = [
-        1.0, 0.926_790_5, 0.847_327_8, 0.760_775, 0.666_138_9, 0.562_231_3, 0.447_619_86, 0.320_560_8, 0.178_909_78,
-        0.019_999_98, 0.0,
+        1.0,
+        0.926_790_5,
+        0.847_327_8,
+        0.760_775,
+        0.666_138_9,
+        0.562_231_3,
+        0.447_619_86,
+        0.320_560_8,
+        0.178_909_78,
+        0.019_999_98,
+        0.0,
     ];
     for (tokens, wanted) in [(4096, &of_a_megapixel[..]), (256, &small[..])] {
-        let found = sigmas(
-            pipeline.family(),
-            pipeline.scheduler(),
-            wanted.len() - 1,
-            tokens,
-        );
+        let found = sigmas(pipeline.family(), pipeline.scheduler(), wanted.len() - 1, tokens);
         let found = found.unwrap();
         assert_eq!(found.len(), wanted.len());
         for (found, wanted) in found.iter().zip(wanted) {

@@ -187,7 +187,10 @@ fn a_folder_of_qwen_image_trains_a_lora_on_texts_of_different_lengths_under_its_
     on_policy(&place, "runs/folder/metrics.jsonl", 2);
 
     // From the cache, where no padding lies, the bytes are the same.
-    let again = train(&place, &[&LORA[..], &batch, &["--set", "run.name=again"]].concat());
+    let again = train(
+        &place,
+        &[&LORA[..], &batch, &["--set", "run.name=again"]].concat(),
+    );
     contains(&again, &["prompts: 0 encoded, 6 found encoded in"]);
     let metrics = place.text("runs/folder/metrics.jsonl");
     assert_eq!(metrics, place.text("runs/again/metrics.jsonl"));

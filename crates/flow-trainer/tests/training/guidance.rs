@@ -44,7 +44,9 @@ fn numbers(count: usize, at: u64) -> Vec<f32> {
 
 /// Where the four values of a token lie, of each token of an 8 by 8 latent.
 fn tokens() -> impl Iterator<Item = [usize; 4]> {
-    let corners = (0..8).step_by(2).flat_map(|row| (0..8).step_by(2).map(move |column| row * 8 + column));
+    let corners = (0..8)
+        .step_by(2)
+        .flat_map(|row| (0..8).step_by(2).map(move |column| row * 8 + column));
     corners.map(|corner| [corner, corner + 1, corner + 8, corner + 9])
 }
 
@@ -60,7 +62,10 @@ impl Visit for Velocities {
 
     fn visit<A: Algorithm + 'static>(self, parts: Parts<A>) -> Self::Output {
         let policy = &parts.sampler.policy;
-        assert!(matches!(policy.guidance, GuidanceRule::NormPreserving { patch: 2, .. }));
+        assert!(matches!(
+            policy.guidance,
+            GuidanceRule::NormPreserving { patch: 2, .. }
+        ));
         let device = ComputeDevice::cpu();
         let text = |tokens: usize, at: u64| Condition {
             text: Some(device.tensor(numbers(2 * tokens * 10, at), [2, tokens, 10])),
@@ -118,7 +123,11 @@ fn a_guided_token_of_qwen_image_is_as_long_as_the_conditional_one_in_rollout_and
         let ratio = norm(c) / norm(combined);
         rescaled += usize::from((ratio - 1.0).abs() > 0.01);
         for (found, combined) in found.iter().zip(combined) {
-            assert!((found - combined * ratio).abs() < 1e-4 * norm(c), "{found} {}", combined * ratio);
+            assert!(
+                (found - combined * ratio).abs() < 1e-4 * norm(c),
+                "{found} {}",
+                combined * ratio
+            );
         }
     }
     assert!(rescaled > 16, "the rescale is seen in {rescaled} of 32 tokens");
