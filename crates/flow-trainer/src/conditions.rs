@@ -26,7 +26,7 @@ enum Source {
     /// The prompts' own tokens; those of the empty prompt.
     Tokens(Vec<u32>),
     /// Text that was made up, or read from a file.
-    Text(EncodedText),
+    Text(Box<EncodedText>),
     /// Text encoders.
     Encoders(Arc<PromptEncoders>),
 }
@@ -70,7 +70,7 @@ impl Conditioner {
 
     /// For prompts that are encoded as `text`.
     pub fn encoded(text: EncodedText, guided: bool, device: &ComputeDevice) -> Self {
-        Self::of(Source::Text(text), guided, device)
+        Self::of(Source::Text(Box::new(text)), guided, device)
     }
 
     /// For prompts that text encoders read.

@@ -69,7 +69,7 @@ fn gif_bytes(video: &Video) -> Result<Vec<u8>, gif::EncodingError> {
         picture.delay = gif_delay(frame, video.frame_rate_hz);
         encoder.write_frame(&picture)?;
     }
-    Ok(encoder.into_inner()?)
+    encoder.into_inner()
 }
 
 /// The time of a frame in hundredths of a second. What is lost by rounding is made up by the next frame, so that the video is as long as
