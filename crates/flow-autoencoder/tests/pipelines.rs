@@ -57,11 +57,11 @@ fn stable_diffusion_3_has_one_factor_and_shift() {
 
 #[test]
 fn qwen_image_has_means_and_deviations_by_channel() {
-    let io = tensors("pipelines/qwenimage/pictures.safetensors");
+    let io = tensors("pipelines/qwen-image/pictures.safetensors");
     // Two by two pixels of 16 channels are a token: [B, 4 · 3, 16 · 2 · 2], channels before rows before columns.
     let packed: Tensor<6> = rows(&io, 12 * 64).reshape([2, 4, 3, 16, 2, 2]);
     let latent = packed.permute([0, 3, 1, 4, 2, 5]).reshape([2, 16, 8, 6]);
-    let pictures = pictures_of("qwenimage", ScaledLatent::of_pictures(latent));
+    let pictures = pictures_of("qwen-image", ScaledLatent::of_pictures(latent));
     assert_pictures("image", &host(pictures.unit_pictures()), &io["image"].1);
 }
 

@@ -24,7 +24,8 @@ pub struct Condition {
 }
 
 impl Condition {
-    /// The condition of `self` and below it that of `other`: one batch of twice the rows.
+    /// The condition of `self` and below it that of `other`: one batch of the rows of both. Where one's texts have fewer tokens than
+    /// the other's, zeros are put behind them, and [`text_lengths`](Self::text_lengths) says where they begin.
     pub fn stacked(self, other: Self) -> Self {
         fn join<const D: usize, K: burn::tensor::kind::Basic>(
             a: Option<Tensor<D, K>>,
@@ -32,12 +33,16 @@ impl Condition {
         ) -> Option<Tensor<D, K>> {
             a.zip(b).map(|(a, b)| Tensor::cat(vec![a, b], 0))
         }
-        let text_lengths = (self.text_lengths.is_some() || other.text_lengths.is_some())
+        let tokens = [&self, &other].map(|one| one.text.as_ref().map_or(0, |text| text.dims()[1]));
+        let longest = tokens[0].max(tokens[1]);
+        let is_padded = tokens[0] != tokens[1] && self.text.is_some() && other.text.is_some();
+        let text_lengths = (is_padded || self.text_lengths.is_some() || other.text_lengths.is_some())
             .then(|| [self.lengths(), other.lengths()].concat().into());
+        let padded = |text: Option<Tensor<3>>| text.map(|text| padded_to(text, longest));
         Self {
             text_lengths,
             tokens: join(self.tokens, other.tokens),
-            text: join(self.text, other.text),
+            text: join(padded(self.text), padded(other.text)),
             pooled: join(self.pooled, other.pooled),
             guidance: join(self.guidance, other.guidance),
         }
@@ -69,6 +74,17 @@ impl Condition {
             guidance: (self.guidance.as_ref()).map(|guidance| select(guidance, rows)),
         }
     }
+}
+
+/// Texts `[B, L, D]` with zeros behind them, `[B, tokens, D]`.
+fn padded_to(text_bld: Tensor<3>, tokens: usize) -> Tensor<3> {
+    let [batch, length, channels] = text_bld.dims();
+    if length == tokens {
+        return text_bld;
+    }
+    let like = (&text_bld.device(), text_bld.dtype());
+    let zeros = Tensor::zeros([batch, tokens - length, channels], like);
+    Tensor::cat(vec![text_bld, zeros], 1)
 }
 
 /// Input of a model call.

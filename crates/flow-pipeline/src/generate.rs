@@ -2,7 +2,7 @@
 
 mod unipc;
 
-use crate::{Pipeline, PipelineError, sigmas};
+use crate::{GuidanceRule, Pipeline, PipelineError, sigmas};
 use burn::tensor::Tensor;
 use flow_core::exec::{CallContext, Exec, InferencePass, Stage};
 use flow_core::{Backends, Condition, FlowModel, ModelInput, Weights};
@@ -15,7 +15,7 @@ use unipc::Solver;
 pub struct Guidance {
     /// What the other branch is told: the negative prompts.
     pub unconditional: Condition,
-    /// `v = v_uncond + scale · (v_cond - v_uncond)` (Ho and Salimans 2022, arXiv:2207.12598).
+    /// How far beyond the other branch, by the model's [`GuidanceRule`].
     pub scale: f64,
 }
 
@@ -99,5 +99,6 @@ fn velocity(generation: &Generation<'_>, exec: &Exec<'_>, x_bn: Tensor<2>, sigma
     let both = exec.velocity(generation.model, input);
     let conditional = both.clone().slice([0..batch, 0..values]);
     let empty = both.slice([batch..2 * batch, 0..values]);
-    empty.clone() + (conditional - empty) * (guidance.scale as f32)
+    let rule = GuidanceRule::of(generation.model.spec());
+    rule.combine(conditional, empty, guidance.scale as f32)
 }

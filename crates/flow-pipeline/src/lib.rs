@@ -5,6 +5,7 @@
 mod cache;
 mod error;
 mod generate;
+mod guidance;
 mod pipeline;
 mod prompts;
 mod schedule;
@@ -13,6 +14,7 @@ mod size;
 pub use cache::{CacheUse, EncodedPrompts, PromptCache};
 pub use error::PipelineError;
 pub use generate::{Generation, Guidance, generate};
+pub use guidance::GuidanceRule;
 pub use pipeline::{Defaults, Pipeline};
 pub use prompts::{EncodedPrompt, PromptSettings, conditions};
 pub use schedule::sigmas;

@@ -21,7 +21,7 @@ pub struct Defaults {
     pub steps: usize,
     /// Guidance scale: of two branches, or the one that the model embeds (FLUX.1).
     pub guidance_scale: f64,
-    /// Tokens of T5's or UMT5's part of a text.
+    /// Tokens of T5's or UMT5's part of a text; the most tokens of a text of Qwen-Image, whose texts are as long as they are.
     pub text_tokens: usize,
 }
 
@@ -37,7 +37,12 @@ pub struct Pipeline {
 }
 
 /// Pipelines whose transformer is computed here.
-const KNOWN: [Family; 3] = [Family::StableDiffusion3, Family::Flux, Family::Wan];
+const KNOWN: [Family; 4] = [
+    Family::StableDiffusion3,
+    Family::Flux,
+    Family::QwenImage,
+    Family::Wan,
+];
 
 impl Pipeline {
     /// Opens the folder at `path`, whose components are all looked at: files there, whole, and of the pipeline; of weights, those of
@@ -114,7 +119,8 @@ impl Pipeline {
         self.transformer[key].as_u64().unwrap_or(0) as usize
     }
 
-    /// Rows of text that the transformer reads, where T5's or UMT5's part has `text_tokens`: 77 of CLIP stand before it in SD3.
+    /// Rows of text that the transformer reads, where T5's or UMT5's part has `text_tokens`: 77 of CLIP stand before it in SD3. Those
+    /// of Qwen-Image are the most; a batch has as many as its longest text.
     pub fn text_rows(&self, text_tokens: usize) -> usize {
         match self.family {
             Family::StableDiffusion3 => 77 + text_tokens,
@@ -276,7 +282,7 @@ fn steps_of(folder: &PipelineFolder, transformer: &Value, family: Family) -> Res
         AutoencoderConfig::Causal(config) => (config.factor(), Some(config.frames())),
     };
     let number = |value: &Value| value.as_u64().unwrap_or(1) as usize;
-    // Two rows and two columns are packed to a token, whose channels the config of FLUX counts.
+    // Two rows and two columns are packed to a token, whose channels the configs of FLUX and Qwen-Image count.
     let packed = matches!(family, Family::Flux | Family::QwenImage);
     let (channels, patch) = match (packed, &transformer["patch_size"]) {
         (true, _) => (number(&transformer["in_channels"]) / 4, 2),

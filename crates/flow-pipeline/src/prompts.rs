@@ -1,6 +1,6 @@
 //! From prompts to what the transformer reads: every encoder is loaded, used for all prompts, and dropped before the next.
 //!
-//! Source: diffusers 0.42.1, `encode_prompt` of `pipelines/{stable_diffusion_3,flux,wan}`.
+//! Source: diffusers 0.42.1, `encode_prompt` of `pipelines/{stable_diffusion_3,flux,qwenimage,wan}`.
 
 use crate::{Pipeline, PipelineError};
 use burn::tensor::Tensor;
@@ -9,15 +9,17 @@ use flow_core::exec::{CallContext, Exec, InferencePass, Stage};
 use flow_core::tensors::plain;
 use flow_core::{Backends, Condition, cpu};
 use flow_diffusers::Family;
-use flow_text_encoder::prompts::{self, T5Text};
-use flow_text_encoder::{ClipOutput, ClipText, Padding, PromptEmbeds, T5Encoder, TextEncoder, Tokens, load};
+use flow_text_encoder::prompts::{self, QWEN_IMAGE_TEMPLATE_ROWS, T5Text};
+use flow_text_encoder::{
+    ClipOutput, ClipText, Padding, PromptEmbeds, QwenText, T5Encoder, TextEncoder, Tokens, load,
+};
 use flow_tokenizer::{Batch, Tokenizer, pipelines};
 use std::sync::Arc;
 
 /// How prompts are encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PromptSettings {
-    /// Tokens of T5's or UMT5's part.
+    /// Tokens of T5's or UMT5's part; the most tokens that are kept of a prompt of Qwen-Image.
     pub text_tokens: usize,
     /// Prompts of one call of an encoder.
     pub micro_batch: usize,
@@ -26,8 +28,11 @@ pub struct PromptSettings {
 /// What the transformer reads of one prompt.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EncodedPrompt {
-    /// Rows of text.
+    /// Rows.
     pub tokens: usize,
+    /// Rows that are text, from the first on; the others are padding that nothing may attend to. Those of
+    /// [`encode_prompts`](Pipeline::encode_prompts) are all of them: padding that a pipeline hides is left out.
+    pub length: usize,
     /// Values of a row.
     pub channels: usize,
     /// `[tokens, channels]`.
@@ -36,17 +41,22 @@ pub struct EncodedPrompt {
     pub pooled: Option<Vec<f32>>,
 }
 
-/// The condition of prompts, one row for each, with the guidance scale that a model embeds.
+/// The condition of prompts, one row for each, with the guidance scale that a model embeds. Behind shorter texts are zeros up to the
+/// longest, which [`Condition::text_lengths`] hides; where all are equally long, it is absent.
 ///
 /// # Panics
-/// If there are none, or they are of several pipelines or settings.
+/// If there are none, or they are of several pipelines.
 pub fn conditions(prompts: &[&EncodedPrompt], guidance: Option<f32>, device: &ComputeDevice) -> Condition {
     let first = prompts[0];
-    let axes = [prompts.len(), first.tokens, first.channels];
-    let text: Vec<f32> = prompts
-        .iter()
-        .flat_map(|prompt| prompt.text.iter().copied())
-        .collect();
+    let longest = prompts.iter().map(|prompt| prompt.length).max().unwrap_or(0);
+    let axes = [prompts.len(), longest, first.channels];
+    let mut text = Vec::with_capacity(axes.iter().product());
+    for (row, prompt) in prompts.iter().enumerate() {
+        text.extend_from_slice(&prompt.text[..prompt.length * prompt.channels]);
+        text.resize((row + 1) * longest * first.channels, 0.0);
+    }
+    let is_padded = prompts.iter().any(|prompt| prompt.length < longest);
+    let lengths = prompts.iter().map(|prompt| prompt.length);
     let pooled = first.pooled.as_ref().map(|one| {
         let all = prompts
             .iter()
@@ -55,6 +65,7 @@ pub fn conditions(prompts: &[&EncodedPrompt], guidance: Option<f32>, device: &Co
     });
     Condition {
         text: Some(device.tensor(text, axes)),
+        text_lengths: is_padded.then(|| lengths.collect()),
         pooled,
         guidance: guidance.map(|scale| device.tensor(vec![scale; prompts.len()], [prompts.len()])),
         ..Condition::default()
@@ -140,28 +151,33 @@ impl Pipeline {
                 Family::StableDiffusion3 => encoding.sd3(settings, &mut done)?,
                 Family::Flux => encoding.flux(settings, &mut done)?,
                 Family::Wan => encoding.wan(settings, &mut done)?,
-                Family::QwenImage => unreachable!("`open` refuses what is not computed"),
+                Family::QwenImage => encoding.qwen_image(settings, &mut done)?,
             }
         }
         Ok(())
     }
 }
 
-/// The prompts of a batch, each by itself on the host.
+/// The prompts of a batch, each by itself on the host, without padding that is hidden from the transformer.
 fn split(embeds: PromptEmbeds) -> Vec<EncodedPrompt> {
     let [batch, tokens, channels] = embeds.text.dims();
     let text = cpu::to_host(&plain(&embeds.text.into_dispatch()));
     let pooled = embeds
         .pooled
         .map(|pooled| cpu::to_host(&plain(&pooled.into_dispatch())));
-    let row = |row: usize| EncodedPrompt {
-        tokens,
-        channels,
-        text: text[row * tokens * channels..(row + 1) * tokens * channels].to_vec(),
-        pooled: pooled.as_ref().map(|pooled| {
-            let width = pooled.len() / batch;
-            pooled[row * width..(row + 1) * width].to_vec()
-        }),
+    let row = |row: usize| {
+        let length = embeds.lengths.as_ref().map_or(tokens, |lengths| lengths[row]);
+        let first = row * tokens * channels;
+        EncodedPrompt {
+            tokens: length,
+            length,
+            channels,
+            text: text[first..first + length * channels].to_vec(),
+            pooled: pooled.as_ref().map(|pooled| {
+                let width = pooled.len() / batch;
+                pooled[row * width..(row + 1) * width].to_vec()
+            }),
+        }
     };
     (0..batch).map(row).collect()
 }
@@ -237,6 +253,27 @@ impl Encoding<'_> {
             settings.text_tokens,
             |batch, t5| done(batch, prompts::flux(&clip[batch], t5)?),
         )
+    }
+
+    fn qwen_image(&self, settings: PromptSettings, done: &mut Done<'_>) -> Result<(), PipelineError> {
+        let most = settings.text_tokens;
+        if !(1..=pipelines::QWEN_IMAGE_LENGTH).contains(&most) {
+            return Err(PipelineError::Setting {
+                setting: "text_tokens",
+                problem: format!(
+                    "is {most}, the most tokens that Qwen-Image reads of a prompt; it must be between 1 and {}",
+                    pipelines::QWEN_IMAGE_LENGTH
+                ),
+            });
+        }
+        let tokenizer = Tokenizer::open(&self.pipeline.part("tokenizer"))?;
+        let qwen = QwenText::open(&self.pipeline.part("text_encoder"))?;
+        self.each(&qwen, "text_encoder", |batch, exec, prompts| {
+            let tokens = masked(&pipelines::qwen_image(&tokenizer, prompts)?)?;
+            let encoded = qwen.encode(exec, &tokens)?;
+            let embeds = prompts::qwen_image(&encoded, &tokens, QWEN_IMAGE_TEMPLATE_ROWS, most)?;
+            done(batch, embeds)
+        })
     }
 
     fn wan(&self, settings: PromptSettings, done: &mut Done<'_>) -> Result<(), PipelineError> {

@@ -34,8 +34,9 @@ impl Case {
         let recorded = Recorded::read(name, oracle);
         let folder = folder(name);
         let pipeline = Pipeline::open(folder.path(), None).unwrap();
+        let length = recorded.settings["max_sequence_length"].as_u64();
         let settings = PromptSettings {
-            text_tokens: recorded.number("max_sequence_length") as usize,
+            text_tokens: length.map_or(pipeline.defaults().text_tokens, |length| length as usize),
             micro_batch: 1,
         };
         let encode = |key: &str| {
@@ -62,9 +63,14 @@ impl Case {
 
     fn embeds_are_those_recorded(&self) {
         for (prompts, prefix) in [(&self.prompts, ""), (&self.negative, "negative_")] {
-            let text: Vec<f32> = prompts.iter().flat_map(|prompt| prompt.text.clone()).collect();
-            self.recorded
-                .near(&text, &format!("{prefix}prompt_embeds"), OF_EMBEDS);
+            let together = conditions(&prompts.iter().collect::<Vec<_>>(), None, &ComputeDevice::cpu());
+            self.recorded.near(
+                &host(&together.text.unwrap()),
+                &format!("{prefix}prompt_embeds"),
+                OF_EMBEDS,
+            );
+            let lengths = self.recorded.lengths.get(&format!("{prefix}prompt_embeds_mask"));
+            assert_eq!(together.text_lengths.as_deref(), lengths.map(Vec::as_slice));
             let pooled: Vec<f32> = prompts
                 .iter()
                 .filter_map(|prompt| prompt.pooled.clone())
@@ -153,6 +159,93 @@ fn wan_makes_the_videos_of_diffusers_with_its_own_solver() {
     case.embeds_are_those_recorded();
     case.sigmas_are_those_recorded();
     case.pictures_are_those_recorded("latents.0", case.recorded.number("guidance_scale"), None, false);
+}
+
+#[test]
+fn qwen_image_makes_the_pictures_of_diffusers_from_texts_of_four_lengths() {
+    let case = Case::of("qwen-image", "oracle");
+    let lengths = |prompts: &[EncodedPrompt]| -> Vec<usize> { prompts.iter().map(|it| it.length).collect() };
+    let all = [lengths(&case.prompts), lengths(&case.negative)].concat();
+    assert_eq!(all, [17, 46, 13, 5]);
+    case.embeds_are_those_recorded();
+    case.sigmas_are_those_recorded();
+    let scale = case.recorded.number("true_cfg_scale");
+    case.pictures_are_those_recorded("latents.0_unpacked", scale, None, true);
+}
+
+#[test]
+fn a_text_of_qwen_image_is_cut_where_it_is_told_and_nearly_the_same_beside_a_longer_one() {
+    let folder = folder("qwen-image");
+    let pipeline = Pipeline::open(folder.path(), None).unwrap();
+    let encode = |text_tokens, micro_batch| {
+        let settings = PromptSettings {
+            text_tokens,
+            micro_batch,
+        };
+        let texts = ["a cat", "", "ein Würfel aus Glas, von oben gesehen"];
+        pipeline.encode_prompts(&texts, settings, &ComputeDevice::cpu(), &plan())
+    };
+    let (alone, together, cut) = (
+        encode(512, 1).unwrap(),
+        encode(512, 3).unwrap(),
+        encode(6, 2).unwrap(),
+    );
+    let longest = alone.iter().map(|prompt| prompt.length).max().unwrap();
+    for ((alone, together), cut) in alone.iter().zip(&together).zip(&cut) {
+        assert_eq!((alone.length, alone.tokens), (together.length, together.tokens));
+        assert_eq!(alone.text.len(), alone.length * pipeline.text_channels());
+        let pairs = alone.text.iter().zip(&together.text);
+        assert!(
+            pairs.fold(0f32, |off, (a, b)| off.max((a - b).abs())) < 1e-5,
+            "of {longest}"
+        );
+        assert_eq!(cut.length, alone.length.min(6));
+        assert_eq!(
+            cut.text.len(),
+            cut.length * pipeline.text_channels(),
+            "no padding is kept"
+        );
+    }
+    let wrong = encode(1025, 1).unwrap_err().to_string();
+    assert!(
+        wrong.contains("`text_tokens` is 1025") && wrong.contains("between 1 and 1024"),
+        "{wrong}"
+    );
+    assert!(encode(0, 1).is_err());
+}
+
+#[test]
+fn noise_levels_of_qwen_image_are_those_of_diffusers_for_sizes_that_it_is_published_for() {
+    let folder = folder("qwen-image");
+    let pipeline = Pipeline::open(folder.path(), None).unwrap();
+    // `set_timesteps(sigmas=linspace(1, 1/steps, steps), mu=…)` of diffusers 0.42.1, in f32.
+    let of_a_megapixel = [1.0, 0.766_709_3, 0.455_613_74, 0.019_999_98, 0.0];
+    let small = [
+        1.0,
+        0.926_790_5,
+        0.847_327_8,
+        0.760_775,
+        0.666_138_9,
+        0.562_231_3,
+        0.447_619_86,
+        0.320_560_8,
+        0.178_909_78,
+        0.019_999_98,
+        0.0,
+    ];
+    for (tokens, wanted) in [(4096, &of_a_megapixel[..]), (256, &small[..])] {
+        let found = sigmas(pipeline.family(), pipeline.scheduler(), wanted.len() - 1, tokens);
+        let found = found.unwrap();
+        assert_eq!(found.len(), wanted.len());
+        for (found, wanted) in found.iter().zip(wanted) {
+            assert!((found - wanted).abs() < 1e-6, "{tokens}: {found} {wanted}");
+        }
+    }
+    let latent = pipeline.latent(Size::picture(1024, 1024)).unwrap();
+    assert_eq!(
+        [latent.channels, latent.frames, latent.height, latent.width],
+        [16, 1, 128, 128]
+    );
 }
 
 #[test]

@@ -26,10 +26,10 @@ fn of_t5(pipeline: &str, kind: &str, number: &str) -> Tensor<3> {
 }
 
 fn qwen(kind: &str) -> (Tensor<3>, Tokens) {
-    let folder = "pipelines/qwenimage/text_encoder";
+    let folder = "pipelines/qwen-image/text_encoder";
     let encoder = QwenText::open(&fixture(folder)).unwrap();
     let weights = weights(&encoder, folder);
-    let tokens = tokens("qwenimage", kind, "tokenizer");
+    let tokens = tokens("qwen-image", kind, "tokenizer");
     (encoder.encode(&exec(&weights, &plan()), &tokens).unwrap(), tokens)
 }
 
@@ -93,7 +93,7 @@ fn flux_reads_t5_and_the_pooled_embedding_without_projection() {
 
 #[test]
 fn qwen_image_drops_padding_and_template_and_says_what_is_text() {
-    let recorded = recorded("qwenimage");
+    let recorded = recorded("qwen-image");
     for (kind, prefix) in KINDS {
         let (encoded, tokens) = qwen(kind);
         let PromptEmbeds {
@@ -183,7 +183,7 @@ fn outputs_that_do_not_go_together_are_refused_with_the_reason() {
     let (encoded, _) = qwen("prompt");
     let other = refused(prompts::qwen_image(
         &encoded,
-        &tokens("qwenimage", "negative", "tokenizer"),
+        &tokens("qwen-image", "negative", "tokenizer"),
         34,
         512,
     ));

@@ -85,10 +85,7 @@ fn export(path: &str, folder: &Path, set: &[String]) -> Result<(), Box<dyn Error
     let words: Vec<u32> = (0..WORDS).map(|_| draws.next_u32()).collect();
     wanted.tokens("words", &[words]);
     let sampler = Sampler {
-        policy: Policy {
-            model: model.model.clone(),
-            guidance_scale: config.sampling.guidance_scale as f32,
-        },
+        policy: Policy::new(model.model.clone(), config.sampling.guidance_scale as f32),
         kernels: plan.kernels.clone(),
         device: device.clone(),
         seed,

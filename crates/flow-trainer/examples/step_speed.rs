@@ -123,10 +123,7 @@ impl Job {
 
     fn sampler(&self, scale: f32) -> Sampler {
         Sampler {
-            policy: Policy {
-                model: self.model.model.clone(),
-                guidance_scale: scale,
-            },
+            policy: Policy::new(self.model.model.clone(), scale),
             kernels: self.plan.kernels.clone(),
             device: self.device.clone(),
             seed: self.config.run.seed,

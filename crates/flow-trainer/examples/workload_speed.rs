@@ -216,10 +216,7 @@ impl Job {
 
     fn sampler(&self) -> Sampler {
         Sampler {
-            policy: Policy {
-                model: self.model.clone(),
-                guidance_scale: self.workload.guidance_scale,
-            },
+            policy: Policy::new(self.model.clone(), self.workload.guidance_scale),
             kernels: self.plan.kernels.clone(),
             device: self.device.clone(),
             seed: 0,

@@ -119,17 +119,21 @@ impl Conditioner {
     /// Conditions of a batch of prompts, with the empty condition beside them under guidance.
     pub fn conditions<'a>(&self, prompts: impl Iterator<Item = &'a Prompt>) -> Conditions {
         let rows: Vec<Option<&Prompt>> = prompts.map(Some).collect();
+        let unconditional = self.guided.then(|| self.rows(&vec![None; rows.len()]));
+        let conditional = self.rows(&rows);
+        // What is computed for a text in a longer row has more rows: another value to whoever keeps it for the next batch.
+        let longest = [Some(&conditional), unconditional.as_ref()].into_iter().flatten();
+        let longest = longest.filter_map(|condition| Some(condition.text.as_ref()?.dims()[1]));
+        let length = (longest.max().unwrap_or(0) as u64).to_le_bytes();
         // No prompt has the bytes of the empty condition.
         let key = |row: &Option<&Prompt>| match row {
-            Some(prompt) => [b"p", prompt.text.as_bytes()].concat().into(),
-            None => Arc::from(&b"n"[..]),
+            Some(prompt) => [b"p", &length[..], prompt.text.as_bytes()].concat().into(),
+            None => [b"n", &length[..]].concat().into(),
         };
         let keys = ConditionKeys {
             conditional: rows.iter().map(key).collect(),
             unconditional: key(&None),
         };
-        let unconditional = self.guided.then(|| self.rows(&vec![None; rows.len()]));
-        let conditional = self.rows(&rows);
         Conditions {
             conditional,
             unconditional,

@@ -5,6 +5,7 @@
 
 use burn::tensor::Tensor;
 use flow_core::{CallContext, Condition, Exec, FlowModel, ModelInput, RowKey, Stage, TrajectoryId};
+use flow_pipeline::GuidanceRule;
 use std::sync::Arc;
 
 /// Conditional and, under guidance, unconditional inputs of a batch.
@@ -32,8 +33,10 @@ pub struct ConditionKeys {
 pub struct Policy {
     /// The model.
     pub model: Arc<dyn FlowModel>,
-    /// `v = v_uncond + scale · (v_cond - v_uncond)`; 1 means no guidance and a batch of `B` rows.
+    /// How far beyond the unconditional branch; 1 means no guidance and a batch of `B` rows.
     pub guidance_scale: f32,
+    /// What becomes of the velocities of both branches, in rollout and loss alike.
+    pub guidance: GuidanceRule,
 }
 
 /// Where in a run a call stands.
@@ -54,6 +57,16 @@ pub struct CallSite {
 }
 
 impl Policy {
+    /// `model` under `guidance_scale`, by the rule of the pipeline that it is of ([`GuidanceRule::of`]).
+    pub fn new(model: Arc<dyn FlowModel>, guidance_scale: f32) -> Self {
+        let guidance = GuidanceRule::of(model.spec());
+        Self {
+            model,
+            guidance_scale,
+            guidance,
+        }
+    }
+
     /// Whether calls have an unconditional branch.
     pub fn is_guided(&self) -> bool {
         self.guidance_scale != 1.0
@@ -153,6 +166,7 @@ impl Policy {
         let both = exec.velocity(&*self.model, input);
         let conditional = both.clone().narrow(0, 0, batch);
         let unconditional = both.narrow(0, batch, batch);
-        unconditional.clone() + (conditional - unconditional) * self.guidance_scale
+        self.guidance
+            .combine(conditional, unconditional, self.guidance_scale)
     }
 }

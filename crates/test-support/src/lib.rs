@@ -31,7 +31,7 @@ pub fn skipped(reason: impl Display) {
     written.expect("a skipped test is told on standard error");
 }
 
-/// The whole folder of a small pipeline of random weights (`sd3`, `flux-dev`, `wan`), in a place of its own: transformer, tokenizers
+/// The whole folder of a small pipeline of random weights (`sd3`, `flux-dev`, `qwen-image`, `wan`), in a place of its own: transformer, tokenizers
 /// and scheduler are in `tests/pipelines`, text encoders and autoencoders are those that the tests of their crates have.
 ///
 /// # Panics

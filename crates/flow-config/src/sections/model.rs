@@ -15,8 +15,8 @@ pub struct ModelConfig {
     /// Which architecture; its dimensions stand in the table of the same name, and the other tables must be
     /// left out.
     pub architecture: String,
-    /// A diffusers folder (the one with `model_index.json`), relative to the config file: SD3, SD3.5, FLUX.1 or Wan. It gives
-    /// architecture, weights, text encoders, autoencoder and noise levels, where this config is silent; the model then works in
+    /// A diffusers folder (the one with `model_index.json`), relative to the config file: SD3, SD3.5, FLUX.1, Qwen-Image or Wan. It
+    /// gives architecture, weights, text encoders, autoencoder and noise levels, where this config is silent; the model then works in
     /// latents, and rewards see what the autoencoder decodes.
     pub path: Option<PathBuf>,
     /// Which weights of `path` are read, by the word in their names: "fp16", "bf16". Without it the plain ones.

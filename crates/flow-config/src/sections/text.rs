@@ -59,7 +59,7 @@ pub struct FileText {
 #[serde(deny_unknown_fields, default)]
 pub struct EncodersText {
     /// Tokens of the T5 or UMT5 part of a text; without it as the pipeline has it: 256 for SD3, 512 for FLUX.1-dev and Wan, 256 for
-    /// FLUX.1-schnell. Longer prompts are cut.
+    /// FLUX.1-schnell. Of Qwen-Image, whose texts are as long as they are, the most: 512. Longer prompts are cut.
     #[schemars(range(min = 1, max = 4096))]
     pub tokens: Option<usize>,
     /// Prompts of one call of an encoder.

@@ -239,3 +239,33 @@ fn rows_of_an_input_are_those_asked_for_in_that_order_in_every_part() {
     assert_eq!(to_host(&pooled.expect("given").into_dispatch()), [6.0, 4.0]);
     assert_eq!(to_host(&guidance.expect("given").into_dispatch()), [3.5, 1.0]);
 }
+
+#[test]
+fn shorter_texts_below_longer_ones_are_padded_with_zeros_that_are_told_apart() {
+    let device = ComputeDevice::cpu();
+    let text = |values: Vec<f32>, shape| Condition {
+        text: Some(device.tensor(values, shape)),
+        ..Condition::default()
+    };
+    let long = || text(vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [1, 3, 2]);
+    let short = || text(vec![7.0, 8.0], [1, 1, 2]);
+    let read = |both: Condition| {
+        let lengths = both.text_lengths.map(|lengths| lengths.to_vec());
+        (to_host(&both.text.expect("given").into_dispatch()), lengths)
+    };
+    assert_eq!(
+        read(long().stacked(short())),
+        (
+            vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 0.0, 0.0, 0.0, 0.0],
+            Some(vec![3, 1])
+        )
+    );
+    assert_eq!(read(short().stacked(long())).1, Some(vec![1, 3]));
+    let with_length = Condition {
+        text_lengths: Some(vec![2].into()),
+        ..long()
+    };
+    assert_eq!(read(with_length.stacked(short())).1, Some(vec![2, 1]));
+    // Equally long ones have nothing to hide.
+    assert_eq!(read(short().stacked(short())), (vec![7.0, 8.0, 7.0, 8.0], None));
+}

@@ -12,14 +12,14 @@ pub(super) const FORMAT: &str = "flow-pipeline prompt 2";
 /// The key of the metadata that holds a hash of the values.
 const HASH: &str = "blake3";
 
-/// Writes an entry, whose values are rounded to `stored`.
+/// Writes an entry, whose values are rounded to `stored`. Padding is left out.
 pub(super) fn write(path: &Path, prompt: &EncodedPrompt, stored: StoredDtype) -> Result<(), PipelineError> {
-    let mut tensors: Vec<Named> = vec![("text".into(), vec![prompt.tokens, prompt.channels], 0)];
+    let mut tensors: Vec<Named> = vec![("text".into(), vec![prompt.length, prompt.channels], 0)];
     if let Some(pooled) = &prompt.pooled {
         tensors.push(("pooled".into(), vec![pooled.len()], 1));
     }
     let values = |key: usize| match key {
-        0 => prompt.text.clone(),
+        0 => prompt.text[..prompt.length * prompt.channels].to_vec(),
         _ => prompt.pooled.clone().unwrap_or_default(),
     };
     // What is read back is hashed: the rounded values.
@@ -91,6 +91,7 @@ fn values(parsed: &Parsed<'_>) -> Option<EncodedPrompt> {
     };
     Some(EncodedPrompt {
         tokens,
+        length: tokens,
         channels,
         text: text.to_f32()?,
         pooled: match pooled {

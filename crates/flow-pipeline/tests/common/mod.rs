@@ -59,6 +59,8 @@ pub fn pack(values: &[f32], [channels, height, width]: [usize; 3]) -> Vec<f32> {
 /// What diffusers computed, and from what.
 pub struct Recorded {
     pub floats: BTreeMap<String, (Vec<usize>, Vec<f32>)>,
+    /// How many ones each row of a mask has.
+    pub lengths: BTreeMap<String, Vec<usize>>,
     pub settings: Value,
 }
 
@@ -66,14 +68,24 @@ impl Recorded {
     pub fn read(pipeline: &str, oracle: &str) -> Self {
         let base = workspace().join("tests/pipelines").join(pipeline);
         let bytes = std::fs::read(base.join(format!("{oracle}.safetensors"))).unwrap();
-        let tensors = parse(&bytes).unwrap().tensors.into_iter();
-        let floats = tensors.map(|tensor| {
-            let values = tensor.to_f32().unwrap();
-            (tensor.name, (tensor.shape, values))
-        });
+        let (mut floats, mut lengths) = (BTreeMap::new(), BTreeMap::new());
+        for tensor in parse(&bytes).unwrap().tensors {
+            match tensor.to_f32() {
+                Some(values) => {
+                    floats.insert(tensor.name, (tensor.shape, values));
+                }
+                // A mask, in i64.
+                None => {
+                    let rows = tensor.bytes.chunks(8 * tensor.shape[1]);
+                    let ones = |row: &[u8]| row.iter().map(|byte| usize::from(*byte)).sum();
+                    lengths.insert(tensor.name, rows.map(ones).collect());
+                }
+            }
+        }
         let settings = std::fs::read(base.join(format!("{oracle}.json"))).unwrap();
         Self {
-            floats: floats.collect(),
+            floats,
+            lengths,
             settings: serde_json::from_slice(&settings).unwrap(),
         }
     }

@@ -178,6 +178,48 @@ fn a_folder_of_flux_trains_all_weights_under_the_scale_that_it_embeds() {
 }
 
 #[test]
+fn a_folder_of_qwen_image_trains_a_lora_on_texts_of_different_lengths_under_its_own_guidance() {
+    let place = place("qwen-image");
+    // Four samples of two prompts in a batch, whose texts have different lengths, and the empty one a third.
+    let batch = ["--set", "sampling.micro_batch=4"];
+    let said = train(&place, &[&LORA[..], &batch].concat());
+    contains(&said, &["prompts: 6 encoded, 0 found encoded in"]);
+    on_policy(&place, "runs/folder/metrics.jsonl", 2);
+
+    // From the cache, where no padding lies, the bytes are the same.
+    let again = train(
+        &place,
+        &[&LORA[..], &batch, &["--set", "run.name=again"]].concat(),
+    );
+    contains(&again, &["prompts: 0 encoded, 6 found encoded in"]);
+    let metrics = place.text("runs/folder/metrics.jsonl");
+    assert_eq!(metrics, place.text("runs/again/metrics.jsonl"));
+
+    // What is kept of a text between batches is of its row's length.
+    let reuse = ["--set", "acceleration.shared=[{ name = \"exact_reuse\" }]"];
+    let reuse = [&LORA[..], &reuse, &["--set", "run.name=reuse"]].concat();
+    train(&place, &reuse);
+    on_policy(&place, "runs/reuse/metrics.jsonl", 2);
+
+    // Guidance that is told nothing of the negative prompt is another policy.
+    let plain = ["--set", "sampling.guidance_scale=1", "--set", "run.name=plain"];
+    train(&place, &[&LORA[..], &batch, &plain].concat());
+    on_policy(&place, "runs/plain/metrics.jsonl", 2);
+    assert_ne!(metrics, place.text("runs/plain/metrics.jsonl"));
+    let sample = place.succeed(&[
+        "sample",
+        "folder.toml",
+        "--weights",
+        "runs/folder/weights/adapter",
+        "--prompt",
+        "a green pyramid",
+        "-n",
+        "1",
+    ]);
+    contains(&sample, &["sample.png"]);
+}
+
+#[test]
 fn a_folder_of_wan_trains_on_videos_and_on_single_frames() {
     let place = place("wan");
     let video = [&LORA[..], &["--set", "model.frames=5", "--set", "run.name=video"]].concat();
@@ -237,7 +279,7 @@ fn what_is_wrong_with_a_folder_or_its_prompts_is_said_with_what_to_do() {
 
 #[test]
 fn a_folder_alone_makes_pictures_with_its_own_scheduler_and_defaults() {
-    for name in ["sd3", "flux-dev"] {
+    for name in ["sd3", "flux-dev", "qwen-image"] {
         let place = place(name);
         let sample = |out: &str, size: &str, more: &[&str]| {
             let base = [

@@ -152,10 +152,7 @@ pub(super) fn training_steps<'a>(
     let reserved = estimate.moments + estimate.sums + estimate.copies + estimate.trajectories;
     TrainingSteps {
         model,
-        policy: Guided {
-            model: model.model.clone(),
-            guidance_scale: config.sampling.guidance_scale as f32,
-        },
+        policy: Guided::new(model.model.clone(), config.sampling.guidance_scale as f32),
         conditions: conditioner.conditions((0..rows).map(|row| &prompts[row % prompts.len()])),
         rows,
         device: environment.device.clone(),

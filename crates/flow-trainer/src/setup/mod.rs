@@ -280,10 +280,7 @@ fn common_for(
     let text_tokens = conditioner.text_tokens();
     served::check(config, &acceleration, spec, &environment.device, text_tokens)?;
     let sampler = Sampler {
-        policy: Policy {
-            model: model.model.clone(),
-            guidance_scale: config.eval_guidance_scale() as f32,
-        },
+        policy: Policy::new(model.model.clone(), config.eval_guidance_scale() as f32),
         kernels: acceleration.kernels().clone(),
         device: environment.device.clone(),
         seed: config.evaluation.seed,
@@ -369,10 +366,7 @@ pub fn parts_of<A: Algorithm>(
     let tokens = model.model.spec().tokens;
     let prompts = dataset.train_prompts();
     let schedule = schedule(config, tokens)?;
-    let policy = Policy {
-        model: model.model.clone(),
-        guidance_scale: sampling.guidance_scale as f32,
-    };
+    let policy = Policy::new(model.model.clone(), sampling.guidance_scale as f32);
     let mut checkpoint_plan = None;
     if let CheckpointPolicy::Budget { peak_gib } = checkpoint_policy(config) {
         let positions = algorithm.positions(&schedule, config.run.seed, 0, 0).len();

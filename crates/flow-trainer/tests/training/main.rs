@@ -2,6 +2,7 @@
 
 mod accelerators;
 mod guards;
+mod guidance;
 mod losses;
 mod on_policy;
 mod optimizer;
