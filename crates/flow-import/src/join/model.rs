@@ -8,7 +8,6 @@ use crate::convert::{self, convert, float, list, not_a, number};
 use crate::draft::{Draft, Item, Origin};
 use crate::note::Rank;
 use crate::rule::Conversion;
-use crate::yaml::quote_if_needed;
 
 /// Sides of an image are multiples of this many pixels: eight of the autoencoder in patches of two, for every model here.
 const PIXELS: i64 = 16;
@@ -81,13 +80,41 @@ fn not_here(draft: &mut Draft<'_>, item: Option<&Item<'_>>, other: Other) {
 /// The other keys of a model that is not here.
 fn nothing_of_it(draft: &mut Draft<'_>) {
     for (from, section, reason) in [
-        ("train.resolution", "model", "pixels of an image of a model that is not here"),
-        ("train.height", "model", "pixels of an image of a model that is not here"),
-        ("train.width", "model", "pixels of an image of a model that is not here"),
-        ("train.num_frames", "model", "frames of a video of a model that is not here"),
-        ("scheduler.shift", "scheduler", "the shift of sigmas of a model that is not here"),
-        ("scheduler.flow_shift", "scheduler", "the shift of sigmas of a model that is not here"),
-        ("model.model_name_or_path", "model", "weights of a model that is not here"),
+        (
+            "train.resolution",
+            "model",
+            "pixels of an image of a model that is not here",
+        ),
+        (
+            "train.height",
+            "model",
+            "pixels of an image of a model that is not here",
+        ),
+        (
+            "train.width",
+            "model",
+            "pixels of an image of a model that is not here",
+        ),
+        (
+            "train.num_frames",
+            "model",
+            "frames of a video of a model that is not here",
+        ),
+        (
+            "scheduler.shift",
+            "scheduler",
+            "the shift of sigmas of a model that is not here",
+        ),
+        (
+            "scheduler.flow_shift",
+            "scheduler",
+            "the shift of sigmas of a model that is not here",
+        ),
+        (
+            "model.model_name_or_path",
+            "model",
+            "weights of a model that is not here",
+        ),
     ] {
         if let Some(item) = take_given(draft, from) {
             draft.keep_as(Rank::Detail, section, &item.origin, reason);
@@ -107,7 +134,11 @@ fn folder(draft: &mut Draft<'_>, family: Family) -> bool {
     let written = match convert(Conversion::Path, item.node) {
         Ok(_) => item.node.text().unwrap_or_default(),
         Err(why) => {
-            draft.keep("model", &item.origin, format!("{why} (model.path: the diffusers folder)"));
+            draft.keep(
+                "model",
+                &item.origin,
+                format!("{why} (model.path: the diffusers folder)"),
+            );
             return false;
         }
     };
@@ -183,13 +214,21 @@ fn size(draft: &mut Draft<'_>, has_folder: bool) {
                 let text = format!("{side} pixels, rounded down to whole patches of {PIXELS}");
                 draft.set_with_attention(to, side / PIXELS * PIXELS, &origins, &text);
             }
-            None => refused.extend(origins.into_iter().filter(|origin| !refused.contains(origin)).collect::<Vec<_>>()),
+            None => refused.extend(
+                origins
+                    .into_iter()
+                    .filter(|origin| !refused.contains(origin))
+                    .collect::<Vec<_>>(),
+            ),
         }
     }
     let reason = if has_folder {
-        format!("a side is a whole number of pixels from {PIXELS} to {MOST_PIXELS}; set model.width and model.height")
+        format!(
+            "a side is a whole number of pixels from {PIXELS} to {MOST_PIXELS}; set model.width and model.height"
+        )
     } else {
-        "pixels of an image or of a frame; set model.width and model.height when you set model.path".to_owned()
+        "pixels of an image or of a frame; set model.width and model.height when you set model.path"
+            .to_owned()
     };
     for origin in refused {
         draft.keep("model", origin, reason.clone());
@@ -220,7 +259,13 @@ fn frames(draft: &mut Draft<'_>, family: Family, has_folder: bool) {
     // Frames that do not fit are rounded as Flow-Factory rounds them: 6 is taken for 5, 8 for 9.
     let rounded = whole(&item)
         .filter(|frames| (1..=MOST_FRAMES).contains(frames))
-        .map(|frames| if (frames - 1) % FRAMES == 0 { frames } else { frames / FRAMES * FRAMES + 1 })
+        .map(|frames| {
+            if (frames - 1) % FRAMES == 0 {
+                frames
+            } else {
+                frames / FRAMES * FRAMES + 1
+            }
+        })
         .filter(|frames| has_folder && *frames <= MOST_FRAMES);
     match rounded {
         Some(frames) => draft.set(
@@ -230,7 +275,9 @@ fn frames(draft: &mut Draft<'_>, family: Family, has_folder: bool) {
             "frames of the video: one and a multiple of four more, rounded as Flow-Factory rounds them",
         ),
         None => {
-            let reason = format!("frames are a whole number from 1 to {MOST_FRAMES}; set model.frames with model.path");
+            let reason = format!(
+                "frames are a whole number from 1 to {MOST_FRAMES}; set model.frames with model.path"
+            );
             draft.keep("model", &item.origin, reason);
         }
     }
@@ -312,7 +359,10 @@ pub(super) fn told_guidance(draft: &mut Draft<'_>) -> bool {
     let Family::Flux(flux) = Family::of(draft) else {
         return false;
     };
-    let of = |item: Option<&Item<'_>>| item.and_then(|item| convert::number(item.node).ok()).map(|value| float(&value));
+    let of = |item: Option<&Item<'_>>| {
+        item.and_then(|item| convert::number(item.node).ok())
+            .map(|value| float(&value))
+    };
     let training = of(draft.peek("train.guidance_scale")).unwrap_or(3.5);
     let item = take_given(draft, "eval.guidance_scale");
     let evaluation = of(item.as_ref());
@@ -327,7 +377,10 @@ pub(super) fn told_guidance(draft: &mut Draft<'_>) -> bool {
         }
         (Flux::Dev, Some(item)) => draft.keep("evaluation", &item.origin, one),
         (Flux::Dev, None) if training != 3.5 => {
-            draft.remark("evaluation", format!("Flow-Factory evaluates with a scale of 3.5; {one}"));
+            draft.remark(
+                "evaluation",
+                format!("Flow-Factory evaluates with a scale of 3.5; {one}"),
+            );
         }
         (_, None) => {}
     }

@@ -15,19 +15,15 @@ const MEDIA: [&str; 3] = ["data.image_dir", "data.video_dir", "data.audio_dir"];
 pub(super) fn apply(draft: &mut Draft<'_>) {
     let several = take_given(draft, "data.datasets");
     let folder = take_given(draft, "data.dataset_dir");
-    if let Some(item) = &several {
-        let reason = "flow-train reads one file of prompts: put those of all sets into one, and set data.path to it";
-        draft.keep_as(Rank::Verdict, "data", &item.origin, reason);
-    }
-    let written = match folder {
-        // Flow-Factory takes the list where both are there.
-        Some(item) if several.is_some() => {
-            let reason = "`data.datasets` is there too and stands above it";
-            draft.keep_as(Rank::Detail, "data", &item.origin, reason);
+    let written = match (&several, &folder) {
+        (None, Some(item)) => files(draft, item),
+        (several, folder) => {
+            for item in several.iter().chain(folder) {
+                let reason = "flow-train reads one file of prompts: put those of all sets into one, and set data.path to it";
+                draft.keep_as(Rank::Verdict, "data", &item.origin, reason);
+            }
             false
         }
-        Some(item) => files(draft, &item),
-        None => false,
     };
     if !written {
         draft.need(NEED);
@@ -44,7 +40,11 @@ fn files(draft: &mut Draft<'_>, item: &Item<'_>) -> bool {
             return false;
         }
         Err(why) => {
-            draft.keep("data", &item.origin, format!("{why} (data.path: the file of prompts)"));
+            draft.keep(
+                "data",
+                &item.origin,
+                format!("{why} (data.path: the file of prompts)"),
+            );
             return false;
         }
     }
@@ -61,6 +61,11 @@ fn files(draft: &mut Draft<'_>, item: &Item<'_>) -> bool {
     );
     draft.set_with_attention("data.path", format!("{folder}/train.{ending}"), &origins, &text);
     let text = "the prompts of evaluation; without this file remove the key: a tenth of the prompts is held out then";
-    draft.set_explained("data.test_path", format!("{folder}/test.{ending}"), &origins, text);
+    draft.set_explained(
+        "data.test_path",
+        format!("{folder}/test.{ending}"),
+        &origins,
+        text,
+    );
     true
 }

@@ -7,7 +7,8 @@ use crate::rule::{Join, Rule};
 
 const COUPLED: &[&str] = &["grpo", "grpo-guard"];
 const NFT: &[&str] = &["nft"];
-const MODEL_SIZE: &str = "pixels of an image or a frame, in whole patches of 16; left out, Flow-Factory takes 512";
+const MODEL_SIZE: &str =
+    "pixels of an image or a frame, in whole patches of 16; left out, Flow-Factory takes 512";
 const ON_DEVICE: &str = "in flow-train it lies where the weights lie";
 const OVERLAP: &str = "rewards are computed on worker threads beside the generation, always";
 
@@ -24,18 +25,8 @@ pub(super) const COMMON: &[Rule] = &[
         Joint(Join::Model),
         MODEL_SIZE,
     ),
-    Rule::new(
-        "train.height",
-        "model.height",
-        Joint(Join::Model),
-        MODEL_SIZE,
-    ),
-    Rule::new(
-        "train.width",
-        "model.width",
-        Joint(Join::Model),
-        MODEL_SIZE,
-    ),
+    Rule::new("train.height", "model.height", Joint(Join::Model), MODEL_SIZE),
+    Rule::new("train.width", "model.width", Joint(Join::Model), MODEL_SIZE),
     Rule::new(
         "train.max_epochs",
         "run.steps",
