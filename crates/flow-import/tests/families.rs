@@ -264,7 +264,7 @@ fn prompts_are_the_files_of_the_folder_under_flow_factorys_names() {
         assert_ne!(data.kind, "prompts", "{without}");
         assert_eq!(
             imported.verdict.to_string(),
-            "runs when prompts of one's own is there",
+            "runs when a file of prompts is there",
             "{without}"
         );
     }

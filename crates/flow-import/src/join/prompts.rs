@@ -8,7 +8,7 @@ use crate::note::Rank;
 use crate::rule::Conversion;
 
 /// What is missing where the config names no folder.
-const NEED: &str = "prompts of one's own";
+const NEED: &str = "a file of prompts";
 /// Keys of folders with what a prompt of a `.jsonl` refers to; a `.txt` refers to nothing.
 const MEDIA: [&str; 3] = ["data.image_dir", "data.video_dir", "data.audio_dir"];
 
@@ -49,17 +49,12 @@ fn files(draft: &mut Draft<'_>, item: &Item<'_>) -> bool {
         }
     }
     let given = |from: &&str| draft.peek(from).is_some_and(|item| !item.node.is_null());
-    let (ending, other) = match MEDIA.iter().any(given) {
-        true => ("jsonl", "txt"),
-        false => ("txt", "jsonl"),
-    };
+    let ending = if MEDIA.iter().any(given) { "jsonl" } else { "txt" };
     let origins = [&item.origin];
     draft.set("data.kind", "prompts", &origins, "prompts of a file");
-    let text = format!(
-        "one of Flow-Factory's names in this folder; it may be `train.{other}`, which Flow-Factory prefers where it is a `.jsonl`. The \
-         path is relative to this file, in Flow-Factory to the working directory"
-    );
-    draft.set_with_attention("data.path", format!("{folder}/train.{ending}"), &origins, &text);
+    let text = "Flow-Factory reads `train.jsonl` of this folder, or else `train.txt`: name the one that is there. The path is relative to \
+                this file, in Flow-Factory to the working directory";
+    draft.set_with_attention("data.path", format!("{folder}/train.{ending}"), &origins, text);
     let text = "the prompts of evaluation; without this file remove the key: a tenth of the prompts is held out then";
     draft.set_explained(
         "data.test_path",
