@@ -170,6 +170,11 @@ impl<'y> Draft<'y> {
         self.put(to, value.into(), origins, text, Rank::Result, true);
     }
 
+    /// As `set_with_attention`, for what must be there before anything is trained: it is in the verdict.
+    pub fn set_needed(&mut self, to: &str, value: impl Into<Value>, origins: &[&Origin], text: &str) {
+        self.put(to, value.into(), origins, text, Rank::Verdict, true);
+    }
+
     /// Writes what the YAML asks for and flow-train does not have: the config is refused where it stands, so that nothing
     /// else is trained in its place. `because` goes to the verdict.
     pub fn ask(&mut self, to: &str, value: impl Into<Value>, origins: &[&Origin], because: &str, text: &str) {
@@ -198,6 +203,7 @@ impl<'y> Draft<'y> {
         let pointer = format!("/{}", to.replace('.', "/"));
         // `algorithm.kind` is written in any case, since every other key of that table needs it.
         let is_default = to != "algorithm.kind"
+            && !self.is_folders(to)
             && rank == Rank::Detail
             && self
                 .defaults
@@ -219,6 +225,17 @@ impl<'y> Draft<'y> {
             asked: false,
             in_list: false,
         });
+    }
+
+    /// Whether a key that is left out is decided by the diffusers folder rather than by flow-train's default.
+    fn is_folders(&self, to: &str) -> bool {
+        let has_folder = || self.entries.iter().any(|entry| entry.to == "model.path");
+        let keys = [
+            "sampling.guidance_scale",
+            "sampling.embedded_guidance_scale",
+            "scheduler.shift",
+        ];
+        keys.contains(&to) && has_folder()
     }
 
     /// Adds an entry to a list of tables.

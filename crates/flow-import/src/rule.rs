@@ -58,8 +58,10 @@ pub enum Conversion {
 /// Groups of keys that are converted together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Join {
-    /// Architecture, dimensions, weights and sigma shift.
+    /// The diffusers folder, size and sigma shift.
     Model,
+    /// Guidance of rollouts, which FLUX.1-dev is told.
+    Guidance,
     /// What adapters are put on.
     LoraTargets,
     /// Prompts and data.

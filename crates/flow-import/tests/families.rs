@@ -2,17 +2,11 @@
 
 use flow_config::{Config, DeviceKind, EmaSchedule, Shift};
 use flow_import::{Imported, Outcome, Rank, Verdict, import};
-use flow_models::mmdit::MmditSection;
-use flow_models::wan::WanSection;
 use flow_trainer::algorithm::NftSettings;
 use test_catalog::{CATALOG, parse_named};
 
 fn imported(yaml: &str) -> Imported {
     import(yaml, &CATALOG).unwrap_or_else(|error| panic!("{error}\n{yaml}"))
-}
-
-fn mmdit(config: &Config) -> MmditSection {
-    config.model.params("mmdit").expect("an mmdit")
 }
 
 fn config(yaml: &str) -> Config {
@@ -29,25 +23,22 @@ fn wan(checkpoint: &str, train: &str) -> String {
     )
 }
 
+/// `model.path` and the size in pixels and frames.
+fn size(config: &Config) -> (&str, Option<usize>, Option<usize>, Option<usize>) {
+    let model = &config.model;
+    let path = model.path.as_deref().and_then(std::path::Path::to_str);
+    (path.unwrap_or_default(), model.width, model.height, model.frames)
+}
+
 #[test]
-fn wan_takes_its_size_from_the_checkpoint_and_its_latent_from_the_video() {
-    for (checkpoint, layers, heads, ffn) in [
-        ("Wan-AI/Wan2.1-T2V-14B-Diffusers", 40, 40, 13_824),
-        ("Wan-AI/Wan2.1-T2V-1.3B-Diffusers", 30, 12, 8960),
-        ("/models/wan2.1_t2v_1.3b", 30, 12, 8960),
+fn wan_is_the_folder_of_the_checkpoint_and_has_the_size_of_the_video() {
+    for (checkpoint, folder) in [
+        ("Wan-AI/Wan2.1-T2V-14B-Diffusers", "Wan2.1-T2V-14B-Diffusers"),
+        ("/models/wan2.1_t2v_1.3b", "/models/wan2.1_t2v_1.3b"),
     ] {
         let config = config(&wan(checkpoint, "resolution: [480, 840], num_frames: 5"));
-        assert_eq!(config.model.architecture, "wan");
-        let wan: WanSection = config.model.params("wan").expect("a wan");
-        assert_eq!(
-            (wan.num_layers, wan.num_attention_heads, wan.ffn_dim),
-            (layers, heads, ffn)
-        );
         // 840 pixels are no whole patches: Flow-Factory takes 832.
-        assert_eq!(
-            (wan.latent_frames, wan.latent_height, wan.latent_width),
-            (2, 60, 104)
-        );
+        assert_eq!(size(&config), (folder, Some(832), Some(480), Some(5)));
         let Shift::Static(shift) = &config.scheduler.shift else {
             panic!()
         };
@@ -60,74 +51,236 @@ fn wan_takes_its_size_from_the_checkpoint_and_its_latent_from_the_video() {
         );
     }
     let frames = |train: &str| {
-        let model = config(&wan("Wan-AI/Wan2.1-T2V-1.3B-Diffusers", train)).model;
-        model.params::<WanSection>("wan").expect("a wan").latent_frames
+        config(&wan("Wan-AI/Wan2.1-T2V-1.3B-Diffusers", train))
+            .model
+            .frames
     };
-    assert_eq!(frames("num_frames: 1"), 1);
+    assert_eq!(frames("num_frames: 1"), Some(1));
     assert_eq!(
         (frames("num_frames: 6"), frames("num_frames: 8")),
-        (2, 3),
+        (Some(5), Some(9)),
         "rounded as Flow-Factory rounds it"
     );
-    assert_eq!(frames("seed: 1"), 21, "81 where it is left out");
+    assert_eq!(frames("seed: 1"), None, "81 where it is left out, in both");
 }
 
 #[test]
-fn sd3_has_the_dimensions_of_its_checkpoint() {
-    let of = |checkpoint: &str| {
+fn what_the_folder_says_is_left_to_it_and_what_the_yaml_says_stands_above_it() {
+    let of = |scheduler: &str, guidance: &str| {
         let yaml = format!(
-            "model: {{model_type: sd3-5, model_name_or_path: {checkpoint}, finetune_type: lora, target_modules: default}}\n\
-             train: {{trainer_type: grpo, resolution: 512}}\n"
+            "model: {{model_type: sd3-5, model_name_or_path: stabilityai/stable-diffusion-3.5-medium, finetune_type: lora, \
+             target_modules: default}}\ntrain: {{trainer_type: grpo{guidance}}}\nscheduler: {{{scheduler}}}\n"
         );
+        (config(&yaml), imported(&yaml).toml)
+    };
+    let (config, toml) = of("", "");
+    // 512 is Flow-Factory's default, 1024 would be the folder's.
+    assert_eq!(
+        size(&config),
+        ("stable-diffusion-3.5-medium", Some(512), Some(512), None)
+    );
+    assert_eq!(config.lora.targets.len(), 8);
+    assert!(config.lora.targets.contains(&"*.attn.to_add_out".to_owned()));
+    for key in ["architecture", "[model.", "\nshift"] {
+        assert!(!toml.contains(key), "{key} is the folder's to say\n{toml}");
+    }
+    // Values that happen to be flow-train's defaults are written all the same: the folder has others.
+    let (_, toml) = of("shift: 1.0", ", guidance_scale: 1.0");
+    assert!(toml.contains("\nguidance_scale = 1.0\n"), "{toml}");
+    assert!(
+        toml.contains("\nshift = { kind = \"static\", value = 1.0 }\n"),
+        "{toml}"
+    );
+}
+
+#[test]
+fn height_and_width_stand_above_the_resolution() {
+    let of = |train: &str| {
+        let yaml = format!("model: {{model_type: sd3, model_name_or_path: /sd3}}\ntrain: {{{train}}}\n");
+        let config = config(&yaml);
+        (config.model.height, config.model.width)
+    };
+    assert_eq!(of("resolution: 768"), (Some(768), Some(768)));
+    assert_eq!(of("resolution: [384, 640]"), (Some(384), Some(640)));
+    assert_eq!(of("resolution: [384, 640], height: 256"), (Some(256), Some(640)));
+    assert_eq!(
+        of("resolution: 768, height: 256, width: 320"),
+        (Some(256), Some(320))
+    );
+    assert_eq!(of("width: 320"), (Some(512), Some(320)));
+    for wrong in ["resolution: large", "resolution: 8", "height: 100000, width: 1.5"] {
+        let yaml = format!("model: {{model_type: sd3, model_name_or_path: /sd3}}\ntrain: {{{wrong}}}\n");
+        let Imported { notes, toml, .. } = imported(&yaml);
+        let kept = notes
+            .iter()
+            .filter(|note| note.outcome == Outcome::Kept && note.needs_attention());
+        assert_eq!(kept.count(), wrong.split(", ").count(), "{toml}");
+        assert!(!toml.contains("\nwidth") && !toml.contains("\nheight"), "{toml}");
+    }
+}
+
+#[test]
+fn flux_is_told_its_scale_and_takes_no_second_branch() {
+    let of = |checkpoint: &str, rest: &str| {
+        let yaml = format!("model: {{model_type: flux1, model_name_or_path: {checkpoint}}}\n{rest}\n");
         (config(&yaml), imported(&yaml))
     };
-    let (medium, _) = of("stabilityai/stable-diffusion-3.5-medium");
-    assert_eq!((mmdit(&medium).num_layers, mmdit(&medium).sample_size), (24, 64));
-    assert!(medium.lora.targets.contains(&"*.attn.to_add_out".to_owned()));
-    assert_eq!(medium.lora.targets.len(), 8);
-    let (large, _) = of("stabilityai/stable-diffusion-3.5-large");
-    let dims = mmdit(&large);
+    let note = |imported: &Imported, from: &str| {
+        let found = imported.notes.iter().find(|note| note.from == from);
+        found.unwrap_or_else(|| panic!("no note on {from}")).clone()
+    };
+    let dev = "black-forest-labs/FLUX.1-dev";
+    let (flux, same) = of(dev, "train: {guidance_scale: 2.5}\neval: {guidance_scale: 2.5}");
     assert_eq!(
         (
-            dims.num_layers,
-            dims.num_attention_heads,
-            dims.caption_projection_dim
+            flux.sampling.guidance_scale,
+            flux.sampling.embedded_guidance_scale
         ),
-        (38, 38, 2432)
+        (1.0, 2.5)
     );
-    assert!(dims.dual_attention_layers.is_empty() && dims.qk_norm);
-    let (older, _) = of("stabilityai/stable-diffusion-3-medium-diffusers");
-    let older = mmdit(&older);
-    assert!(older.dual_attention_layers.is_empty() && !older.qk_norm);
-    let (_, unknown) = of("/models/mine");
-    let note = unknown
-        .notes
-        .iter()
-        .find(|note| note.to == "model.architecture")
-        .expect("noted");
+    assert_eq!(flux.evaluation.guidance_scale, None);
+    assert_eq!(note(&same, "eval.guidance_scale").outcome, Outcome::Default);
+    let (_, other) = of(dev, "train: {guidance_scale: 2.5}\neval: {guidance_scale: 4}");
+    let kept = note(&other, "eval.guidance_scale");
     assert!(
-        note.rank == Rank::Result && note.text.contains("which size"),
-        "{note}"
+        kept.outcome == Outcome::Kept && kept.rank == Rank::Result,
+        "{kept}"
     );
-    let weights = unknown
-        .notes
-        .iter()
-        .find(|note| note.to == "model.weights")
-        .expect("noted");
-    assert_eq!(weights.written, "\"/models/mine/transformer\"");
+    let (_, silent) = of(dev, "train: {guidance_scale: 2.5}");
+    assert!(
+        silent
+            .notes
+            .iter()
+            .any(|note| note.text.contains("evaluates with a scale of 3.5")),
+        "{}",
+        silent.toml
+    );
+    // Its noise levels follow the number of tokens, so diffusers reads no shift.
+    let (_, shifted) = of(dev, "scheduler: {shift: 2.0}");
+    assert_eq!(note(&shifted, "scheduler.shift").rank, Rank::Detail);
+    let (schnell, imported) = of(
+        "black-forest-labs/FLUX.1-schnell",
+        "train: {guidance_scale: 2.5}\neval: {guidance_scale: 4}\nscheduler: {shift: 2.0}",
+    );
+    assert_eq!(size(&schnell).0, "FLUX.1-schnell");
+    assert_eq!(
+        (
+            schnell.sampling.guidance_scale,
+            schnell.sampling.embedded_guidance_scale
+        ),
+        (1.0, 3.5)
+    );
+    assert_eq!(note(&imported, "train.guidance_scale").outcome, Outcome::Kept);
+    assert_eq!(note(&imported, "scheduler.shift").outcome, Outcome::Converted);
+    let lora = "train: {trainer_type: grpo}";
+    let yaml =
+        format!("model: {{model_type: flux1, finetune_type: lora, target_modules: default}}\n{lora}\n");
+    let targets = config(&yaml).lora.targets;
+    assert_eq!(targets.len(), 12);
+    assert!(
+        targets.contains(&"*.ff_context.net.0.proj".to_owned()),
+        "{targets:?}"
+    );
+}
+
+#[test]
+fn a_model_that_is_named_but_has_no_folder_waits_for_one() {
+    for (model, architecture) in [
+        ("model_type: sd3-5", "mmdit"),
+        ("model_type: wan2_t2v, model_name_or_path: ''", "wan"),
+        ("model_type: flux1, model_name_or_path: ~/flux", "flux"),
+        ("model_type: sd3, model_name_or_path: [a, b]", "mmdit"),
+        ("model_type: sd3, model_name_or_path: sd3.safetensors", "mmdit"),
+    ] {
+        let yaml = format!("model: {{{model}}}\ntrain: {{trainer_type: grpo, resolution: 512}}\n");
+        let imported = imported(&yaml);
+        let config = config(&yaml);
+        assert_eq!(config.model.architecture, architecture, "{}", imported.toml);
+        assert_eq!(size(&config), ("", None, None, None), "{}", imported.toml);
+        let Verdict::RunsWhen { needs } = &imported.verdict else {
+            panic!("{}", imported.verdict)
+        };
+        assert!(
+            needs
+                .iter()
+                .any(|need| need.starts_with("a diffusers folder of ")),
+            "{}",
+            imported.verdict
+        );
+    }
+}
+
+#[test]
+fn names_on_a_hub_are_told_from_paths() {
+    for (written, path, fetched) in [
+        (
+            "stabilityai/stable-diffusion-3-medium-diffusers",
+            "stable-diffusion-3-medium-diffusers",
+            true,
+        ),
+        ("models/my sd3", "models/my sd3", false),
+        ("sd35", "sd35", false),
+        ("./sd35", "./sd35", false),
+        ("../models/sd35", "../models/sd35", false),
+        ("/models/sd35", "/models/sd35", false),
+        ("a/b/c", "a/b/c", false),
+    ] {
+        let yaml = format!(
+            "model: {{model_type: sd3, model_name_or_path: '{written}'}}\ntrain: {{trainer_type: grpo}}\n"
+        );
+        assert_eq!(size(&config(&yaml)).0, path);
+        let verdict = imported(&yaml).verdict.to_string();
+        let need = format!("a copy of {written} (`flow-train fetch {written}`)");
+        assert_eq!(verdict.contains(&need), fetched, "{verdict}");
+        assert_eq!(verdict.contains("flow-train fetch"), fetched, "{verdict}");
+    }
+}
+
+#[test]
+fn prompts_are_the_files_of_the_folder_under_flow_factorys_names() {
+    let of = |data: &str| {
+        let yaml = format!(
+            "model: {{model_type: sd3, model_name_or_path: /sd3}}\ndata: {{{data}}}\ntrain: {{trainer_type: grpo}}\n\
+             rewards: {{reward_model: jpeg_compressibility}}\n"
+        );
+        (config(&yaml).data, imported(&yaml))
+    };
+    let (data, whole) = of("dataset_dir: dataset/ocr/");
+    assert_eq!(data.kind, "prompts");
+    assert_eq!(data.params["path"], "dataset/ocr/train.txt");
+    assert_eq!(data.params["test_path"], "dataset/ocr/test.txt");
+    assert_eq!(whole.verdict, Verdict::Runs, "{}", whole.toml);
+    // Pictures stand in a `.jsonl` alone.
+    let (data, _) = of("dataset_dir: /d, image_dir: /d/pictures");
+    assert_eq!(data.params["path"], "/d/train.jsonl");
+    assert_eq!(data.params["test_path"], "/d/test.jsonl");
+    for without in [
+        "cache_dir: c",
+        "dataset_dir: ~/d",
+        "dataset_dir: ''",
+        "datasets: [{dataset_dir: a}, {dataset_dir: b}]",
+    ] {
+        let (data, imported) = of(without);
+        assert_ne!(data.kind, "prompts", "{without}");
+        assert_eq!(
+            imported.verdict.to_string(),
+            "runs when a file of prompts is there",
+            "{without}"
+        );
+    }
 }
 
 #[test]
 fn what_is_not_here_stands_as_it_was_asked_for_and_is_refused() {
     for (yaml, because, written) in [
         (
-            "model: {model_type: flux1}\ntrain: {trainer_type: grpo}",
-            "no model FLUX.1",
-            "architecture = \"flux1\"",
+            "model: {model_type: flux2}\ntrain: {trainer_type: grpo}",
+            "no model FLUX.2",
+            "architecture = \"flux2\"",
         ),
         (
-            "train: {trainer_type: grpo}",
-            "no model FLUX.1",
+            "model: {model_type: flux1, model_name_or_path: black-forest-labs/FLUX.1-Kontext-dev}\ntrain: {trainer_type: grpo}",
+            "no model FLUX.1 Kontext",
             "architecture = \"flux1\"",
         ),
         (
@@ -351,10 +504,8 @@ fn the_summary_begins_with_the_verdict_and_folds_what_changes_nothing() {
     let lines: Vec<&str> = summary.lines().collect();
     assert!(lines[0].starts_with("verdict: runs when "), "{summary}");
     for needed in [
-        "an autoencoder",
-        "prompts of one's own",
         "the reward PickScore",
-        "a copy of stabilityai/stable-diffusion-3.5-medium",
+        "a copy of stabilityai/stable-diffusion-3.5-medium (`flow-train fetch stabilityai/stable-diffusion-3.5-medium`)",
     ] {
         assert!(lines[0].contains(needed), "{summary}");
     }

@@ -46,7 +46,7 @@ fn flow_factorys_recipe_for_sd3_comes_out_as_the_preset_of_that_name() {
     let yaml = "
 num_processes: 8
 mixed_precision: 'no'
-model: {finetune_type: lora, lora_rank: 32, lora_alpha: 64}
+model: {model_type: sd3-5, model_name_or_path: stabilityai/stable-diffusion-3.5-medium, finetune_type: lora, lora_rank: 32, lora_alpha: 64}
 scheduler: {dynamics_type: Flow-SDE, noise_level: 0.8, num_sde_steps: 2, sde_steps: [1, 2, 3, 4, 5]}
 train:
   trainer_type: grpo
@@ -124,9 +124,18 @@ fn what_nobody_wrote_is_flow_factorys_default_and_not_flow_trains() {
     let Imported { notes, .. } = imported("train: {trainer_type: grpo}");
     let config = config("train: {trainer_type: grpo}");
     assert_eq!((config.run.seed, config.optimizer.learning_rate), (42, 1e-5));
+    // FLUX.1-dev, which is told its scale, at 512 pixels.
     assert_eq!(
-        (config.sampling.guidance_scale, config.eval_guidance_scale()),
-        (3.5, 3.5)
+        config.model.path.as_deref(),
+        Some(std::path::Path::new("FLUX.1-dev"))
+    );
+    assert_eq!((config.model.width, config.model.height), (Some(512), Some(512)));
+    assert_eq!(
+        (
+            config.sampling.guidance_scale,
+            config.sampling.embedded_guidance_scale
+        ),
+        (1.0, 3.5)
     );
     assert_eq!((config.scheduler.steps, config.eval_steps()), (10, 30));
     let window = parse_named(
@@ -218,7 +227,7 @@ fn devices_become_accumulation_and_images_per_step_stay() {
         let flagged: Vec<_> = imported(&yaml)
             .notes
             .into_iter()
-            .filter(|note| note.needs_attention() && note.to != "model.architecture")
+            .filter(|note| note.needs_attention() && note.to != "model.path")
             .collect();
         assert!(
             flagged.iter().all(|note| note.outcome == Outcome::Remark),

@@ -1,8 +1,6 @@
-//! Flow-Factory's models: which of them flow-train has, their sizes, and what adapters are put on by default. From its
-//! registry of adapters (`models/registry.py` at commit a0b2bc5) and the newer names of its arguments; the sizes of the
-//! published checkpoints from their `config.json`.
-
-use toml_edit::{Array, Value};
+//! Flow-Factory's models: which of them flow-train has, and what adapters are put on by default. From its registry of
+//! adapters (`models/registry.py` at commit a0b2bc5), the adapters' `default_target_modules`, and the newer names of its
+//! arguments.
 
 use crate::convert::is_one_of;
 use crate::draft::Draft;
@@ -13,6 +11,8 @@ use crate::yaml::Node;
 pub(super) enum Family {
     /// Stable Diffusion 3 and 3.5: `mmdit`.
     Sd3(Option<Sd3>),
+    /// FLUX.1: `flux`.
+    Flux(Flux),
     /// Wan 2.1, text to video: `wan`.
     Wan(Option<Wan>),
     /// One that flow-train does not have.
@@ -25,6 +25,15 @@ pub(super) enum Sd3 {
     Medium3,
     Medium35,
     Large35,
+}
+
+/// The published checkpoints of FLUX.1, text to image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Flux {
+    /// It is told a guidance scale. A checkpoint that is not known is taken for one of it.
+    Dev,
+    /// It is told none.
+    Schnell,
 }
 
 /// The published checkpoints of Wan 2.1, text to video.
@@ -48,8 +57,7 @@ const ON_VIDEOS: &str = ", and none that is conditioned on videos";
 const SOUND: &str = ", and none that makes sound";
 
 /// Names of Flow-Factory's `model_type` that flow-train has no architecture for.
-const OTHERS: [(&str, &str, &str); 22] = [
-    ("flux1", "FLUX.1", ""),
+const OTHERS: [(&str, &str, &str); 21] = [
     ("flux1-kontext", "FLUX.1 Kontext", ON_IMAGES),
     ("flux2", "FLUX.2", ""),
     ("flux2-klein", "FLUX.2 klein", ""),
@@ -91,6 +99,12 @@ impl Family {
         let path = path.to_lowercase().replace(['_', ' '], "-");
         match kind.as_str() {
             "sd3" | "sd3-5" | "sd3.5" => Self::Sd3(Sd3::of(&path)),
+            "flux1" if path.contains("kontext") => Self::Other(Other {
+                name: "FLUX.1 Kontext",
+                beyond: ON_IMAGES,
+            }),
+            "flux1" if path.contains("schnell") => Self::Flux(Flux::Schnell),
+            "flux1" => Self::Flux(Flux::Dev),
             "wan2-t2v" => wan(&path),
             kind => {
                 let known = OTHERS.iter().find(|(theirs, ..)| *theirs == kind);
@@ -100,10 +114,11 @@ impl Family {
         }
     }
 
-    /// The table of `[model]` that has its dimensions.
-    pub fn table(self) -> Option<&'static str> {
+    /// The name of its architecture here.
+    pub fn architecture(self) -> Option<&'static str> {
         match self {
             Self::Sd3(_) => Some("mmdit"),
+            Self::Flux(_) => Some("flux"),
             Self::Wan(_) => Some("wan"),
             Self::Other(_) => None,
         }
@@ -116,40 +131,13 @@ impl Family {
             Self::Sd3(Some(Sd3::Medium35)) => "SD3.5 medium",
             Self::Sd3(Some(Sd3::Large35)) => "SD3.5 large",
             Self::Sd3(None) => "SD3",
+            Self::Flux(Flux::Dev) => "FLUX.1-dev",
+            Self::Flux(Flux::Schnell) => "FLUX.1-schnell",
             Self::Wan(Some(Wan::Small)) => "Wan 2.1 1.3B",
             Self::Wan(Some(Wan::Large)) => "Wan 2.1 14B",
             Self::Wan(None) => "Wan 2.1",
             Self::Other(other) => other.name,
         }
-    }
-
-    /// What differs from flow-train's defaults, which are those of SD3.5-medium and of Wan2.1-T2V-1.3B.
-    pub fn dimensions(self) -> Vec<(&'static str, Value)> {
-        match self {
-            Self::Sd3(Some(Sd3::Medium3)) => vec![
-                ("pos_embed_max_size", 192.into()),
-                ("dual_attention_layers", Value::Array(Array::new())),
-                ("qk_norm", false.into()),
-            ],
-            Self::Sd3(Some(Sd3::Large35)) => vec![
-                ("num_layers", 38.into()),
-                ("num_attention_heads", 38.into()),
-                ("caption_projection_dim", 2432.into()),
-                ("pos_embed_max_size", 192.into()),
-                ("dual_attention_layers", Value::Array(Array::new())),
-            ],
-            Self::Wan(Some(Wan::Large)) => vec![
-                ("num_layers", 40.into()),
-                ("num_attention_heads", 40.into()),
-                ("ffn_dim", 13_824.into()),
-            ],
-            Self::Sd3(_) | Self::Wan(_) | Self::Other(_) => Vec::new(),
-        }
-    }
-
-    /// Whether a published checkpoint was recognised, so that its dimensions are known.
-    pub fn is_sized(self) -> bool {
-        matches!(self, Self::Sd3(Some(_)) | Self::Wan(Some(_)))
     }
 
     /// What `target_modules: default` stands for (`default_target_modules` of the adapter), as ends of dotted names.
@@ -164,6 +152,20 @@ impl Family {
                 "attn.to_k",
                 "attn.to_v",
                 "attn.to_out.0",
+            ]),
+            Self::Flux(_) => Some(&[
+                "attn.to_k",
+                "attn.to_q",
+                "attn.to_v",
+                "attn.to_out.0",
+                "attn.add_k_proj",
+                "attn.add_q_proj",
+                "attn.add_v_proj",
+                "attn.to_add_out",
+                "ff.net.0.proj",
+                "ff.net.2",
+                "ff_context.net.0.proj",
+                "ff_context.net.2",
             ]),
             Self::Wan(_) => Some(&[
                 "attn1.to_q",

@@ -10,6 +10,7 @@ mod geometry;
 mod model;
 mod optimizer;
 mod path;
+mod prompts;
 mod rewards;
 
 pub(crate) use algorithm::{NO_TRAINER, choose as choose_algorithm};
@@ -23,7 +24,8 @@ pub(crate) fn apply(join: Join, draft: &mut Draft<'_>) {
     match join {
         Join::Model => model::model(draft),
         Join::LoraTargets => model::lora_targets(draft),
-        Join::Prompts => rewards::prompts(draft),
+        Join::Guidance => model::guidance(draft),
+        Join::Prompts => prompts::apply(draft),
         Join::Advantage => algorithm::advantage(draft),
         Join::Algorithm => algorithm::kind(draft),
         Join::Window => path::window(draft),

@@ -139,6 +139,7 @@ fn size_of_evaluation(draft: &mut Draft<'_>) {
 
 pub(super) fn evaluation(draft: &mut Draft<'_>) {
     size_of_evaluation(draft);
+    let told = super::model::told_guidance(draft);
     let training = draft
         .peek("train.guidance_scale")
         .and_then(|item| convert::convert(Conversion::Guidance, item.node).ok())
@@ -160,6 +161,9 @@ pub(super) fn evaluation(draft: &mut Draft<'_>) {
         ),
     ];
     for (from, to, conversion, default, follows) in keys {
+        if told && from == "eval.guidance_scale" {
+            continue;
+        }
         match take_given(draft, from) {
             Some(item) => match convert::convert(conversion, item.node) {
                 Ok(value) => draft.set(to, value, &[&item.origin], "of evaluation"),

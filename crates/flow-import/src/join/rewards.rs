@@ -20,17 +20,6 @@ fn nearest(model: &str) -> &'static str {
     }
 }
 
-/// Flow-Factory always reads prompts from a folder.
-pub(super) fn prompts(draft: &mut Draft<'_>) {
-    draft.need("prompts of one's own");
-    for from in ["data.dataset_dir", "data.datasets"] {
-        if let Some(item) = take_given(draft, from) {
-            let reason = "flow-train brings its own data sets and prompts, and reads none from a folder";
-            draft.keep_as(Rank::Verdict, "data", &item.origin, reason);
-        }
-    }
-}
-
 pub(super) fn apply(draft: &mut Draft<'_>) {
     let mut given = false;
     for list in ["rewards", "eval_rewards"] {

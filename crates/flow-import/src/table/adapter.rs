@@ -13,10 +13,9 @@ const LTX: &str = "read by Flow-Factory's adapters of LTX-2 alone";
 pub(super) const READ_BY_ADAPTERS: &[Rule] = &[
     Rule::new(
         "train.num_frames",
-        "model.wan.latent_frames",
+        "model.frames",
         crate::rule::Conversion::Joint(crate::rule::Join::Model),
-        "frames of a video, of which Wan's autoencoder makes one frame of the latent and one more of every four after the first; \
-         left out, Flow-Factory's adapter takes 81",
+        "frames of a video of Wan: one and a multiple of four more; left out, both take 81",
     ),
     Rule::detail("train.condition_image_size", IMAGES),
     Rule::detail("eval.condition_image_size", IMAGES),

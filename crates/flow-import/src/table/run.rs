@@ -50,18 +50,18 @@ pub(super) const TOP: &[Rule] = &[
 pub(super) const MODEL: &[Rule] = &[
     Rule::new(
         "model.model_type",
-        "model.architecture, model.mmdit, model.wan",
+        "model.architecture",
         Joint(Join::Model),
-        "`sd3` and `sd3-5` become `mmdit`, `wan2_t2v` becomes `wan` unless it is Wan 2.2, each with the dimensions of the \
-         published checkpoint that `model_name_or_path` names and with its static shift; any other stands in the TOML as it \
-         is, and flow-train refuses it",
+        "of `sd3`, `sd3-5`, `flux1` and `wan2_t2v` (unless it is Wan 2.2) the diffusers folder says what there is to say; \
+         without a folder they become `mmdit`, `flux` and `wan`; any other stands in the TOML as it is, and flow-train refuses it",
     ),
     Rule::new(
         "model.model_name_or_path",
-        "model.weights",
+        "model.path, model.weights",
         Joint(Join::Model),
-        "a path that ends with `.safetensors` or `.index.json`, or the folder `transformer` of a local pipeline; a name on a \
-         hub is kept: flow-train downloads nothing",
+        "a local folder is `model.path` as it is; a name on a hub, `owner/name`, becomes `name`, the folder that `flow-train fetch \
+         owner/name` makes; a path that ends with `.safetensors` or `.index.json` becomes `model.weights`; left out with `flux1`, \
+         Flow-Factory takes black-forest-labs/FLUX.1-dev",
     ),
     Rule::new(
         "model.finetune_type",
@@ -85,7 +85,7 @@ pub(super) const MODEL: &[Rule] = &[
         "model.target_modules",
         "lora.targets",
         Joint(Join::LoraTargets),
-        "`all` is `*`, `default` the modules of Flow-Factory's adapter of SD3 and Wan; a module `to_q` is the pattern `*.to_q` \
+        "`all` is `*`, `default` the modules of Flow-Factory's adapter of SD3, FLUX.1 and Wan; a module `to_q` is the pattern `*.to_q` \
          on the dotted names of linears; with `finetune_type: full` all but `all` are kept: flow-train trains every weight",
     ),
     Rule::new("model.lora_rank", "lora.rank", Integer, "rank of the adapters"),
@@ -111,13 +111,23 @@ pub(super) const MODEL: &[Rule] = &[
     ),
 ];
 
-const PROMPTS: &str = "flow-train brings its own data sets and prompts, and reads none from a folder yet";
 const NO_PREPROCESSING: &str =
     "prompts are tokenised as they are drawn; there is no preprocessing stage and no cache";
 
 pub(super) const DATA: &[Rule] = &[
-    Rule::new("data.dataset_dir", "", Joint(Join::Prompts), PROMPTS),
-    Rule::new("data.datasets", "", Joint(Join::Prompts), PROMPTS),
+    Rule::new(
+        "data.dataset_dir",
+        "data.kind, data.path, data.test_path",
+        Joint(Join::Prompts),
+        "`kind = \"prompts\"` with `train.txt` and `test.txt` of the folder; `train.jsonl` and `test.jsonl` where the YAML names a \
+         folder of images, videos or sound, to which only a `.jsonl` refers",
+    ),
+    Rule::new(
+        "data.datasets",
+        "data.path",
+        Joint(Join::Prompts),
+        "flow-train reads one file of prompts; kept for people to put several into one",
+    ),
     Rule::detail("data.cache_dir", NO_PREPROCESSING),
     Rule::nothing(
         "data.image_dir",
@@ -199,13 +209,13 @@ pub(super) const SCHEDULER: &[Rule] = &[
         "scheduler.shift",
         "scheduler.shift",
         Joint(Join::Model),
-        "shift of sigmas of SD3's scheduler; left out, Flow-Factory takes the checkpoint's, 3",
+        "shift of sigmas of the schedulers of SD3 and FLUX.1-schnell; left out, both take the checkpoint's",
     ),
     Rule::new(
         "scheduler.flow_shift",
         "scheduler.shift",
         Joint(Join::Model),
-        "shift of sigmas of Wan's scheduler; left out, Flow-Factory takes the checkpoint's, 3",
+        "shift of sigmas of Wan's scheduler; left out, both take the checkpoint's",
     ),
 ];
 
@@ -226,7 +236,8 @@ pub(super) const EVAL: &[Rule] = &[
         "eval.guidance_scale",
         "evaluation.guidance_scale",
         Joint(Join::Evaluation),
-        "guidance of evaluation; left out, Flow-Factory takes 3.5 and flow-train the one of training",
+        "guidance of evaluation; left out, Flow-Factory takes 3.5 and flow-train the one of training; FLUX.1-dev is told the scale \
+         of training in evaluation too",
     ),
     Rule::new(
         "eval.num_inference_steps",

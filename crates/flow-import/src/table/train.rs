@@ -1,13 +1,14 @@
 //! Rules of `train`: the keys of every trainer, those of the trainers that exist here, and those of the others.
 
 use crate::rule::Conversion::{
-    Choice, Fraction, Guidance, Integer, Joint, Limit, Nothing, Number, Range, Same, Symmetric,
+    Choice, Fraction, Integer, Joint, Limit, Nothing, Number, Range, Same, Symmetric,
 };
 use crate::rule::{Join, Rule};
 
 const COUPLED: &[&str] = &["grpo", "grpo-guard"];
 const NFT: &[&str] = &["nft"];
-const MODEL_SIZE: &str = "pixels of an image or a frame; the latent's side is an eighth of it";
+const MODEL_SIZE: &str =
+    "pixels of an image or a frame, in whole patches of 16; left out, Flow-Factory takes 512";
 const ON_DEVICE: &str = "in flow-train it lies where the weights lie";
 const OVERLAP: &str = "rewards are computed on worker threads beside the generation, always";
 
@@ -20,22 +21,12 @@ pub(super) const COMMON: &[Rule] = &[
     ),
     Rule::new(
         "train.resolution",
-        "model.mmdit.sample_size, model.wan.latent_height, model.wan.latent_width",
+        "model.width, model.height",
         Joint(Join::Model),
         MODEL_SIZE,
     ),
-    Rule::new(
-        "train.height",
-        "model.mmdit.sample_size, model.wan.latent_height, model.wan.latent_width",
-        Joint(Join::Model),
-        MODEL_SIZE,
-    ),
-    Rule::new(
-        "train.width",
-        "model.mmdit.sample_size, model.wan.latent_height, model.wan.latent_width",
-        Joint(Join::Model),
-        MODEL_SIZE,
-    ),
+    Rule::new("train.height", "model.height", Joint(Join::Model), MODEL_SIZE),
+    Rule::new("train.width", "model.width", Joint(Join::Model), MODEL_SIZE),
     Rule::new(
         "train.max_epochs",
         "run.steps",
@@ -88,11 +79,11 @@ pub(super) const COMMON: &[Rule] = &[
     .default("10"),
     Rule::new(
         "train.guidance_scale",
-        "sampling.guidance_scale",
-        Guidance,
-        "classifier-free guidance of rollouts; at 1 and below there is none",
-    )
-    .default("3.5"),
+        "sampling.guidance_scale, sampling.embedded_guidance_scale",
+        Joint(Join::Guidance),
+        "classifier-free guidance of rollouts; at 1 and below there is none; FLUX.1-dev is told the scale; left out, Flow-Factory \
+         takes 3.5",
+    ),
     Rule::new(
         "train.seed",
         "run.seed",
