@@ -208,7 +208,7 @@ impl Looks {
         match self {
             Self::Nothing { name } => match Repository::parse(name) {
                 Some(repository) => format!(
-                    "Check the path; if the repository on the hub is meant, `hf download {repository} --local-dir FOLDER` downloads it"
+                    "Check the path; if the repository on the hub is meant, `flow-train fetch {repository}` makes a folder of it"
                 ),
                 None => "Check the path".into(),
             },

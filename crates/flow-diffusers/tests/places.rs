@@ -203,7 +203,7 @@ fn a_name_that_is_not_in_the_cache_says_the_command_that_downloads_it() {
     expect(&words, &["hf download Qwen/Qwen-Image --local-dir FOLDER"]);
     expect(
         &refused(Path::new("Qwen/Qwen-Image")),
-        &["hf download Qwen/Qwen-Image"],
+        &["flow-train fetch Qwen/Qwen-Image"],
     );
 }
 

@@ -114,6 +114,14 @@ pub enum ReportError {
     /// A checkpoint cannot be used.
     #[error("{0}")]
     Checkpoint(#[from] crate::container_error::CheckpointError),
+    /// A video's data do not fit its stated shape, or it cannot be written so.
+    #[error("video {shape}: {problem}")]
+    Video {
+        /// Frames, height, width and channels.
+        shape: String,
+        /// What is wrong with it.
+        problem: String,
+    },
     /// A picture's data do not fit its stated size.
     #[error("image tile {tile}: {problem}")]
     Tile {

@@ -15,7 +15,7 @@ const RULE: Rgb<u8> = Rgb([0xD5, 0xD6, 0xD8]);
 const NOT_FINITE: Rgb<u8> = Rgb([0xFF, 0x00, 0xFF]);
 
 /// Pixels on each side above which a grid is refused rather than allocated.
-const LARGEST_SIDE: u64 = 1 << 15;
+pub(crate) const LARGEST_SIDE: u64 = 1 << 15;
 
 /// One image: CHW `f32` in [-1, 1], one or three channels. Values outside are clamped; NaN and infinities are drawn
 /// in magenta.

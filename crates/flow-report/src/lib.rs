@@ -32,6 +32,7 @@ mod summary;
 mod tensorboard;
 mod ticks;
 mod traces;
+mod video;
 
 pub use aside::first_free;
 pub use atomic::{Disk, DurableFile, Storage, atomic_write, atomic_write_in, remove_leftovers};
@@ -71,3 +72,4 @@ pub use summary::{Audit, RewardAt, RewardChange, RunStatus, RunSummary, TrainedR
 pub use tensorboard::{EventWriter, masked_crc32c};
 pub use ticks::{labels, nice_ticks};
 pub use traces::{CHECKPOINT_RECORD, CheckpointFound, Continuation, ManifestFound, Traces};
+pub use video::{Animation, Video};

@@ -101,6 +101,12 @@ pub enum Command {
         #[command(flatten)]
         there: ThereAlready,
     },
+    /// Download a model from the Hugging Face hub into a folder, as diffusers has it
+    ///
+    /// Takes the configs, vocabularies and safetensors that the model is read from, of one commit, and checks each file by the hub's
+    /// hash. A download that was stopped goes on where it was. The variable HF_TOKEN is the token for gated and private models,
+    /// HF_ENDPOINT names a mirror; HTTPS_PROXY and NO_PROXY count, too. No other command opens a connection.
+    Fetch(FetchArguments),
     /// Print a completion script
     Completions {
         /// The shell
@@ -149,6 +155,22 @@ pub struct PretrainArguments {
     pub resume: Option<PathBuf>,
     #[command(flatten)]
     pub there: ThereAlready,
+}
+
+#[derive(Debug, Args)]
+pub struct FetchArguments {
+    /// The model's repository, such as `stabilityai/stable-diffusion-3.5-medium`
+    #[arg(value_name = "ORGANISATION/NAME")]
+    pub repository: String,
+    /// A branch, a tag or a commit
+    #[arg(long, default_value = "main")]
+    pub revision: String,
+    /// Weights of a variant, such as fp16 or bf16, where a component has them; without it, those of no variant
+    #[arg(long)]
+    pub variant: Option<String>,
+    /// The folder; it is made if it is not there. Without it, NAME in the working directory
+    #[arg(long, value_name = "FOLDER", value_hint = ValueHint::DirPath)]
+    pub out: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

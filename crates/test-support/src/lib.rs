@@ -1,6 +1,8 @@
 //! What tests of several crates share. A dev-dependency: no program links it.
 #![deny(missing_docs)]
 
+pub mod hub_server;
+
 use std::fmt::Display;
 use std::io::Write;
 use std::panic::Location;

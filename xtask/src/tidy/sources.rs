@@ -54,6 +54,11 @@ const HIDDEN_STATE_ALLOWED: &[(&str, &str, &str)] = &[
         "`doctor` says where the loader and CubeCL look for NVIDIA's libraries",
     ),
     (
+        "crates/flow-train/src/commands/fetch.rs",
+        concat!("env::", "var"),
+        "the token and the mirror of the hub, by the hub's own names",
+    ),
+    (
         "crates/flow-import/tests/examples.rs",
         concat!("env::", "var"),
         "where somebody's checkout of Flow-Factory is; without it the test says that it is skipped",

@@ -9,6 +9,7 @@ mod doctor;
 mod drift;
 mod eval;
 mod explain;
+mod fetch;
 mod import;
 mod init;
 mod json_report;
@@ -64,6 +65,7 @@ pub fn run(arguments: Arguments) -> Result<(), Failure> {
             there,
             all_notes,
         } => import::run(&yaml, out.as_deref(), there.on_exists, all_notes),
+        Command::Fetch(arguments) => fetch::run(&arguments, quiet),
         Command::Completions { shell } => completions::run(shell),
     }
 }

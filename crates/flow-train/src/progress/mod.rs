@@ -3,6 +3,7 @@
 mod bars;
 mod count;
 mod lines;
+mod transfer;
 #[cfg(feature = "tui")]
 mod tui;
 
@@ -10,6 +11,7 @@ mod tui;
 pub use tui::Tui;
 
 pub use count::Count;
+pub use transfer::{Transfer, size};
 
 use crate::interrupt::Interrupt;
 use crate::terminal;

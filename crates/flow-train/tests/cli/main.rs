@@ -7,6 +7,7 @@ mod elsewhere;
 mod errors;
 mod exact_reuse;
 mod feature_cache;
+mod fetch;
 mod folders;
 mod names;
 mod outputs;

@@ -212,6 +212,9 @@ fn what_is_given_as_weights_and_is_none_is_explained() {
     ];
     contains(
         &place.fail(2, &hub),
-        &["othing is downloaded here", "hf download"],
+        &[
+            "othing is downloaded here",
+            "flow-train fetch stabilityai/stable-diffusion-3.5-medium",
+        ],
     );
 }

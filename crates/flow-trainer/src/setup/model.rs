@@ -170,8 +170,7 @@ fn no_weights_help(config: &Config, path: &Path, file: &Path) -> String {
     }
     if let Some(name) = hub_name(path) {
         return format!(
-            "Nothing is downloaded here; if it is the name of a repository, fetch it with `hf download {name} --local-dir FOLDER` and \
-             name that folder"
+            "Nothing is downloaded here; if it is the name of a repository, `flow-train fetch {name}` makes a folder of it: name that folder"
         );
     }
     match nearest_beside(file) {

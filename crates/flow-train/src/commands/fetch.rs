@@ -1,0 +1,78 @@
+//! `fetch`: a model from the hub, as a folder.
+
+use crate::arguments::FetchArguments;
+use crate::failure::{Failure, OrFailure};
+use crate::progress::{Transfer, size};
+use crate::{command_line, terminal};
+use flow_hub::{Fetch, HttpClient, Hub, HubError, Settings, Stage};
+use std::path::{Path, PathBuf};
+
+/// Downloads what is missing, and says where it is.
+pub fn run(arguments: &FetchArguments, quiet: bool) -> Result<(), Failure> {
+    let settings = Settings::from_variables(&|name| std::env::var_os(name)).or_bad_input()?;
+    let folder = folder(arguments)?;
+    let wanted = Fetch {
+        repository: &arguments.repository,
+        revision: Some(&arguments.revision),
+        variant: arguments.variant.as_deref(),
+        folder: &folder,
+    };
+    let hub = Hub::new(HttpClient::with_proxy_of_environment(), settings);
+    let mut transfer = Transfer::new(quiet);
+    let fetched = hub.fetch(&wanted, &mut |progress| {
+        let what = match progress.stage {
+            Stage::Comparing => "comparing",
+            Stage::Downloading => "fetching",
+        };
+        transfer.show(what, progress.file, progress.done_bytes, progress.all_bytes);
+    });
+    drop(transfer);
+    let fetched = fetched.map_err(|error| failure(&error))?;
+    let present = match fetched.present_files {
+        0 => String::new(),
+        count => format!(", {count} of which were there"),
+    };
+    terminal::line(&format!(
+        "{}: {} files, {}{present}; commit {}",
+        command_line::quoted(folder.as_os_str()),
+        fetched.files.len(),
+        size(fetched.size_bytes),
+        fetched.commit
+    ))
+}
+
+/// The folder of `--out`, or the repository's name in the working directory.
+fn folder(arguments: &FetchArguments) -> Result<PathBuf, Failure> {
+    let Some(out) = &arguments.out else {
+        let name = arguments.repository.rsplit('/').next().unwrap_or_default();
+        // Whether it is the name of a repository, the hub's crate says.
+        return Ok(PathBuf::from(name));
+    };
+    let refuse = |text: String| Err(Failure::Input(text));
+    if out.as_os_str().is_empty() {
+        return refuse("`--out` is empty; name a folder".into());
+    }
+    // A file that stands in the way is said before the hub is asked.
+    let in_the_way = out.ancestors().find(|above| above.symlink_metadata().is_ok());
+    match in_the_way {
+        Some(above) if !above.is_dir() => refuse(format!(
+            "`--out`: {} is no folder, and one is needed there; name another",
+            Path::display(above)
+        )),
+        _ => Ok(out.clone()),
+    }
+}
+
+/// What the user named wrongly is bad input; the rest failed.
+fn failure(error: &HubError) -> Failure {
+    let text = error.to_string();
+    match error {
+        HubError::Name { .. }
+        | HubError::NoRepository { .. }
+        | HubError::NoRevision { .. }
+        | HubError::NotAllowed { .. }
+        | HubError::Weights { .. }
+        | HubError::Exists { .. } => Failure::Input(text),
+        _ => Failure::Run(text),
+    }
+}
