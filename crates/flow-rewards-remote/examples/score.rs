@@ -16,7 +16,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let settings = RemoteSettings::new([url.as_str()]);
             Box::new(RemoteReward::new(settings, &|_| None)?)
         }
-        Some(_) => Box::new(CommandReward::new(CommandSettings::new(arguments), Path::new("."))?),
+        Some(_) => Box::new(CommandReward::new(
+            CommandSettings::new(arguments),
+            Path::new("."),
+        )?),
     };
     let digits = Digits::new()?;
     for index in 0..5 {

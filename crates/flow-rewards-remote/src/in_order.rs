@@ -67,7 +67,11 @@ mod tests {
                     _ => Ok(job),
                 }
             });
-            assert_eq!(failed, Err(RewardError::EmptyBatch { batch: 4 }), "{threads} threads");
+            assert_eq!(
+                failed,
+                Err(RewardError::EmptyBatch { batch: 4 }),
+                "{threads} threads"
+            );
         }
         assert_eq!(in_order(0, 3, Ok), Ok(vec![]));
     }

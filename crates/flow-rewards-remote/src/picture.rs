@@ -26,7 +26,10 @@ pub(crate) fn png(index: usize, sample: &RewardSample<'_>, image: &Image) -> Res
     check_finite(index, &alone)?;
     let failed = |problem: String| RewardError::Sample { index, problem };
     let (Ok(width), Ok(height)) = (u32::try_from(image.width), u32::try_from(image.height)) else {
-        return Err(failed(format!("an image of {} is too large for PNG", image.shape())));
+        return Err(failed(format!(
+            "an image of {} is too large for PNG",
+            image.shape()
+        )));
     };
     if image.shape().is_empty() {
         return Err(failed(format!("an image of {} has no pixels", image.shape())));

@@ -56,7 +56,11 @@ fn a_program_is_started_once_and_gives_each_sample_its_score() {
     let mut settings = settings(NUMBER);
     settings.command[2] = format!("echo started >> starts; {}", settings.command[2]);
     let reward = reward(settings, folder.path());
-    assert_eq!(lines(&folder, "starts").len(), 0, "nothing is started before it is needed");
+    assert_eq!(
+        lines(&folder, "starts").len(),
+        0,
+        "nothing is started before it is needed"
+    );
     for _ in 0..2 {
         assert_eq!(reward.score(&samples(&made)), Ok(expected.clone()));
     }
@@ -76,7 +80,11 @@ fn scores_are_the_same_for_any_number_of_processes() {
             },
             folder.path(),
         );
-        assert_eq!(reward.score(&samples(&made)), Ok(expected.clone()), "{processes} processes");
+        assert_eq!(
+            reward.score(&samples(&made)),
+            Ok(expected.clone()),
+            "{processes} processes"
+        );
     }
 }
 
@@ -84,20 +92,25 @@ fn scores_are_the_same_for_any_number_of_processes() {
 fn a_line_has_prompt_metadata_and_files_that_are_gone_afterwards() {
     let folder = TempDir::new().unwrap();
     let keep = r#"printf '%s\n' "$line" >> lines; printf '{"id":%s,"reward":1}\n' "$id""#;
-    let copy = r#"image=${line##*'"image":"'}; cp "${image%%'"'*}" "copy$id.png"; ls -ld "${image%/*}" > mode; "#;
+    let copy = r#"image=${line##*'"image":"'}; image=${image%%'"'*}; cp "$image" "copy$id.png"; ls -ld "${image%/*}" > mode; "#;
     let reward = reward(settings(&format!("{copy}{keep}")), folder.path());
     let mut made = images(2);
     made.push(video(3, 4));
     reward.score(&samples(&made)).unwrap();
 
-    let lines: Vec<Value> = lines(&folder, "lines").iter().map(|it| serde_json::from_str(it).unwrap()).collect();
+    let lines: Vec<Value> = lines(&folder, "lines")
+        .iter()
+        .map(|it| serde_json::from_str(it).unwrap())
+        .collect();
     assert_eq!(lines[1]["prompt"], json!(made[1].prompt.text));
     assert_eq!(lines[1]["metadata"], json!({ "count": 1 }));
     assert!(lines[1].get("frames").is_none());
     assert_eq!(lines[2]["frames"].as_array().unwrap().len(), 3);
     assert_eq!(lines[2]["frames"][0], lines[2]["image"]);
     for (id, it) in made.iter().enumerate() {
-        let png = image::open(folder.path().join(format!("copy{id}.png"))).unwrap().to_rgb8();
+        let png = image::open(folder.path().join(format!("copy{id}.png")))
+            .unwrap()
+            .to_rgb8();
         assert_eq!(png.into_raw(), it.image.to_rgb8());
     }
     let mode = fs::read_to_string(folder.path().join("mode")).unwrap();
@@ -114,7 +127,8 @@ fn a_crash_is_followed_by_a_restart_with_the_same_scores() {
     let made = images(9);
     let expected: Vec<f32> = (0..9).map(|number| number as f32).collect();
     // At the sixth sample the first process ends in the middle of its answer.
-    let crash = r#"if [ "$id" = 5 ] && [ ! -e crashed ]; then touch crashed; printf '{"id":5,"rew'; exit 3; fi; "#;
+    let crash =
+        r#"if [ "$id" = 5 ] && [ ! -e crashed ]; then touch crashed; printf '{"id":5,"rew'; exit 3; fi; "#;
     let mut settings = settings(&format!("{crash}{NUMBER}"));
     settings.command[2] = format!("echo started >> starts; {}", settings.command[2]);
     let reward = reward(settings, folder.path());
@@ -152,10 +166,16 @@ fn a_program_that_says_nothing_is_ended_after_the_time_out() {
     let start = Instant::now();
     let (index, problem) = failure(&reward, &images(2));
     assert_eq!(index, 1);
-    assert!(problem.contains("2 attempts") && problem.contains("did not answer within"), "{problem}");
+    assert!(
+        problem.contains("2 attempts") && problem.contains("did not answer within"),
+        "{problem}"
+    );
     assert!(start.elapsed() < Duration::from_secs(15));
     for process in lines(&folder, "processes") {
-        assert!(!Path::new("/proc").join(&process).exists(), "process {process} still runs");
+        assert!(
+            !Path::new("/proc").join(&process).exists(),
+            "process {process} still runs"
+        );
     }
 }
 
@@ -170,7 +190,10 @@ fn answers_that_are_not_one_number_for_the_sample_are_refused_and_not_asked_for_
         (r#"printf '{"id":%s}\n' $id"#, "without a `reward`"),
         (r#"printf '{"id":77,"reward":1}\n'"#, "was asked for"),
         (r#"printf '{"id":%s,"error":"no face"}\n' $id"#, "no face"),
-        (r#"head -c 70000 /dev/zero | tr '\0' x; echo"#, "more than 65536 bytes"),
+        (
+            r#"head -c 70000 /dev/zero | tr '\0' x; echo"#,
+            "more than 65536 bytes",
+        ),
         (r#"echo '<html>'"#, "an HTML page"),
     ] {
         let mut settings = settings(answer);
@@ -178,7 +201,10 @@ fn answers_that_are_not_one_number_for_the_sample_are_refused_and_not_asked_for_
         let reward = reward(settings, folder.path());
         let (index, problem) = failure(&reward, &images(1));
         assert_eq!(index, 0);
-        assert!(problem.contains("1 attempt:") && problem.contains(words), "{answer}: {problem}");
+        assert!(
+            problem.contains("1 attempt:") && problem.contains(words),
+            "{answer}: {problem}"
+        );
     }
 }
 
@@ -200,7 +226,10 @@ fn a_program_that_is_not_there_is_named() {
     let folder = TempDir::new().unwrap();
     let reward = reward(CommandSettings::new(["./no-such-program"]), folder.path());
     let (_, problem) = failure(&reward, &images(1));
-    assert!(problem.contains("no-such-program") && problem.contains("cannot be started"), "{problem}");
+    assert!(
+        problem.contains("no-such-program") && problem.contains("cannot be started"),
+        "{problem}"
+    );
 }
 
 #[test]
@@ -228,7 +257,10 @@ fn a_config_builds_it_and_wrong_parameters_are_named() {
         (json!({ "command": [""] }), "no program"),
         (json!({ "command": "scorer" }), "command"),
         (json!({ "command": ["scorer"], "processes": 0 }), "processes"),
-        (json!({ "command": ["scorer"], "start_timeout_s": 0 }), "start_timeout_s"),
+        (
+            json!({ "command": ["scorer"], "start_timeout_s": 0 }),
+            "start_timeout_s",
+        ),
     ] {
         let problem = build(params.clone()).unwrap_err();
         assert!(problem.contains(words), "{params}: {problem}");

@@ -16,7 +16,10 @@ fn examples() -> PathBuf {
 
 /// Whether there is a Python; a test that leaves something out says so.
 fn has_python() -> bool {
-    let has = Command::new("python3").arg("--version").output().is_ok_and(|it| it.status.success());
+    let has = Command::new("python3")
+        .arg("--version")
+        .output()
+        .is_ok_and(|it| it.status.success());
     if !has {
         test_support::skipped("there is no python3");
     }

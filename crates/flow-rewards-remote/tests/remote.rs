@@ -42,7 +42,11 @@ fn scores_are_those_of_the_server_for_any_number_of_samples_per_request() {
             batch,
             ..settings(&[&server])
         });
-        assert_eq!(reward.score(&samples(&made)), Ok(brightnesses(&made)), "batch {batch}");
+        assert_eq!(
+            reward.score(&samples(&made)),
+            Ok(brightnesses(&made)),
+            "batch {batch}"
+        );
         assert_eq!(server.count("/compute"), 11_usize.div_ceil(batch));
         assert_eq!(server.count("/health"), 1);
         assert_eq!(reward.score(&[]), Ok(vec![]));
@@ -63,7 +67,10 @@ fn a_request_has_the_keys_of_flow_factory_and_metadata_only_where_asked_for() {
         assert_eq!(body["prompt"], json!([made[0].prompt.text, made[1].prompt.text]));
         assert_eq!(body["image"].as_array().unwrap().len(), 2);
         for key in ["video", "condition_images", "condition_videos"] {
-            assert!(body.as_object().unwrap().contains_key(key) && body[key].is_null(), "{key}");
+            assert!(
+                body.as_object().unwrap().contains_key(key) && body[key].is_null(),
+                "{key}"
+            );
         }
         let expected = if metadata {
             json!([{ "count": 0 }, { "count": 1 }])
@@ -85,7 +92,12 @@ fn videos_go_as_frames_in_requests_of_their_own() {
     assert_eq!(reward.score(&samples(&made)), Ok(brightnesses(&made)));
     let received = server.received();
     let bodies: Vec<&Value> = received.iter().skip(1).map(|it| &it.body).collect();
-    let lengths = |key: &str| bodies.iter().map(|it| it[key].as_array().map(Vec::len)).collect::<Vec<_>>();
+    let lengths = |key: &str| {
+        bodies
+            .iter()
+            .map(|it| it[key].as_array().map(Vec::len))
+            .collect::<Vec<_>>()
+    };
     assert_eq!(lengths("image"), [Some(2), None, Some(1)]);
     assert_eq!(lengths("video"), [None, Some(2), None]);
 }
@@ -142,7 +154,11 @@ fn a_server_that_dies_in_the_middle_is_replaced_by_the_next_with_the_same_scores
 #[test]
 fn a_server_that_comes_back_is_asked_again() {
     let made = images(3);
-    let mut failures = vec![Reply::Close, Reply::Whole(503, "", "busy".into()), Reply::Cut("{}".into(), 1)];
+    let mut failures = vec![
+        Reply::Close,
+        Reply::Whole(503, "", "busy".into()),
+        Reply::Cut("{}".into(), 1),
+    ];
     let server = Server::healthy(move |received| failures.pop().unwrap_or_else(|| Reply::right(received)));
     let reward = reward(RemoteSettings {
         retries: 3,
@@ -166,11 +182,21 @@ fn servers_that_stay_away_are_named_with_the_attempts_and_what_came_back() {
     let reward = reward(settings);
     let (index, problem) = failure(&reward, &images(5));
     assert_eq!(index, 0);
-    for words in ["6 attempts", "5 samples", &gone, &failing.url, "status 500", "out of memory"] {
+    for words in [
+        "6 attempts",
+        "5 samples",
+        &gone,
+        &failing.url,
+        "status 500",
+        "out of memory",
+    ] {
         assert!(problem.contains(words), "{words}: {problem}");
     }
     let shown = problem.matches('x').count();
-    assert!((150..=200).contains(&shown), "{shown} of 500 characters are shown");
+    assert!(
+        (150..=200).contains(&shown),
+        "{shown} of 500 characters are shown"
+    );
     assert_eq!(failing.count("/compute"), 3);
 }
 
@@ -190,7 +216,11 @@ fn answers_that_are_not_one_number_for_each_sample_are_refused_and_not_asked_for
         (r#"{"rewards":0.1}"#, 0, "without a list `rewards`"),
         (r#"{"scores":[0.1,0.2,0.3]}"#, 0, "without a list `rewards`"),
         ("[0.1,0.2,0.3]", 0, "without a list `rewards`"),
-        (r#"{"rewards":[0.1,0.2,0.3],"error":"half of it"}"#, 0, "half of it"),
+        (
+            r#"{"rewards":[0.1,0.2,0.3],"error":"half of it"}"#,
+            0,
+            "half of it",
+        ),
         ("<!DOCTYPE html><html>Log in</html>", 0, "an HTML page"),
         (r#"{"rewards":[0.1,0.2,0.3]} trailing"#, 0, "no JSON"),
     ];
@@ -199,7 +229,10 @@ fn answers_that_are_not_one_number_for_each_sample_are_refused_and_not_asked_for
         let reward = reward(settings(&[&server]));
         let (index, problem) = failure(&reward, &made);
         assert_eq!(index, *expected, "{body}: {problem}");
-        assert!(problem.contains(words) && problem.contains(&server.url), "{body}: {problem}");
+        assert!(
+            problem.contains(words) && problem.contains(&server.url),
+            "{body}: {problem}"
+        );
         assert_eq!(server.count("/compute"), 1, "{body}");
     }
 }
@@ -223,7 +256,16 @@ fn answers_that_are_cut_off_are_asked_for_again_and_never_scores() {
 
 #[test]
 fn statuses_that_stay_are_not_tried_again() {
-    for (status, attempts) in [(400, 1), (401, 1), (404, 1), (204, 1), (408, 2), (429, 2), (500, 2), (502, 2)] {
+    for (status, attempts) in [
+        (400, 1),
+        (401, 1),
+        (404, 1),
+        (204, 1),
+        (408, 2),
+        (429, 2),
+        (500, 2),
+        (502, 2),
+    ] {
         let server = Server::healthy(move |_| Reply::Whole(status, "", "what went wrong".into()));
         let (_, problem) = failure(&reward(settings(&[&server])), &images(1));
         assert!(problem.contains(&format!("status {status}")), "{problem}");
@@ -235,7 +277,10 @@ fn statuses_that_stay_are_not_tried_again() {
 fn a_server_that_is_not_healthy_gets_no_images() {
     let loading = Server::start(|_| Reply::ok(json!({ "status": "loading" })));
     let (_, problem) = failure(&reward(settings(&[&loading])), &images(2));
-    assert!(problem.contains("not ready") && problem.contains("loading"), "{problem}");
+    assert!(
+        problem.contains("not ready") && problem.contains("loading"),
+        "{problem}"
+    );
     let other = Server::start(|_| Reply::Whole(404, "", "no such page".into()));
     let (_, problem) = failure(&reward(settings(&[&other])), &images(2));
     assert!(problem.contains("/health with status 404"), "{problem}");
@@ -263,18 +308,35 @@ fn a_token_goes_to_the_named_server_and_neither_to_a_redirect_nor_into_errors() 
     let server = Server::healthy(move |_| Reply::Whole(307, to, String::new()));
     let with_token = |server: &Server| {
         let mut settings = settings(&[server]);
-        settings.headers_from.insert("Authorization".into(), "REWARD_TOKEN".into());
-        RemoteReward::new(settings, &|name| (name == "REWARD_TOKEN").then(|| "Bearer sesame7".into())).unwrap()
+        settings
+            .headers_from
+            .insert("Authorization".into(), "REWARD_TOKEN".into());
+        RemoteReward::new(settings, &|name| {
+            (name == "REWARD_TOKEN").then(|| "Bearer sesame7".into())
+        })
+        .unwrap()
     };
     let (_, problem) = failure(&with_token(&server), &images(1));
-    assert!(problem.contains("redirect") && problem.contains(&elsewhere.url), "{problem}");
+    assert!(
+        problem.contains("redirect") && problem.contains(&elsewhere.url),
+        "{problem}"
+    );
     assert_eq!(elsewhere.received().len(), 0);
-    assert!(server.received().iter().all(|it| it.authorization.as_deref() == Some("Bearer sesame7")));
+    assert!(
+        server
+            .received()
+            .iter()
+            .all(|it| it.authorization.as_deref() == Some("Bearer sesame7"))
+    );
 
-    let echo = Server::healthy(|received| Reply::Whole(403, "", format!("{:?} may not", received.authorization)));
+    let echo =
+        Server::healthy(|received| Reply::Whole(403, "", format!("{:?} may not", received.authorization)));
     let reward = with_token(&echo);
     let (_, problem) = failure(&reward, &images(1));
-    assert!(problem.contains("may not") && !problem.contains("sesame"), "{problem}");
+    assert!(
+        problem.contains("may not") && !problem.contains("sesame"),
+        "{problem}"
+    );
     assert!(!format!("{reward:?}").contains("sesame"));
 }
 
@@ -318,11 +380,26 @@ fn scores_and_errors_are_the_same_for_any_number_of_threads() {
             }));
             vec![NamedReward::from(reward)]
         };
-        let scores = RewardWorkers::new(named(&server), threads).unwrap().submit(batch(), 1).unwrap().wait();
-        assert_eq!(scores.unwrap().rewards[0].values, brightnesses(&made), "{threads} threads");
-        let error = RewardWorkers::new(named(&bad), threads).unwrap().submit(batch(), 1).unwrap().wait();
+        let scores = RewardWorkers::new(named(&server), threads)
+            .unwrap()
+            .submit(batch(), 1)
+            .unwrap()
+            .wait();
+        assert_eq!(
+            scores.unwrap().rewards[0].values,
+            brightnesses(&made),
+            "{threads} threads"
+        );
+        let error = RewardWorkers::new(named(&bad), threads)
+            .unwrap()
+            .submit(batch(), 1)
+            .unwrap()
+            .wait();
         let words = error.unwrap_err().to_string();
-        assert!(words.contains("on sample 37 ") && words.contains("null"), "{threads} threads: {words}");
+        assert!(
+            words.contains("on sample 37 ") && words.contains("null"),
+            "{threads} threads: {words}"
+        );
     }
 }
 
@@ -333,11 +410,16 @@ fn a_config_builds_it_and_wrong_parameters_are_named() {
     assert!(flow_rewards_remote::register(&mut registry).is_err());
     let build = |params: Value| {
         let built = registry.build("remote", params.as_object().unwrap(), Path::new("."));
-        built.map(|reward| reward.kind()).map_err(|error| error.to_string())
+        built
+            .map(|reward| reward.kind())
+            .map_err(|error| error.to_string())
     };
     let url = "http://localhost:8000";
     assert_eq!(build(json!({ "servers": [url] })), Ok(RewardKind::Pointwise));
-    assert_eq!(build(json!({ "servers": [url], "groupwise": true })), Ok(RewardKind::Groupwise));
+    assert_eq!(
+        build(json!({ "servers": [url], "groupwise": true })),
+        Ok(RewardKind::Groupwise)
+    );
     for (params, words) in [
         (json!({}), "servers"),
         (json!({ "servers": [] }), "servers"),
@@ -345,7 +427,10 @@ fn a_config_builds_it_and_wrong_parameters_are_named() {
         (json!({ "servers": [url], "batch": 0 }), "batch"),
         (json!({ "servers": [url], "timeout_s": 0 }), "timeout_s"),
         (json!({ "servers": [url], "retry": 1 }), "retries"),
-        (json!({ "servers": [url], "headers_from": { "Authorization": "NO_SUCH_VARIABLE_HERE" } }), "NO_SUCH_VARIABLE_HERE"),
+        (
+            json!({ "servers": [url], "headers_from": { "Authorization": "NO_SUCH_VARIABLE_HERE" } }),
+            "NO_SUCH_VARIABLE_HERE",
+        ),
     ] {
         let problem = build(params.clone()).unwrap_err();
         assert!(problem.contains(words), "{params}: {problem}");

@@ -15,7 +15,10 @@ pub(super) fn score_of(line: &[u8], id: u64) -> Result<f32, String> {
         )
     })?;
     if answer.get("id").and_then(Value::as_u64) != Some(id) {
-        return Err(format!("answered {} where `\"id\":{id}` was asked for", excerpt(&text)));
+        return Err(format!(
+            "answered {} where `\"id\":{id}` was asked for",
+            excerpt(&text)
+        ));
     }
     if let Some(error) = answer.get("error").filter(|error| !error.is_null()) {
         return Err(format!("answered with the error {}", excerpt(&error.to_string())));
@@ -37,7 +40,10 @@ mod tests {
 
     #[test]
     fn an_answer_is_one_number_for_the_sample_that_was_asked_for() {
-        assert_eq!(score_of(b"{\"id\": 7, \"reward\": 0.5, \"extra\": null}\n", 7), Ok(0.5));
+        assert_eq!(
+            score_of(b"{\"id\": 7, \"reward\": 0.5, \"extra\": null}\n", 7),
+            Ok(0.5)
+        );
         for (line, words) in [
             ("loading model\n", "no JSON"),
             ("{\"id\": 7, \"reward\": NaN}", "NaN"),

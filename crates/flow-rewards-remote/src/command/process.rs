@@ -114,7 +114,9 @@ impl Process {
             Err(TryRecvError::Disconnected) => return Err(self.ended()),
             Ok(Ok(line)) => {
                 let line = excerpt(&String::from_utf8_lossy(&line));
-                return Err(Fault::Lasting(format!("wrote a line that nobody asked for: {line}")));
+                return Err(Fault::Lasting(format!(
+                    "wrote a line that nobody asked for: {line}"
+                )));
             }
             Ok(Err(fault)) => return Err(fault),
         }
@@ -237,7 +239,11 @@ fn keep(stderr: ChildStderr, said: &Mutex<VecDeque<String>>, said_all: &Sender<(
         if said.len() == LAST_LINES {
             said.pop_front();
         }
-        let shown = line.trim_end().chars().take(200).map(|c| if c.is_control() { ' ' } else { c });
+        let shown = line
+            .trim_end()
+            .chars()
+            .take(200)
+            .map(|c| if c.is_control() { ' ' } else { c });
         said.push_back(shown.collect());
     }
     // Nobody waits for it unless the process is being ended.

@@ -32,7 +32,9 @@ pub(super) fn encode(
     range: Range<usize>,
     has_metadata: bool,
 ) -> Result<Vec<u8>, RewardError> {
-    let encoded = |index: usize, image: &Image| Ok(STANDARD.encode(png(index, &samples[index], image)?));
+    let encoded = |index: usize, image: &Image| -> Result<String, RewardError> {
+        Ok(STANDARD.encode(png(index, &samples[index], image)?))
+    };
     let sent = &samples[range.clone()];
     let (mut image, mut video) = (None, None);
     if sent.iter().any(|sample| !sample.frames.is_empty()) {

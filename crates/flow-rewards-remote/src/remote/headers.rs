@@ -29,7 +29,7 @@ impl Headers {
         names: &BTreeMap<String, String>,
         variable: &dyn Fn(&str) -> Option<String>,
     ) -> Result<Self, String> {
-        let header = |(header, name): (&String, &String)| {
+        let header = |(header, name): (&String, &String)| -> Result<_, String> {
             let header = checked(header, name).map_err(|problem| format!("`headers_from`: {problem}"))?;
             let text = variable(name).ok_or_else(|| {
                 format!("`headers_from`: the environment has no variable `{name}` for the header `{header}`")
@@ -37,7 +37,9 @@ impl Headers {
             let text = text.trim();
             let value = HeaderValue::from_str(text).ok().filter(|_| !text.is_empty());
             let mut value = value.ok_or_else(|| {
-                format!("`headers_from`: the variable `{name}` is empty or has characters that no header holds")
+                format!(
+                    "`headers_from`: the variable `{name}` is empty or has characters that no header holds"
+                )
             })?;
             value.set_sensitive(true);
             Ok((header, value, text.to_owned()))
@@ -61,7 +63,9 @@ impl Headers {
 
 impl fmt::Debug for Headers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.0.iter().map(|(name, ..)| name)).finish()
+        f.debug_list()
+            .entries(self.0.iter().map(|(name, ..)| name))
+            .finish()
     }
 }
 
@@ -114,7 +118,10 @@ mod tests {
             ("X Y", Some("sesame"), "is no name of a header"),
         ] {
             let problem = headers(name, value).unwrap_err();
-            assert!(problem.contains(words) && !problem.contains("sesame"), "{problem}");
+            assert!(
+                problem.contains(words) && !problem.contains("sesame"),
+                "{problem}"
+            );
         }
     }
 }

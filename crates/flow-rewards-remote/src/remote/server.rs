@@ -141,9 +141,13 @@ pub(super) fn checked_url(url: &str) -> Result<Uri, String> {
     if url.contains('@') {
         return Err("a URL must have no name and password, which `headers_from` is for".to_owned());
     }
-    let uri: Uri = url.parse().map_err(|error| format!("`{url}` is no URL: {error}"))?;
+    let uri: Uri = url
+        .parse()
+        .map_err(|error| format!("`{url}` is no URL: {error}"))?;
     if !matches!(uri.scheme_str(), Some("http" | "https")) || uri.host().is_none_or(str::is_empty) {
-        return Err(format!("`{url}` must begin with `http://` or `https://` and a host"));
+        return Err(format!(
+            "`{url}` must begin with `http://` or `https://` and a host"
+        ));
     }
     if url.contains(['?', '#']) {
         return Err(format!("`{url}` must have neither `?` nor `#`"));
@@ -165,7 +169,11 @@ mod tests {
 
     #[test]
     fn a_url_is_a_scheme_a_host_and_perhaps_a_path() {
-        for url in ["http://localhost:8000", "https://rewards.example/geneval/", "http://[::1]:80"] {
+        for url in [
+            "http://localhost:8000",
+            "https://rewards.example/geneval/",
+            "http://[::1]:80",
+        ] {
             assert!(checked_url(url).is_ok(), "{url}");
         }
         for (url, words) in [
@@ -176,7 +184,10 @@ mod tests {
             ("http://host/?a=b", "neither `?`"),
         ] {
             let problem = checked_url(url).unwrap_err();
-            assert!(problem.contains(words) && !problem.contains("secret"), "{problem}");
+            assert!(
+                problem.contains(words) && !problem.contains("secret"),
+                "{problem}"
+            );
         }
     }
 

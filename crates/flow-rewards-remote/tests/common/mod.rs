@@ -77,7 +77,9 @@ pub fn images(count: usize) -> Vec<Made> {
 
 /// A video of `frames` frames.
 pub fn video(frames: usize, seed: usize) -> Made {
-    let frames: Vec<Image> = (0..frames).map(|frame| image(3, 6, 9, seed + 5 * frame)).collect();
+    let frames: Vec<Image> = (0..frames)
+        .map(|frame| image(3, 6, 9, seed + 5 * frame))
+        .collect();
     Made {
         image: frames[0].clone(),
         frames,
@@ -106,7 +108,10 @@ impl Received {
     pub fn scores(&self) -> Vec<f64> {
         let one = |png: &Value| {
             let png = STANDARD.decode(png.as_str().expect("base64")).expect("base64");
-            let bytes = image::load_from_memory(&png).expect("a PNG file").to_rgb8().into_raw();
+            let bytes = image::load_from_memory(&png)
+                .expect("a PNG file")
+                .to_rgb8()
+                .into_raw();
             bytes.iter().map(|byte| u64::from(*byte)).sum::<u64>() as f64 / bytes.len() as f64 / 255.0
         };
         let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
@@ -213,15 +218,26 @@ fn serve(stream: TcpStream, kept: &Mutex<Vec<Received>>, answer: &Mutex<Box<Answ
         authorization,
         body: serde_json::from_slice(&body).unwrap_or(Value::Null),
     };
-    kept.lock().expect("no thread panicked with it").push(received.clone());
+    kept.lock()
+        .expect("no thread panicked with it")
+        .push(received.clone());
     let reply = (answer.lock().expect("no thread panicked with it"))(&received);
     let mut out = stream;
     match reply {
         Reply::Whole(status, headers, body) => {
-            write!(out, "HTTP/1.1 {status} -\r\nContent-Length: {}\r\n{headers}\r\n{body}", body.len())?;
+            write!(
+                out,
+                "HTTP/1.1 {status} -\r\nContent-Length: {}\r\n{headers}\r\n{body}",
+                body.len()
+            )?;
         }
         Reply::Cut(body, sent) => {
-            write!(out, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{}", body.len(), &body[..sent])?;
+            write!(
+                out,
+                "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{}",
+                body.len(),
+                &body[..sent]
+            )?;
         }
         Reply::Silence(time) => thread::sleep(time),
         Reply::Close => {}
