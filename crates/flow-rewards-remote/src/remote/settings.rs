@@ -16,7 +16,7 @@ use super::server::checked_url;
 pub struct RemoteSettings {
     /// URLs of servers that score alike, taken in turn: `http://localhost:8000`. One that fails is passed over for half a minute
     /// while others answer.
-    #[schemars(length(min = 1, max = 64), extend("uniqueItems" = true))]
+    #[schemars(length(min = 1, max = 64), inner(length(min = 1)), extend("uniqueItems" = true))]
     pub servers: Vec<String>,
     /// Seconds that one request may take, from connecting to the end of the answer.
     #[serde(default = "usual_timeout_s")]
