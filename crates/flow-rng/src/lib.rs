@@ -43,6 +43,8 @@ pub enum Purpose {
     Words = 14,
     /// Rounding of weights that are stored in bf16.
     Rounding = 15,
+    /// How long is waited before something that failed is tried again.
+    RetryWait = 16,
     /// Splits of a data set.
     DataSplit = 20,
     /// Which rendered scene an example shows.

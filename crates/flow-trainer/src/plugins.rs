@@ -28,11 +28,13 @@ impl Plugins {
     pub fn built_in() -> Result<Self, NameTaken> {
         let mut models = ModelRegistry::new();
         flow_models::register(&mut models)?;
+        let mut rewards = RewardRegistry::with_built_in()?;
+        flow_rewards_remote::register(&mut rewards)?;
         Ok(Self {
             algorithms: AlgorithmRegistry::with_built_in()?,
             data: DatasetRegistry::with_built_in()?,
             models,
-            rewards: RewardRegistry::with_built_in()?,
+            rewards,
         })
     }
 

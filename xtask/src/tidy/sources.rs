@@ -59,6 +59,11 @@ const HIDDEN_STATE_ALLOWED: &[(&str, &str, &str)] = &[
         "the token and the mirror of the hub, by the hub's own names",
     ),
     (
+        "crates/flow-rewards-remote/src/remote/headers.rs",
+        concat!("env::", "var"),
+        "the tokens of reward servers, in variables that the config names; `RemoteReward::new` gets the lookup as an argument",
+    ),
+    (
         "crates/flow-import/tests/examples.rs",
         concat!("env::", "var"),
         "where somebody's checkout of Flow-Factory is; without it the test says that it is skipped",

@@ -1,0 +1,48 @@
+//! Rewards that are scored outside of the process: by servers over HTTP, and by programs that are fed by lines of JSON.
+//!
+//! | name | kind | who scores |
+//! |---|---|---|
+//! | `remote` | pointwise or group-wise | servers with Flow-Factory's JSON protocol: `GET /health`, `POST /compute` |
+//! | `command` | pointwise | a program of the user's: one JSON object a line in, one out |
+//!
+//! Both are strict: an answer that is not exactly one finite number for each sample is an error, never a score.
+//! What may pass (no connection, a server that ends, a program that crashes, a time-out) is tried again; scores depend neither on
+//! which server or process was asked nor on the number of threads.
+//!
+//! ```
+//! use flow_rewards::RewardRegistry;
+//! use std::path::Path;
+//!
+//! let mut registry = RewardRegistry::with_built_in()?;
+//! flow_rewards_remote::register(&mut registry)?;
+//! let params = serde_json::json!({ "servers": ["http://localhost:8000"] });
+//! let reward = registry.build("remote", params.as_object().ok_or("a table")?, Path::new("."))?;
+//! assert!(reward.takes_videos());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod command;
+mod in_order;
+mod picture;
+mod remote;
+mod score;
+mod waits;
+
+pub use command::{CommandReward, CommandSettings};
+pub use remote::{RemoteReward, RemoteSettings};
+
+use flow_registry::NameTaken;
+use flow_rewards::RewardRegistry;
+
+/// Adds the rewards of this crate to a registry.
+///
+/// # Errors
+/// [`NameTaken`] if there is a reward of the name `remote` or `command`.
+pub fn register(registry: &mut RewardRegistry) -> Result<(), NameTaken> {
+    RemoteReward::register(registry)?;
+    CommandReward::register(registry)
+}
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeDoctests;
