@@ -83,9 +83,7 @@ impl CommandReward {
         };
         // The program runs elsewhere, so a relative path would lead elsewhere.
         let temporary = std::path::absolute(std::env::temp_dir()).map_err(no_folder)?;
-        let folder = tempfile::Builder::new()
-            .prefix("flow-train-reward-")
-            .tempdir_in(temporary);
+        let folder = private_folder(temporary);
         let program = Program {
             command: settings.command.clone(),
             base: base.to_owned(),
@@ -190,4 +188,16 @@ impl Reward for CommandReward {
             self.score_one(index, &samples[index])
         })
     }
+}
+
+/// A folder in `parent` that only this user can read.
+fn private_folder(parent: PathBuf) -> std::io::Result<TempDir> {
+    let mut folder = tempfile::Builder::new();
+    folder.prefix("flow-train-reward-");
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        folder.permissions(std::fs::Permissions::from_mode(0o700));
+    }
+    folder.tempdir_in(parent)
 }

@@ -141,13 +141,17 @@ fn to_json(value: &Value) -> Json {
 
 /// Whether the parser finds nothing that the schema should have found as well.
 fn parser_accepts(text: &str) -> Result<(), String> {
-    // What the parameters of a reward within a reward may be depends on which one it is: that is said by the parser alone.
-    let is_inner = |path: &str| {
-        let mut parts = path.split('.');
-        let list = parts.next().is_some_and(|list| list.ends_with("rewards"));
-        list && matches!(parts.nth(1), Some("params" | "reward"))
+    // Which reward may be within a reward, and what its parameters may be, is said by the parser alone; that the one is text and
+    // the other a table, by both.
+    let is_inner = |found: &flow_config::Diagnostic| {
+        let parts: Vec<&str> = found.path.split('.').collect();
+        match parts[..] {
+            [list, _, "params", _, ..] => list.ends_with("rewards"),
+            [list, _, "reward"] => list.ends_with("rewards") && found.code == flow_config::codes::NOT_ALLOWED,
+            _ => false,
+        }
     };
-    let beyond_schema = |found: &flow_config::Diagnostic| found.is_rule() || is_inner(&found.path);
+    let beyond_schema = |found: &flow_config::Diagnostic| found.is_rule() || is_inner(found);
     match parse_str(text) {
         Ok(_) => Ok(()),
         Err(report) if report.diagnostics.iter().all(beyond_schema) => Ok(()),

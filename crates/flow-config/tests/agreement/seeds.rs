@@ -204,6 +204,14 @@ kind = "shapes-rules"
 mode = "all"
 [[eval_rewards]]
 kind = "shapes-rules"
+[[eval_rewards]]
+kind = "remote"
+servers = ["http://localhost:8000"]
+headers_from = { Authorization = "REWARD_TOKEN" }
+[[eval_rewards]]
+kind = "command"
+command = ["python3", "scorer.py"]
+processes = 2
 [scheduler]
 dynamics = "ode"
 noise_level = 0.5
