@@ -31,25 +31,35 @@ pub fn skipped(reason: impl Display) {
     written.expect("a skipped test is told on standard error");
 }
 
-/// The whole folder of a small pipeline of random weights (`sd3`, `flux-dev`, `qwen-image`, `wan`), in a place of its own: transformer, tokenizers
-/// and scheduler are in `tests/pipelines`, text encoders and autoencoders are those that the tests of their crates have.
+/// The small pipelines of random weights, by name.
+pub const PIPELINES: [&str; 4] = ["sd3", "flux-dev", "qwen-image", "wan"];
+
+/// The whole folder of one of [`PIPELINES`], in a place of its own: transformer, tokenizers and scheduler are in
+/// `tests/pipelines`, text encoders and autoencoder are those that the tests of their crates have.
 ///
 /// # Panics
 /// If there is no such pipeline, or no room for it.
 pub fn pipeline_folder(name: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("there is a place for temporary files");
+    write_pipeline_folder(name, folder.path());
+    folder
+}
+
+/// The same in `folder`, which is made.
+///
+/// # Panics
+/// As [`pipeline_folder`].
+pub fn write_pipeline_folder(name: &str, folder: &Path) {
+    assert!(PIPELINES.contains(&name), "`{name}`: there are {PIPELINES:?}");
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let sources = [
         workspace.join("tests/pipelines"),
         workspace.join("crates/flow-text-encoder/tests/fixtures/pipelines"),
         workspace.join("crates/flow-autoencoder/tests/fixtures/pipelines"),
     ];
-    let folder = tempfile::tempdir().expect("there is a place for temporary files");
     for source in sources.map(|source| source.join(name)) {
-        for path in entries(&source).into_iter().flatten() {
-            copy(&path, &folder.path().join(path.file_name().unwrap_or_default()));
-        }
+        copy(&source, folder);
     }
-    folder
 }
 
 fn entries(folder: &Path) -> Option<Vec<PathBuf>> {
@@ -58,6 +68,9 @@ fn entries(folder: &Path) -> Option<Vec<PathBuf>> {
 }
 
 fn copy(from: &Path, to: &Path) {
+    if !from.exists() {
+        return;
+    }
     match entries(from) {
         Some(inner) => {
             std::fs::create_dir_all(to).expect("a folder can be made");

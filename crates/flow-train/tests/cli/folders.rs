@@ -2,7 +2,6 @@
 
 use crate::support::{Place, contains};
 use std::fs;
-use std::path::Path;
 
 /// What every run of these tests has in common. The folder is small, and its pictures are of 48 by 64 pixels.
 const CONFIG: &str = r#"config_version = 1
@@ -63,25 +62,10 @@ const LORA: [&str; 6] = [
 /// A place with the small pipeline `name` in its folder `model`.
 fn place(name: &str) -> Place {
     let place = Place::bare();
-    let folder = test_support::pipeline_folder(name);
-    copy(folder.path(), &place.path("model"));
+    test_support::write_pipeline_folder(name, &place.path("model"));
     fs::write(place.path("folder.toml"), CONFIG).unwrap();
     fs::write(place.path("prompts.txt"), PROMPTS).unwrap();
     place
-}
-
-fn copy(from: &Path, to: &Path) {
-    fs::create_dir_all(to).unwrap();
-    for entry in fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        let target = to.join(entry.file_name());
-        match entry.path().is_dir() {
-            true => copy(&entry.path(), &target),
-            false => {
-                fs::copy(entry.path(), target).unwrap();
-            }
-        }
-    }
 }
 
 fn train(place: &Place, more: &[&str]) -> String {
@@ -340,4 +324,72 @@ fn a_folder_alone_makes_pictures_with_its_own_scheduler_and_defaults() {
     assert_eq!(video[at..at + 4], 5u32.to_be_bytes());
     let wrong = place.fail(2, &["sample", "model", "--prompt", "a", "--size", "48"]);
     contains(&wrong, &["`48` is no size", "1024x768"]);
+}
+
+/// The bytes of a safetensors file behind its header, which names the run.
+fn values(bytes: &[u8]) -> &[u8] {
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    &bytes[8 + header..]
+}
+
+#[test]
+fn every_folder_trains_in_full_and_as_a_lora_goes_on_to_the_same_bytes_and_is_loaded_again() {
+    const FULL: [&str; 2] = ["--set", "optimizer.learning_rate=1e-4"];
+    let exports = [
+        (&LORA[..], "weights/adapter", "pytorch_lora_weights.safetensors"),
+        (&FULL[..], "weights", "diffusion_pytorch_model.safetensors"),
+    ];
+    for name in test_support::PIPELINES {
+        let place = place(name);
+        let frames: &[&str] = if name == "wan" {
+            &["--set", "model.frames=5"]
+        } else {
+            &[]
+        };
+        for (number, (keys, folder, file)) in exports.into_iter().enumerate() {
+            let (whole, parts) = (
+                format!("run.name=whole-{number}"),
+                format!("run.name=parts-{number}"),
+            );
+            let run = |name: &str, more: &[&str]| {
+                train(&place, &[keys, frames, &["--set", name], more].concat());
+            };
+            run(&whole, &[]);
+            on_policy(&place, &format!("runs/whole-{number}/metrics.jsonl"), 2);
+            run(&parts, &["--set", "run.steps=1"]);
+            run(&parts, &["--resume", "latest"]);
+            let export = |run: &str| place.bytes(&format!("runs/{run}-{number}/{folder}/{file}"));
+            assert!(
+                values(&export("whole")) == values(&export("parts")),
+                "{name}: other weights in {folder}"
+            );
+            let weights = format!("runs/whole-{number}/{folder}");
+            let eval = ["eval", "folder.toml", "--weights", &weights];
+            contains(
+                &place.succeed(&[&eval[..], frames].concat()),
+                &["jpeg-compressibility: "],
+            );
+        }
+        // The LoRA goes onto the pipeline as it is, and shows.
+        let size = [
+            "--size",
+            "48x64",
+            "--steps",
+            "2",
+            "--set",
+            "text.tokens=16",
+            "-n",
+            "1",
+        ];
+        let sample = |out: &str, more: &[&str]| {
+            let base = ["sample", "model", "--prompt", "a red cube", "--out", out];
+            place.succeed(&[&base[..], &size, frames, more].concat());
+            place.bytes(out)
+        };
+        let lora = "runs/whole-0/weights/adapter/pytorch_lora_weights.safetensors";
+        assert!(
+            sample("plain.png", &[]) != sample("lora.png", &["--lora", lora]),
+            "{name}"
+        );
+    }
 }
