@@ -110,8 +110,9 @@ class Work:
         self.trained_in = trained_in or dtype
         self.given = load_file(self.folder / "given.safetensors")
         table = self.given.pop("weights.table", None)
-        names = about.get("weights")
-        weights = load_file(self.folder / "weights.safetensors") if names is None else names
+        # Names of weights that no file holds, because of their size.
+        to_make = about.get("weights")
+        weights = load_file(self.folder / "weights.safetensors") if to_make is None else to_make
         # Values are made below, so nothing is drawn here.
         with torch.device("meta"):
             model = ARCHITECTURES[about["architecture"]](about["settings"])
@@ -121,8 +122,8 @@ class Work:
             names = [name.removesuffix(end) for name in weights if name.endswith(end)]
             with torch.device("meta"):
                 add_adapters(model, names, lora["rank"], lora["alpha"] / lora["rank"])
-        if names is not None:
-            weights = self.made_weights(model, names, table)
+        if to_make is not None:
+            weights = self.made_weights(model, to_make, table)
         missing, unexpected = model.load_state_dict(weights, strict=False, assign=True)
         if missing or unexpected:
             raise SystemExit(f"weights do not fit: missing {missing[:5]}, unexpected {unexpected[:5]}")
