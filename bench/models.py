@@ -1,4 +1,4 @@
-"""The models of flow-train in PyTorch: DiT, SD3's MMDiT and Wan, text to video.
+"""The models of flow-train in PyTorch: DiT, SD3's MMDiT and Wan, text to video. FLUX.1 and Qwen-Image are in `two_streams.py`.
 
 Written as one would write them in PyTorch: `F.scaled_dot_product_attention`, `F.layer_norm`, `F.linear`. Weight names are
 those of flow-train, which are diffusers' where an architecture exists there; values are its values. Parameters may be
@@ -156,7 +156,7 @@ class Block(nn.Module):
 
 
 class Dit(nn.Module):
-    stack = "transformer_blocks"
+    stacks = ("transformer_blocks",)
 
     def __init__(self, settings):
         super().__init__()
@@ -241,11 +241,13 @@ class JointAttention(nn.Module):
         norm = (lambda: nn.RMSNorm(hidden // heads, eps=NORM_EPSILON)) if qk_norm else nn.Identity
         self.norm_q, self.norm_k, self.norm_added_q, self.norm_added_k = norm(), norm(), norm(), norm()
 
-    def forward(self, x, context):
+    def forward(self, x, context, rotary=()):
         split = lambda y: y.unflatten(2, (self.heads, -1))
         q = torch.cat([self.norm_q(split(self.to_q(x))), self.norm_added_q(split(self.add_q_proj(context)))], dim=1)
         k = torch.cat([self.norm_k(split(self.to_k(x))), self.norm_added_k(split(self.add_k_proj(context)))], dim=1)
         v = torch.cat([split(self.to_v(x)), split(self.add_v_proj(context))], dim=1)
+        if rotary:
+            q, k = rotated(q, *rotary), rotated(k, *rotary)
         x_out, context_out = attend(q, k, v).split([x.shape[1], context.shape[1]], dim=1)
         context_out = None if self.to_add_out is None else self.to_add_out(context_out)
         return self.to_out[0](x_out), context_out
@@ -287,7 +289,7 @@ class JointBlock(nn.Module):
 
 
 class Mmdit(nn.Module):
-    stack = "transformer_blocks"
+    stacks = ("transformer_blocks",)
 
     def __init__(self, settings):
         super().__init__()
@@ -373,7 +375,7 @@ class WanCondition(nn.Module):
 
 
 class Wan(nn.Module):
-    stack = "blocks"
+    stacks = ("blocks",)
 
     def __init__(self, settings):
         super().__init__()

@@ -44,12 +44,16 @@ try:
 except ImportError as error:
     raise SystemExit(f"{error}; this program needs torch and safetensors (pip install torch numpy safetensors)")
 
+import two_streams
 from models import ARCHITECTURES, add_adapters, place
 from replay import recorded
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+ARCHITECTURES = ARCHITECTURES | two_streams.ARCHITECTURES
+# Of weights that are made: `common/made.rs` of flow-trainer's examples has the same.
+MADE_STRIDE, MADE_VECTOR, MADE_MATRIX = 7919, 0.02, 0.5
 # Agreement asked for: relative L2 of f32 results that are sums in another order.
 TOLERANCE = 1e-5
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
@@ -104,7 +108,11 @@ class Work:
         about = self.about = json.loads((self.folder / "workload.json").read_text())
         self.device, self.dtype, self.mode = device, dtype, mode
         self.trained_in = trained_in or dtype
-        weights = load_file(self.folder / "weights.safetensors")
+        self.given = load_file(self.folder / "given.safetensors")
+        table = self.given.pop("weights.table", None)
+        # Names of weights that no file holds, because of their size.
+        to_make = about.get("weights")
+        weights = load_file(self.folder / "weights.safetensors") if to_make is None else to_make
         # Values are made below, so nothing is drawn here.
         with torch.device("meta"):
             model = ARCHITECTURES[about["architecture"]](about["settings"])
@@ -114,6 +122,8 @@ class Work:
             names = [name.removesuffix(end) for name in weights if name.endswith(end)]
             with torch.device("meta"):
                 add_adapters(model, names, lora["rank"], lora["alpha"] / lora["rank"])
+        if to_make is not None:
+            weights = self.made_weights(model, to_make, table)
         missing, unexpected = model.load_state_dict(weights, strict=False, assign=True)
         if missing or unexpected:
             raise SystemExit(f"weights do not fit: missing {missing[:5]}, unexpected {unexpected[:5]}")
@@ -123,12 +133,11 @@ class Work:
         model = self.model = place(model, device, dtype, self.trained_in)
         self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-        self.blocks = list(getattr(model, model.stack))
+        self.blocks = [block for stack in model.stacks for block in getattr(model, stack)]
         self.is_whole, self.checkpoints_outside = len(self.blocks) <= WHOLE, outside
         self.arranged = {}
         self.arrange(mode, policy)
 
-        self.given = load_file(self.folder / "given.safetensors")
         self.steps = [self.given.pop(f"step.{index}").tolist() for index in range(about["steps"])]
         for name, value in self.given.items():
             is_read = name.removeprefix("null_") in ("text", "pooled")
@@ -153,10 +162,31 @@ class Work:
                 blocks = [torch.compile(block, mode=COMPILED[mode]) for block in blocks]
             if policy != "none" and is_outside:
                 blocks = [checkpointed(block) for block in blocks]
-            self.arranged[mode, policy] = nn.ModuleList(blocks)
-        setattr(model, model.stack, self.arranged[mode, policy])
+            self.arranged[mode, policy] = blocks
+        rest = list(self.arranged[mode, policy])
+        for stack in model.stacks:
+            count = len(getattr(model, stack))
+            setattr(model, stack, nn.ModuleList(rest[:count]))
+            del rest[:count]
         compiles_whole = mode in COMPILED and self.is_whole
         self.network = torch.compile(model, mode=COMPILED[mode]) if compiles_whole else model
+
+    def made_weights(self, model, names, table):
+        """The values that `workload_speed --made` gives to weights of these `names`, made on the device: stretches of one table,
+        scaled. What is frozen is rounded at once."""
+        shapes = {name: value.shape for name, value in model.named_parameters()}
+        table, made = table.to(self.device), {}
+        for index, name in enumerate(names):
+            shape = shapes.get(name, (0,))
+            count, first = math.prod(shape), index * MADE_STRIDE % len(table)
+            values = torch.cat([table[first:], table[:first]]).repeat(-(-count // len(table)))[:count].view(shape)
+            if len(shape) == 1:
+                values = values * MADE_VECTOR + (1.0 if name.endswith(".weight") else 0.0)
+            else:
+                values = values * (MADE_MATRIX / math.sqrt(shape[1]))
+            is_trained = not self.about["lora"] or ".lora_" in name
+            made[name] = values.to(self.trained_in if is_trained else self.dtype)
+        return made
 
     def make_tables(self, model):
         """Buffers that no file holds, on the CPU in f32."""
@@ -170,18 +200,17 @@ class Work:
     def tables_of(about):
         # One block is enough to make the tables, and cheap.
         settings = dict(about["settings"])
-        for key in ("layers", "num_layers"):
+        for key in ("layers", "num_layers", "num_single_layers"):
             if key in settings:
                 settings[key] = 1
-        settings["dual_attention_layers"] = []
         if about["architecture"] == "mmdit":
-            settings["pos_embed_max_size"] = 1
+            settings["dual_attention_layers"], settings["pos_embed_max_size"] = [], 1
         model = ARCHITECTURES[about["architecture"]](settings)
         stored = model.state_dict().keys()
         return [(name, value) for name, value in model.named_buffers() if name not in stored]
 
     def condition(self, prefix):
-        names = ("tokens", "text", "pooled")
+        names = ("tokens", "text", "pooled", "guidance")
         return [self.given[prefix + name] for name in names if prefix + name in self.given]
 
     def attention(self):
@@ -265,7 +294,7 @@ class Work:
     def leave_out(self):
         """Takes gradients that are not finite from the update; their parameters' names."""
         with torch.no_grad():
-            finite = torch.stack([parameter.grad.isfinite().all() for parameter in self.trained]).tolist()
+            finite = torch.stack([gradient(parameter).isfinite().all() for parameter in self.trained]).tolist()
         for parameter, is_finite in zip(self.trained, finite):
             if not is_finite:
                 parameter.grad = None
@@ -277,6 +306,11 @@ def distance(found, wanted):
     return ((found - wanted).norm() / wanted.norm().clamp_min(1e-30)).item()
 
 
+def gradient(parameter):
+    """Zeros where nobody reads what the parameter makes, as in the last block of Qwen-Image's text."""
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+
+
 def check(folder):
     work = Work(folder)
     wanted = load_file(work.folder / "wanted.safetensors")
@@ -285,20 +319,21 @@ def check(folder):
         "clean": distance(work.roll_out(), wanted["clean"]),
     }
     before = [parameter.detach().clone() for parameter in work.trained]
+    of_wanted = lambda name, parameter: wanted.get(f"gradient.{name}", torch.zeros_like(parameter))
     for policy in ("none", "full", "attn_only"):
         # A checkpoint policy changes no value, so each has to agree.
         of_policy = Work(folder, policy=policy)
         far[f"loss, {policy}"] = distance(of_policy.loss(), wanted["loss"])
-        gradients = torch.cat([parameter.grad.flatten() for parameter in of_policy.trained])
-        theirs = torch.cat([wanted[f"gradient.{name}"].flatten() for name in work.names])
+        gradients = torch.cat([gradient(parameter).flatten() for parameter in of_policy.trained])
+        theirs = torch.cat([of_wanted(name, parameter).flatten() for name, parameter in zip(work.names, work.trained)])
         far[f"gradients, {policy}"] = distance(gradients, theirs)
     # The first step of AdamW is the sign of the gradient, so where a gradient is near 0 it is a coin's: weights that got
     # a gradient well above rounding are compared, on the scale of the weights.
     work.step()
     ours, theirs = [], []
     for name, parameter, start in zip(work.names, work.trained, before):
-        gradient = wanted[f"gradient.{name}"].abs()
-        clear = gradient > 1e-3 * gradient.max()
+        size = of_wanted(name, parameter).abs()
+        clear = size > 1e-3 * size.max()
         ours.append((parameter.detach() - start)[clear])
         theirs.append((wanted[f"stepped.{name}"] - start)[clear])
     change = (torch.cat(ours) - torch.cat(theirs)).norm() / torch.cat([b.flatten() for b in before]).norm()
@@ -407,12 +442,13 @@ def time_part(options):
         "deterministic": options.deterministic,
         "checkpoint_outside": options.checkpoint_outside,
         "mixed_reductions": options.mixed_reductions,
+        "batch": len(work.given["x"]),
     }
     if options.trace:
         print(json.dumps(about | traced(part, wait)))
         return
-    found = []
-    for _ in range(options.repeats):
+    found, began = [], time.perf_counter()
+    while len(found) < options.repeats and (not found or time.perf_counter() - began < options.limit):
         ms, last = timed()
         found.append(ms)
     last_loss = last.item() if options.part == "step" else None
@@ -428,6 +464,7 @@ def time_part(options):
                 # JSON has no NaN.
                 "last_loss": last_loss if last_loss is None or math.isfinite(last_loss) else None,
                 "median_ms": statistics.median(found),
+                "least_ms": found[0],
                 "p10_ms": at(0.1),
                 "p90_ms": at(0.9),
                 "samples": len(found),
@@ -464,7 +501,7 @@ def serve(options):
         work.arrange(mode, policy)
         if question["do"] == "check":
             loss = work.loss().item()
-            squares = [parameter.grad.double().square().sum() for parameter in work.trained]
+            squares = [gradient(parameter).double().square().sum() for parameter in work.trained]
             norm = torch.stack(squares).sum().sqrt().item()
             far = [name for name, square in zip(work.names, squares) if not square.isfinite()]
             # JSON has no NaN.
@@ -510,6 +547,7 @@ def main():
     timed.add_argument("--learning-rate", type=float, help="of the updates; the folder's timed_learning_rate if none is given")
     timed.add_argument("--trace", action="store_true", help="instead of times: every kernel of one run")
     timed.add_argument("--repeats", type=int, default=9)
+    timed.add_argument("--limit", type=float, default=math.inf, help="seconds after which no further measurement begins")
     served = commands.add_parser("serve")
     served.add_argument("folder")
     served.add_argument("--device", choices=("cpu", "cuda"), default="cpu")

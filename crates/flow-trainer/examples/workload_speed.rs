@@ -3,8 +3,9 @@
 //! ```text
 //! workload_speed list                                    names of the workloads
 //! workload_speed export NAME FOLDER [OPTIONS]            write weights, inputs and, with --tiny, results
-//! workload_speed time NAME FOLDER PART [OPTIONS]         print a line of JSON; PART is forward, step or rollout
+//! workload_speed time NAME FOLDER PART [OPTIONS]         print a line of JSON; PART is forward, step, rollout or load
 //!   --tiny                a few channels and tokens
+//!   --made                weights that no file holds, made at once from a table: for models too large to be written and read
 //!   --store f32|bf16      precision of the weights' file (export; default f32)
 //!   --device cpu|cuda     (default cpu)
 //!   --attention NAME      by this backend (time; default: the device's table)
@@ -17,26 +18,35 @@
 //!   --weights f32|bf16    what trained weights are stored as (time; default f32, in halves on a GPU)
 //!   --learning-rate X     of the updates (time; default 1e-8, so that each is of the same data)
 //!   --layers N            of that many blocks, for a look at one of them
+//!   --batch N             of so many samples
 //!   --repeats N           measurements (time; default 5)
 //!   --threads N           of the processor (default 2)
 //! ```
 //!
-//! A training step is forward, loss, backward and AdamW. The loss is the squared distance to a target, under guidance
+//! `load` times opening weights: those of FOLDER, a file or a folder as diffusers has it. A training step is forward, loss, backward and AdamW. The loss is the squared distance to a target, under guidance
 //! Flow-GRPO's at one recorded step. Inputs are functions of the workload alone, so each program makes or reads the
 //! same. `bench/step_peer.py` is the peer; `cargo xtask bench workloads` compares and runs both.
 
 #[path = "common/arrays.rs"]
 mod arrays;
+#[path = "common/exporting.rs"]
+mod exporting;
 #[path = "common/flops.rs"]
 mod flops;
 #[path = "common/inputs.rs"]
 mod inputs;
 #[path = "common/kernel_trace.rs"]
 mod kernel_trace;
+#[path = "common/loading.rs"]
+mod loading;
+#[path = "common/made.rs"]
+mod made;
 #[path = "common/meter.rs"]
 mod meter;
 #[path = "common/opening.rs"]
 mod opening;
+#[path = "common/outline.rs"]
+mod outline;
 #[path = "common/timing.rs"]
 mod timing;
 #[path = "common/workload_options.rs"]
@@ -44,27 +54,24 @@ mod workload_options;
 #[path = "common/workloads.rs"]
 mod workloads;
 
-use arrays::Arrays;
 use burn::tensor::Tensor;
 use flow_core::device::ComputeDevice;
 use flow_core::rng::Purpose;
 use flow_core::tensors::plain;
 use flow_core::{
-    Backends, CallContext, InferencePass, ModelInput, ParamLayout, RawTensor, Stage, TrainingPass,
-    WeightStorage, Weights, cpu,
+    Backends, CallContext, InferencePass, ModelInput, RawTensor, Stage, TrainingPass, WeightStorage, Weights,
+    cpu,
 };
-use flow_models::{Architecture, ModelRegistry, Trained, add_lora, load_into, trained_mask};
+use flow_models::{Architecture, load_into};
 use flow_trainer::algorithm::{Algorithm, Grpo, LossContext, Position};
 use flow_trainer::optimizer::{Accumulated, AdamW, AdamWSettings, FloatDType};
 use flow_trainer::policy::{CallSite, Conditions, Policy};
 use flow_trainer::rollout::{NoiseSource, SampleRequest, Sampler, StepRecord, Trajectories};
 use flow_trainer::scheduler::StepCoefficients;
 use flow_trainer::setup;
-use inputs::{Inputs, normal};
+use inputs::Inputs;
 use meter::Meter;
-use rayon::prelude::*;
 use serde_json::json;
-use std::collections::BTreeMap;
 use std::error::Error;
 use std::path::Path;
 use std::process::ExitCode;
@@ -78,8 +85,6 @@ type Failure = Box<dyn Error>;
 
 /// Step of the rollout at which Flow-GRPO's loss is taken.
 const RECORDED: usize = 1;
-/// Standard deviation of what is added to every weight.
-const PERTURBATION: f32 = 0.02;
 /// Of the update that both programs' results are compared after.
 const LEARNING_RATE: f64 = 1e-4;
 /// Of updates that are timed: so small that all runs are of much the same data. What a GPU draws depends on its data, and its
@@ -106,12 +111,18 @@ fn run(arguments: &[String]) -> Result<(), Failure> {
         }
         [command, name, folder, rest @ ..] if command == "export" => {
             let options = Options::parse(rest)?;
-            let workload = workload(name, options.tiny)?.with_layers(options.layers);
-            in_pool(&options.threads, || export(workload, Path::new(folder), &options))
+            let workload = workload(name, options.tiny)?
+                .with_layers(options.layers)
+                .with_batch(options.batch);
+            in_pool(&options.threads, || {
+                exporting::export(&workload, Path::new(folder), &options)
+            })
         }
         [command, name, folder, part, rest @ ..] if command == "time" => {
             let options = Options::parse(rest)?;
-            let workload = workload(name, options.tiny)?.with_layers(options.layers);
+            let workload = workload(name, options.tiny)?
+                .with_layers(options.layers)
+                .with_batch(options.batch);
             in_pool(&options.threads, || {
                 time(workload, Path::new(folder), part, &options)
             })
@@ -121,6 +132,17 @@ fn run(arguments: &[String]) -> Result<(), Failure> {
                 .into(),
         ),
     }
+}
+
+/// Where weights come from.
+#[derive(Clone, Copy)]
+enum Origin<'a> {
+    /// A file, or a folder.
+    File(&'a Path),
+    /// Drawn for every value.
+    Drawn,
+    /// Made from a table.
+    Made,
 }
 
 /// A workload on a device: model, weights and inputs.
@@ -136,59 +158,35 @@ struct Job {
     inputs: Inputs,
 }
 
-/// Initial values of every weight, and a little noise: a fresh model predicts 0 everywhere, which would check nothing.
-fn random_values(model: &dyn Architecture, layout: &ParamLayout) -> Vec<(usize, Vec<f32>)> {
-    let buffers: BTreeMap<usize, Vec<f32>> = model.buffers().into_iter().collect();
-    let weights = layout.specs().par_iter().enumerate();
-    weights
-        .map(|(index, spec)| {
-            let initial = || spec.init.values(&spec.name, &spec.shape, 0, Purpose::Weights);
-            let mut values = buffers.get(&index).cloned().unwrap_or_else(initial);
-            let noise = normal(values.len(), 100 + index as u64);
-            values
-                .iter_mut()
-                .zip(noise)
-                .for_each(|(value, noise)| *value += PERTURBATION * noise);
-            (index, values)
-        })
-        .collect()
-}
-
 impl Job {
-    /// With weights from `file`, or random ones.
-    fn new(workload: Workload, file: Option<&Path>, options: &Options) -> Result<Self, Failure> {
+    /// With weights `from` somewhere.
+    fn new(workload: Workload, from: Origin<'_>, options: &Options) -> Result<Self, Failure> {
         let (device, plan) = opening::open(&options.device, options.attention.as_deref(), options.fused)?;
         let plan = opening::storing_gradients(plan, options.gradients)?;
-        let mut models = ModelRegistry::new();
-        flow_models::register(&mut models).expect("a new registry");
-        let model = models.build(workload.architecture, &workload.settings, &device)?;
+        let (model, layout, trained) = outline::of(&workload, &device)?;
         let plan = opening::under(plan, &options.checkpoint, model.spec())?;
         let plan = Arc::new(match options.captured {
             true => opening::captured(plan, model.spec())?,
             false => plan,
         });
-        let mut layout = (**model.layout()).clone();
-        let trained = match &workload.lora {
-            Some(lora) => {
-                let targets: Vec<String> = lora.targets.iter().map(|target| (*target).into()).collect();
-                add_lora(&*model, &mut layout, &targets, lora.rank, lora.alpha)?;
-                Trained::Lora
-            }
-            None => Trained::Full,
-        };
-        let trained = trained_mask(&layout, trained)?;
-        let layout = Arc::new(layout);
-        let mut weights = Weights::zeros(layout.clone(), &device);
-        match file {
-            Some(file) => {
+        let mut weights = match from {
+            Origin::File(file) => {
+                let mut weights = Weights::zeros(layout.clone(), &device);
                 load_into(&mut weights, file)?;
+                weights
             }
-            None => {
-                for (index, values) in random_values(&*model, &layout) {
+            Origin::Drawn => {
+                let mut weights = Weights::zeros(layout.clone(), &device);
+                for (index, values) in made::drawn(&*model, &layout) {
                     weights.set_host(index, values)?;
                 }
+                weights
             }
-        }
+            Origin::Made if !model.buffers().is_empty() => {
+                return Err("`--made` is for models without buffers in their files".into());
+            }
+            Origin::Made => made::weights(&layout, &trained, &device)?,
+        };
         let storage = match options.weights {
             FloatDType::BF16 => WeightStorage::Narrow,
             _ => WeightStorage::SplitF32,
@@ -411,7 +409,16 @@ fn root_mean_square(values: &[f32]) -> f64 {
 fn time(workload: Workload, folder: &Path, part: &str, options: &Options) -> Result<(), Failure> {
     let mut meter = Meter::new(options.repeats, options.traced)?;
     let file = folder.join("weights.safetensors");
-    let mut job = Job::new(workload, Some(&file), options)?;
+    if part == "load" {
+        let file = if file.exists() { &file } else { folder };
+        return loading::time(&workload, file, options);
+    }
+    let from = if options.made {
+        Origin::Made
+    } else {
+        Origin::File(&file)
+    };
+    let mut job = Job::new(workload, from, options)?;
     if part != "step" {
         // Nothing is trained, so there is one copy of every weight, the one that is computed with.
         let none = vec![false; job.trained.len()];
@@ -463,7 +470,9 @@ fn time(workload: Workload, folder: &Path, part: &str, options: &Options) -> Res
             (f64::from(loss), wall_ms)
         }
         other => {
-            return Err(format!("there is no part `{other}`; choose from forward, step, rollout").into());
+            return Err(
+                format!("there is no part `{other}`; choose from forward, step, rollout, load").into(),
+            );
         }
     };
     if let Some(failed) = failed {
@@ -488,9 +497,10 @@ fn time(workload: Workload, folder: &Path, part: &str, options: &Options) -> Res
             "part": part,
             "mode": job.plan.describe(),
             "checkpoint": options.checkpoint,
+            "batch": job.samples.len(),
             "device": job.device.name(),
             if part == "step" { "loss" } else { "root_mean_square" }: result,
-            "median_ms": at(0.5), "p10_ms": at(0.1), "p90_ms": at(0.9), "samples": wall_ms.len(),
+            "median_ms": at(0.5), "least_ms": at(0.0), "p10_ms": at(0.1), "p90_ms": at(0.9), "samples": wall_ms.len(),
             "last_loss": last_loss.map(|loss| cpu::to_host(&loss)[0]),
             // Of the last: of a step without the update, which waits for the gradients' norm.
             "enqueued_ms": enqueued_ms,
@@ -500,95 +510,4 @@ fn time(workload: Workload, folder: &Path, part: &str, options: &Options) -> Res
         })
     );
     Ok(())
-}
-
-fn export(workload: Workload, folder: &Path, options: &Options) -> Result<(), Failure> {
-    std::fs::create_dir_all(folder)?;
-    let file = folder.join("weights.safetensors");
-    let mut job = Job::new(workload, None, options)?;
-    flow_models::save(&job.weights, &file, options.store, &BTreeMap::new())?;
-    let Workload {
-        name,
-        architecture,
-        settings,
-        batch,
-        lora,
-        guidance_scale,
-        ..
-    } = &job.workload;
-    let described = json!({
-        "workload": name, "architecture": architecture, "settings": settings, "batch": batch,
-        "lora": lora.map(|lora| json!({ "rank": lora.rank, "alpha": lora.alpha })),
-        "guidance_scale": guidance_scale, "steps": job.steps.len(), "recorded": RECORDED,
-        "clip_range": CLIP_RANGE, "learning_rate": LEARNING_RATE,
-        "timed_learning_rate": TIMED_LEARNING_RATE,
-    });
-    std::fs::write(
-        folder.join("workload.json"),
-        serde_json::to_string_pretty(&described)?,
-    )?;
-
-    let (batch, values) = (job.samples.len(), job.values());
-    let sampler = job.sampler();
-    let mut given = Arrays::default();
-    given.floats("x", &[batch, values], &job.inputs.x);
-    given.floats("sigma", &[batch], &job.inputs.sigma);
-    given.floats("target", &[batch, values], &job.inputs.target);
-    given.floats("advantages", &[batch], &job.inputs.advantages);
-    for (name, (shape, values)) in &job.inputs.text {
-        given.floats(name, shape, values);
-    }
-    for (name, classes) in [
-        ("tokens", &job.inputs.classes),
-        ("null_tokens", &job.inputs.null_classes),
-    ] {
-        let rows: Vec<Vec<u32>> = classes.iter().map(|class| vec![*class as u32]).collect();
-        if !rows.is_empty() {
-            given.tokens(name, &rows);
-        }
-    }
-    let initial = sampler.noise(Purpose::InitialNoise, &job.samples, 0, values);
-    given.plain("initial_noise", &initial);
-    for (index, step) in job.steps.iter().enumerate() {
-        let noise = sampler.noise(Purpose::SdeNoise, &job.samples, index as u32 + 1, values);
-        given.plain(&format!("noise.{index}"), &noise);
-        let (scale, offset) =
-            (step.log_prob.as_ref()).map_or((0.0, 0.0), |log_prob| (log_prob.scale, log_prob.offset));
-        let row = [step.sigma, step.mean_x, step.mean_v, step.noise, scale, offset].map(|value| value as f32);
-        given.floats(&format!("step.{index}"), &[6], &row);
-    }
-    if job.steps[RECORDED].is_stochastic() {
-        let record = &job.recorded(&sampler)?.records[0];
-        given.plain("record.x_next", &record.x_next);
-        given.plain("record.log_prob", &record.log_prob);
-    }
-    given.write(&folder.join("given.safetensors"))?;
-    if !options.tiny {
-        return Ok(());
-    }
-
-    let mut wanted = Arrays::default();
-    wanted.plain("velocity", &job.forward(job.input()));
-    wanted.plain("clean", &job.roll_out(&sampler).clean);
-    let (loss, gradients) = job.loss(&job.learnt()?);
-    wanted.floats("loss", &[1], &cpu::to_host(&loss));
-    for (spec, gradient) in job.weights.layout().specs().iter().zip(&gradients) {
-        if let Some(gradient) = gradient {
-            wanted.plain(&format!("gradient.{}", spec.name), gradient);
-        }
-    }
-    let mut optimizer = job.optimizer(FloatDType::F32, LEARNING_RATE);
-    job.update(&mut optimizer, gradients)?;
-    for (index, trained) in job.trained.iter().enumerate() {
-        if *trained {
-            let name = &job.weights.layout().specs()[index].name;
-            let [value] = job
-                .weights
-                .values(&[index], &*job.plan.kernels)
-                .try_into()
-                .expect("one value");
-            wanted.plain(&format!("stepped.{name}"), &value);
-        }
-    }
-    wanted.write(&folder.join("wanted.safetensors"))
 }

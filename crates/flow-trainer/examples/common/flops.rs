@@ -26,6 +26,8 @@ impl Forward {
         match workload.architecture {
             "dit" => dit(settings),
             "mmdit" => mmdit(settings, text_tokens(workload) as f64),
+            "flux" => flux(settings, text_tokens(workload) as f64),
+            "qwen-image" => qwen_image(settings, text_tokens(workload) as f64),
             _ => wan(settings, text_tokens(workload) as f64),
         }
     }
@@ -94,6 +96,34 @@ fn mmdit(settings: &Value, text: f64) -> Forward {
     Forward {
         linear: linear * width * width,
         attention: (layers * 4.0 * both * both + dual * 4.0 * image * image) * width,
+    }
+}
+
+/// Tokens of a latent, two rows and two columns of it in each.
+fn packed(settings: &Value) -> f64 {
+    number(settings, "latent_height") * number(settings, "latent_width") / 4.0
+}
+
+/// Blocks with two streams, then blocks with one for both, all alike in what a token costs: its feed-forward part is four times as
+/// wide.
+fn flux(settings: &Value, text: f64) -> Forward {
+    let width = number(settings, "num_attention_heads") * number(settings, "attention_head_dim");
+    let layers = number(settings, "num_layers") + number(settings, "num_single_layers");
+    let both = packed(settings) + text;
+    Forward {
+        linear: layers * 24.0 * both * width * width,
+        attention: layers * 4.0 * both * both * width,
+    }
+}
+
+/// Blocks with two streams; the last one reads the text and drops it.
+fn qwen_image(settings: &Value, text: f64) -> Forward {
+    let width = number(settings, "num_attention_heads") * number(settings, "attention_head_dim");
+    let layers = number(settings, "num_layers");
+    let both = packed(settings) + text;
+    Forward {
+        linear: (layers * 24.0 * both - 18.0 * text) * width * width,
+        attention: layers * 4.0 * both * both * width,
     }
 }
 

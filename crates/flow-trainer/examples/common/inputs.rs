@@ -6,6 +6,9 @@ use flow_core::device::ComputeDevice;
 use flow_core::rng::{Purpose, Stream};
 use std::collections::BTreeMap;
 
+/// A guidance scale that models embed: that of FLUX.1-dev's pipeline.
+const GUIDANCE: f32 = 3.5;
+
 /// What the model is called with, on the host.
 pub struct Inputs {
     /// Latents, `[B, N]`.
@@ -18,7 +21,7 @@ pub struct Inputs {
     pub advantages: Vec<f32>,
     pub classes: Vec<i64>,
     pub null_classes: Vec<i64>,
-    /// Named `text`, `pooled`, `null_text` and `null_pooled`, as far as they are read.
+    /// Named `text`, `pooled`, `null_text`, `null_pooled` and `guidance`, as far as they are read.
     pub text: BTreeMap<&'static str, (Vec<usize>, Vec<f32>)>,
 }
 
@@ -42,6 +45,7 @@ impl Inputs {
                 tokens,
                 channels,
                 pooled,
+                guidance,
             } => {
                 let mut add = |name, shape: Vec<usize>, salt| {
                     let values = normal(shape.iter().product(), salt);
@@ -52,6 +56,9 @@ impl Inputs {
                 if let Some(pooled) = pooled {
                     add("pooled", vec![batch, pooled], 12);
                     add("null_pooled", vec![batch, pooled], 13);
+                }
+                if guidance {
+                    text.insert("guidance", (vec![batch], vec![GUIDANCE; batch]));
                 }
             }
         }
@@ -77,6 +84,8 @@ impl Inputs {
                 .map(|(shape, values)| device.tensor(values.clone(), [shape[0], shape[1], shape[2]])),
             pooled: text(["pooled", "null_pooled"])
                 .map(|(shape, values)| device.tensor(values.clone(), [shape[0], shape[1]])),
+            guidance: (self.text.get("guidance"))
+                .map(|(shape, values)| device.tensor(values.clone(), [shape[0]])),
             ..Condition::default()
         }
     }

@@ -21,6 +21,8 @@ pub struct Options {
     /// None for the one that steps are timed at.
     pub learning_rate: Option<f64>,
     pub layers: Option<usize>,
+    pub batch: Option<usize>,
+    pub made: bool,
     pub repeats: usize,
     pub threads: String,
 }
@@ -45,12 +47,15 @@ impl Options {
             weights: FloatDType::F32,
             learning_rate: None,
             layers: None,
+            batch: None,
+            made: false,
             repeats: 5,
             threads: "2".into(),
         };
         while let [name, rest @ ..] = arguments {
-            if let "--tiny" | "--plain" | "--capture" | "--trace" = &**name {
+            if let "--tiny" | "--made" | "--plain" | "--capture" | "--trace" = &**name {
                 options.tiny |= name == "--tiny";
+                options.made |= name == "--made";
                 options.fused &= name != "--plain";
                 options.captured |= name == "--capture";
                 options.traced |= name == "--trace";
@@ -72,6 +77,7 @@ impl Options {
                 ("--checkpoint", _) => options.checkpoint.clone_from(value),
                 ("--repeats", _) => options.repeats = value.parse::<usize>()?.max(1),
                 ("--layers", _) => options.layers = Some(value.parse()?),
+                ("--batch", _) => options.batch = Some(value.parse::<usize>()?.max(1)),
                 ("--threads", _) => options.threads.clone_from(value),
                 _ => return Err(format!("there is no option `{name} {value}`").into()),
             }

@@ -2,7 +2,7 @@
 //!
 //! `tiny` gives each a few channels and tokens, so that both programs can be compared on any machine.
 
-use flow_models::{MmditConfig, WanConfig};
+use flow_models::{FluxConfig, MmditConfig, QwenImageConfig, WanConfig};
 use serde_json::{Value, json};
 
 /// What a model reads besides latents and noise levels.
@@ -15,6 +15,8 @@ pub enum Reads {
         tokens: usize,
         channels: usize,
         pooled: Option<usize>,
+        /// Whether the model embeds a guidance scale.
+        guidance: bool,
     },
 }
 
@@ -44,7 +46,7 @@ pub struct Workload {
 impl Workload {
     /// The same with so many blocks, if a number is given.
     pub fn with_layers(mut self, layers: Option<usize>) -> Self {
-        for name in ["layers", "num_layers"] {
+        for name in ["layers", "num_layers", "num_single_layers"] {
             if let (Some(layers), Some(setting)) = (layers, self.settings.get_mut(name)) {
                 *setting = layers.into();
             }
@@ -55,20 +57,30 @@ impl Workload {
         }
         self
     }
+
+    /// The same of so many samples, if a number is given.
+    pub fn with_batch(mut self, batch: Option<usize>) -> Self {
+        self.batch = batch.unwrap_or(self.batch);
+        self
+    }
 }
 
 /// Names of all workloads.
-pub const NAMES: [&str; 6] = [
+pub const NAMES: [&str; 9] = [
     "wan-1.3b",
     "wan-1.3b-short",
     "dit-xl-256",
     "dit-xl-1024",
     "sd35-medium",
     "dit-s",
+    "flux-512",
+    "flux-1024",
+    "qwen-image-1024",
 ];
 
-/// Every attention projection of SD3: Flow-GRPO's choice (`scripts/train_sd3.py`), and the second attentions.
-const SD3_TARGETS: &[&str] = &[
+/// Every attention projection, whose names SD3, FLUX.1 and Qwen-Image have in common: Flow-GRPO's choice (`scripts/train_sd3.py`,
+/// `scripts/train_flux.py`), and SD3's second attentions.
+const ATTENTION_TARGETS: &[&str] = &[
     "to_q",
     "to_k",
     "to_v",
@@ -98,6 +110,10 @@ pub fn workload(name: &str, tiny: bool) -> Result<Workload, String> {
         "dit-xl-256" => dit(name, (1152, 28, 16), (64, 32), tiny),
         "dit-xl-1024" => dit(name, (1152, 28, 16), (16, 64), tiny),
         "dit-s" => dit(name, (384, 12, 6), (8, 32), tiny),
+        // Pictures of 512 and 1024 pixels: 1,024 and 4,096 tokens.
+        "flux-512" => flux(name, (4, 64), tiny),
+        "flux-1024" => flux(name, (1, 128), tiny),
+        "qwen-image-1024" => qwen_image(name, tiny),
         _ => sd35(name, tiny),
     })
 }
@@ -131,6 +147,7 @@ fn wan(name: &'static str, frames: usize, tiny: bool) -> Workload {
             tokens: if tiny { 5 } else { 512 },
             channels: config.text_dim,
             pooled: None,
+            guidance: false,
         },
         settings: json!(config),
         batch: if tiny { 2 } else { 1 },
@@ -200,15 +217,94 @@ fn sd35(name: &'static str, tiny: bool) -> Workload {
             tokens: if tiny { 5 } else { 333 },
             channels: config.joint_attention_dim,
             pooled: Some(config.pooled_projection_dim),
+            guidance: false,
         },
         settings: json!(config),
         batch: if tiny { 2 } else { 8 },
-        lora: Some(Lora {
-            rank: if tiny { 3 } else { 32 },
-            alpha: if tiny { 6.0 } else { 64.0 },
-            targets: SD3_TARGETS,
-        }),
+        lora: Some(adapters(tiny)),
         guidance_scale: 4.5,
         steps: if tiny { 4 } else { 8 },
+    }
+}
+
+fn adapters(tiny: bool) -> Lora {
+    Lora {
+        rank: if tiny { 3 } else { 32 },
+        alpha: if tiny { 6.0 } else { 64.0 },
+        targets: ATTENTION_TARGETS,
+    }
+}
+
+fn flux(name: &'static str, (batch, side): (usize, usize), tiny: bool) -> Workload {
+    let config = if tiny {
+        FluxConfig {
+            latent_height: 4,
+            latent_width: 6,
+            in_channels: 16,
+            num_layers: 2,
+            num_single_layers: 2,
+            attention_head_dim: 16,
+            num_attention_heads: 3,
+            joint_attention_dim: 10,
+            pooled_projection_dim: 7,
+            axes_dims_rope: [4, 6, 6],
+            ..FluxConfig::flux1_dev()
+        }
+    } else {
+        FluxConfig {
+            latent_height: side,
+            latent_width: side,
+            ..FluxConfig::flux1_dev()
+        }
+    };
+    Workload {
+        name,
+        architecture: "flux",
+        reads: Reads::Text {
+            tokens: if tiny { 5 } else { 512 },
+            channels: config.joint_attention_dim,
+            pooled: Some(config.pooled_projection_dim),
+            guidance: true,
+        },
+        settings: json!(config),
+        batch: if tiny { 2 } else { batch },
+        lora: Some(adapters(tiny)),
+        guidance_scale: 1.0,
+        steps: if tiny { 3 } else { 10 },
+    }
+}
+
+fn qwen_image(name: &'static str, tiny: bool) -> Workload {
+    let config = if tiny {
+        QwenImageConfig {
+            latent_height: 4,
+            latent_width: 6,
+            in_channels: 16,
+            out_channels: 4,
+            num_layers: 3,
+            attention_head_dim: 16,
+            num_attention_heads: 3,
+            joint_attention_dim: 10,
+            axes_dims_rope: [4, 6, 6],
+            ..QwenImageConfig::published()
+        }
+    } else {
+        QwenImageConfig::published()
+    };
+    Workload {
+        name,
+        architecture: "qwen-image",
+        reads: Reads::Text {
+            tokens: if tiny { 5 } else { 512 },
+            channels: config.joint_attention_dim,
+            pooled: None,
+            guidance: false,
+        },
+        settings: json!(config),
+        batch: if tiny { 2 } else { 1 },
+        lora: Some(adapters(tiny)),
+        // Its guidance is one of two branches, the second of which is another row.
+        guidance_scale: 1.0,
+        steps: if tiny { 3 } else { 10 },
     }
 }
