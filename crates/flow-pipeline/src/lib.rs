@@ -11,7 +11,7 @@ mod prompts;
 mod schedule;
 mod size;
 
-pub use cache::{CacheUse, EncodedPrompts, PromptCache};
+pub use cache::{CacheUse, EncodedPrompts, FileHashes, PromptCache};
 pub use error::PipelineError;
 pub use generate::{Generation, Guidance, generate};
 pub use guidance::GuidanceRule;

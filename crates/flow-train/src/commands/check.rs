@@ -9,7 +9,7 @@ use crate::terminal;
 use flow_config::{Config, Diagnostic, Report};
 use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
-use flow_trainer::setup::{self, Environment};
+use flow_trainer::setup::{self, Environment, PipelineFolders};
 
 /// Reads the config, builds what it describes, and says everything that is wrong.
 pub fn run(arguments: &CheckArguments) -> Result<(), Failure> {
@@ -42,7 +42,7 @@ fn examine(arguments: &CheckArguments) -> Result<(Report, Option<Loaded>), Failu
         Purpose::Train => Use::Training,
         Purpose::Pretrain => Use::Pretraining,
     };
-    let Survey { mut report, loaded } = Survey::of(&arguments.config, wanted, &arguments.target)?;
+    let Survey { mut report, loaded } = Survey::of(&arguments.config, wanted, &arguments.target, &PipelineFolders::default())?;
     if let (Some(loaded), false) = (&loaded, report.has_errors()) {
         // What only the parts themselves know: files, and what is in them.
         if let Err(more) = build(loaded, arguments.purpose)? {

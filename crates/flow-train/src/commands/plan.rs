@@ -18,14 +18,15 @@ use flow_train::checkpoint::{Policy, planner::PlanRecord};
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::geometry::Geometry;
 use flow_trainer::session::Parts;
-use flow_trainer::setup::{self, Environment};
+use flow_trainer::setup::{self, Environment, PipelineFolders};
 use flow_validate::{Load, Trainer, checkpoint_policy};
 use serde_json::Value;
 use std::path::Path;
 
 /// Prints the plan. The weights need not exist yet.
 pub fn run(arguments: &PlanArguments) -> Result<(), Failure> {
-    let survey = || Survey::of(&arguments.config, Use::Looking, &arguments.target);
+    let folders = PipelineFolders::default();
+    let survey = || Survey::of(&arguments.config, Use::Looking, &arguments.target, &folders);
     if arguments.format == Format::Json {
         return json_report::print(&arguments.config.config, || {
             let Survey { report, loaded } = survey()?;

@@ -8,7 +8,7 @@ use flow_config::{Catalog, Config, Diagnostic, Report, Resolved, Severity};
 use flow_core::device::ComputeDevice;
 use flow_train::Registries;
 use flow_train::checkpoint::Policy;
-use flow_trainer::setup::{self, ModelOutline};
+use flow_trainer::setup::{self, ModelOutline, PipelineFolders};
 use flow_validate::codes::{NO_CHECKPOINTING, REFUSED, UNUSABLE};
 use flow_validate::{Capabilities, Question, Trainer, checkpoint_policy, validate};
 use std::sync::OnceLock;
@@ -34,11 +34,17 @@ pub struct Survey {
 
 impl Survey {
     /// Reads a config and finds everything that is wrong with it, by itself and for this build and machine, or for the device
-    /// that `target` names in their place.
-    pub fn of(arguments: &ConfigArguments, wanted: Use, target: &TargetArguments) -> Result<Self, Failure> {
+    /// that `target` names in their place. `folders` opens its diffusers folder, for whoever computes with it, too.
+    pub fn of(
+        arguments: &ConfigArguments,
+        wanted: Use,
+        target: &TargetArguments,
+        folders: &PipelineFolders,
+    ) -> Result<Self, Failure> {
         let registries = Registries::built_in().or_failed()?;
         let catalog = registries.catalog();
-        let inspection = super::described::inspect(arguments, wanted, &registries.plugins.models, &catalog)?;
+        let known = (&registries.plugins.models, &catalog);
+        let inspection = super::described::inspect(arguments, wanted, known, folders)?;
         let Some(mut resolved) = inspection.partial else {
             let mut report = inspection.report;
             if !arguments.config.exists() {
@@ -63,6 +69,7 @@ impl Survey {
                 catalog,
                 options: OnceLock::new(),
                 target: place,
+                folders: folders.clone(),
             }),
         })
     }
