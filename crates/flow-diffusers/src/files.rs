@@ -166,8 +166,13 @@ impl Listing {
                 return self.whole(vec![single], variant).map(Some);
             }
             // Plain ones are found among the others, whatever their name.
-            let of_variant = |shard: &Shard<'_>| shard.stem == stem && variant.is_some() && shard.variant == variant;
-            let shard = self.names.iter().filter_map(|name| shard_of(name)).find(of_variant);
+            let of_variant =
+                |shard: &Shard<'_>| shard.stem == stem && variant.is_some() && shard.variant == variant;
+            let shard = self
+                .names
+                .iter()
+                .filter_map(|name| shard_of(name))
+                .find(of_variant);
             if let Some(shard) = shard {
                 return self.whole(shard.all(), variant).map(Some);
             }
@@ -212,15 +217,13 @@ impl Listing {
         match (shards.as_slice(), single.as_slice()) {
             ([], []) => refused(self.nothing()),
             ([], [one]) => self.whole(vec![(*one).clone()], None),
-            ([first, ..], []) => {
-                match shard_of(first).map(|shard| shard.all()) {
-                    Some(all) if shards.iter().all(|name| all.contains(name)) => self.whole(all, None),
-                    _ => refused(format!(
-                        "it has shards of several models and no index: {}",
-                        list(&shards, 12)
-                    )),
-                }
-            }
+            ([first, ..], []) => match shard_of(first).map(|shard| shard.all()) {
+                Some(all) if shards.iter().all(|name| all.contains(name)) => self.whole(all, None),
+                _ => refused(format!(
+                    "it has shards of several models and no index: {}",
+                    list(&shards, 12)
+                )),
+            },
             (_, several) => {
                 let names: Vec<&String> = shards.iter().chain(several).copied().collect();
                 refused(format!(
@@ -296,7 +299,12 @@ fn index(folder: &Path, path: &Path, variant: Option<&str>) -> Result<WeightFile
 
 /// Refuses if one of `files` is not there; a link to nothing, as an interrupted download leaves it, is not there.
 fn expect(folder: &Path, by: &str, files: &[PathBuf]) -> Result<(), FolderError> {
-    let name = |file: &PathBuf| file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let name = |file: &PathBuf| {
+        file.file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned()
+    };
     let missing: Vec<String> = files.iter().filter(|file| !file.is_file()).map(name).collect();
     if missing.is_empty() {
         return Ok(());

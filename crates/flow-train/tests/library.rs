@@ -155,7 +155,8 @@ fn the_noise_levels_of_a_folder_are_those_of_its_scheduler() {
         config.scheduler.steps = 7;
         let base = Path::new(".");
         let folders = setup::PipelineFolders::default();
-        let config = setup::completed_by_folder(&config, catalog.defaults(), base, &folders).expect("a folder");
+        let config =
+            setup::completed_by_folder(&config, catalog.defaults(), base, &folders).expect("a folder");
         let pipeline = setup::pipeline(&config, base, &folders).expect("a folder");
         // Tokens of 16 by 16 pixels.
         let tokens = (48 / 16) * (64 / 16);

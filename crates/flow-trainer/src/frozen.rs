@@ -89,7 +89,10 @@ fn refused(file: ContentHash, loaded: FrozenWeights, absent: &[AbsentFile]) -> (
     );
     let mend = "Any copy of that file or folder will do: put it back, or name it where it lies now, with `model.weights`, or with \
                 `model.path` if it is of a diffusers folder";
-    let gone = absent.iter().map(AbsentFile::named).find(|(key, _)| *key == WEIGHTS);
+    let gone = absent
+        .iter()
+        .map(AbsentFile::named)
+        .find(|(key, _)| *key == WEIGHTS);
     let problem = match (gone, loaded) {
         (Some((_, path)), _) => format!("{holds}, and there is nothing at `{}`", shown(path)),
         (None, FrozenWeights::OfFile(other)) => {

@@ -7,8 +7,8 @@ use flow_core::params::LayoutBuilder;
 use flow_core::{AttentionShape, Backends, Init, ModelSpec, ParamLayout, RegionKind, Rows};
 use flow_kernels::CpuKernels;
 use flow_validate::{
-    Capabilities, Load, Machine, MemoryEstimate, Operations, Question, Stored, Trainer, errors, explain, gib,
-    validate,
+    Capabilities, Companion, Companions, Load, Machine, MemoryEstimate, MemoryTable, Operations, Phase,
+    Question, Stored, Trained, Trainer, errors, explain, gib, validate,
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -109,6 +109,7 @@ fn ask(text: &str, machine: &Machine, spec: &ModelSpec, sigmas: &[f64]) -> Vec<D
         sigmas,
         trainer: &Trainer::of(&config, &CATALOG),
         machine,
+        companions: None,
         training: true,
     })
 }
@@ -310,7 +311,24 @@ fn the_estimate_is_the_documented_sum_and_is_refused_above_the_memory_only() {
     // By hand, 4 bytes each: 10 weights, 2 · 10 gradients, 2 · 10 moments, 1 · 10 average; 8 images of 6 values with 4
     // steps of 3 and the end; 8 rows of 4 tokens · (3 + 2) and one sample's 2 + 2.
     let by_hand = [40.0, 80.0, 80.0, 40.0, 4.0 * 6.0 * 8.0 * 13.0, 4.0 * 8.0 * 24.0];
-    assert_eq!(estimate.parts().map(|(_, bytes)| bytes), by_hand);
+    let [weights, gradients, moments, copies, trajectories, activations] = by_hand;
+    let bytes: Vec<f64> = estimate
+        .parts(Phase::Update)
+        .into_iter()
+        .map(|(_, bytes)| bytes)
+        .collect();
+    assert_eq!(
+        bytes,
+        [
+            weights,
+            gradients,
+            moments,
+            copies,
+            0.0,
+            trajectories,
+            activations
+        ]
+    );
     assert_eq!(estimate.total(), by_hand.iter().sum::<f64>());
     let narrow = Load::of(&config("[optimizer]\nmoments = \"bf16\""), &CATALOG);
     let narrow = MemoryEstimate::new(&layout(), &spec, 10, &narrow);
@@ -364,7 +382,11 @@ fn the_estimate_is_the_documented_sum_and_is_refused_above_the_memory_only() {
         "{refused:?}"
     );
     assert!(refused[0].message.contains("needs at least"), "{refused:?}");
-    for (name, bytes) in estimate.parts() {
+    for (name, bytes) in estimate
+        .parts(Phase::Update)
+        .into_iter()
+        .filter(|(_, bytes)| *bytes > 0.0)
+    {
         let part = format!("{name} {}", gib(bytes));
         assert!(found[0].message.contains(&part), "{part}: {}", found[0]);
     }
@@ -444,6 +466,7 @@ fn a_budget_below_the_weights_is_refused_whatever_the_machine_has() {
             sigmas: &[],
             trainer: &Trainer::of(&config, &CATALOG),
             machine: &machine,
+            companions: None,
             training: true,
         })
     };

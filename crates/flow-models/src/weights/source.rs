@@ -116,7 +116,10 @@ impl Source {
         let plain: Vec<String> = indices.iter().map(|index| stem(index)).collect();
         indices.retain(|index| {
             let stem = stem(index);
-            !plain.iter().any(|plain| stem.strip_prefix(plain.as_str()).is_some_and(|rest| rest.starts_with('.')))
+            !plain.iter().any(|plain| {
+                stem.strip_prefix(plain.as_str())
+                    .is_some_and(|rest| rest.starts_with('.'))
+            })
         });
         match (indices.as_slice(), files.as_slice()) {
             ([index], _) => Self::index(index),

@@ -14,6 +14,7 @@ mod import;
 mod init;
 mod json_report;
 mod list;
+mod memory;
 mod migrate;
 mod nearest;
 mod plan;
@@ -99,7 +100,7 @@ impl Loaded {
         folders: &PipelineFolders,
     ) -> Result<Self, Failure> {
         let here = TargetArguments::default();
-        let Survey { report, loaded } = Survey::of(arguments, wanted, &here, folders)?;
+        let Survey { report, loaded, .. } = Survey::of(arguments, wanted, &here, folders)?;
         diagnostics::settle(&report)?;
         loaded.ok_or_else(|| Failure::Input(report.render()))
     }

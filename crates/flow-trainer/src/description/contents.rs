@@ -48,7 +48,10 @@ pub(super) fn of_weights(path: &Path) -> Result<Found, TrainError> {
         let mut all = String::new();
         for file in &files.files {
             let name = file.file_name().unwrap_or_default().to_string_lossy();
-            all.push_str(&format!("{name}\0{} ", ContentHash::of_path(file, "safetensors")?));
+            all.push_str(&format!(
+                "{name}\0{} ",
+                ContentHash::of_path(file, "safetensors")?
+            ));
         }
         found.push((SHARDS, ContentHash::of(all.as_bytes())));
     }

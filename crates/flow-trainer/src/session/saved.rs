@@ -10,7 +10,9 @@ use crate::frozen::{FrozenSaved, FrozenWeights};
 use crate::geometry_history::GeometryHistory;
 use crate::state_sections::{add_moments, add_weights};
 use flow_core::{ParamLayout, Weights};
-use flow_report::{CHECKPOINT_RECORD, CheckpointWriter, ContentHash, MetricRecord, MetricsPosition, RunStamp, Stopwatch};
+use flow_report::{
+    CHECKPOINT_RECORD, CheckpointWriter, ContentHash, MetricRecord, MetricsPosition, RunStamp, Stopwatch,
+};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -48,9 +50,7 @@ impl Meta {
     pub fn frozen(&self) -> FrozenSaved {
         let described = self.description.as_ref();
         FrozenSaved {
-            file: self
-                .frozen
-                .or_else(|| FrozenWeights::of_file(described?)),
+            file: self.frozen.or_else(|| FrozenWeights::of_file(described?)),
             left_out: self.frozen.is_some(),
         }
     }
