@@ -477,6 +477,107 @@ fn a_budget_below_the_weights_is_refused_whatever_the_machine_has() {
     assert_eq!(refused[0].path, "checkpointing.peak_gib");
 }
 
+/// A text encoder of 1000 values, one of 3000, and an autoencoder of 50.
+fn folder() -> Companions {
+    let model = |name: &str, values: usize| Companion {
+        name: name.into(),
+        class: format!("Class of {name}"),
+        values,
+        file_bytes: 2 * values,
+    };
+    Companions {
+        encoders: vec![model("text_encoder", 1000), model("text_encoder_2", 3000)],
+        autoencoder: Some(model("vae", 50)),
+        decoding_bytes: 600.0,
+    }
+}
+
+#[test]
+fn text_encoders_count_one_at_a_time_before_the_first_rollout() {
+    let text = "[sampling]\nprompts_per_step = 1\ngroup_size = 2\nmicro_batch = 1";
+    let load = Load::of(&config(text), &CATALOG);
+    let mut spec = spec();
+    spec.latent.channels = 1;
+    spec.latent.frames = 1;
+    spec.latent.height = 3;
+    spec.latent.width = 2;
+    let alone = MemoryEstimate::new(&layout(), &spec, 10, &load);
+    let estimate = alone.with_companions(&folder(), load.stored);
+    // Weights and moments, 4 bytes each, the autoencoder, and the larger encoder.
+    let start = 40.0 + 80.0 + 200.0;
+    assert_eq!(estimate.at(Phase::Encoding), start + 12_000.0);
+    assert_eq!(estimate.at(Phase::Rollout), start + alone.trajectories + 600.0);
+    assert_eq!(estimate.at(Phase::Update), alone.total() + 200.0);
+    assert_eq!(estimate.peak().0, Phase::Encoding);
+    assert_eq!(estimate.total(), start + 12_000.0);
+
+    let table = |available| {
+        let layout = layout();
+        let model = Trained {
+            layout: &layout,
+            spec: &spec,
+            values: 10,
+            load: &load,
+        };
+        MemoryTable::new(&config(text), model, Some(&folder()), available)
+    };
+    let found = table(Some(13_000));
+    assert_eq!(found.peak(), (Phase::Encoding, start + 12_000.0));
+    let row = |part: &str| found.rows.iter().find(|row| row.part == part).expect("a row");
+    assert_eq!(row("text_encoder_2").bytes, 12_000.0);
+    assert_eq!(row("text_encoder_2").when, [Phase::Encoding]);
+    assert_eq!(
+        row("text_encoder_2").what,
+        "Class of text_encoder_2, 3000 values in f32"
+    );
+    assert_eq!(row("vae").when.len(), 3);
+
+    // Prompts may be encoded already, so that this is a warning, with what helps.
+    let config = config(text);
+    let plan = Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
+    let found = |bytes: u64| {
+        let machine = Machine {
+            memory_bytes: Some(bytes),
+            ..machine()
+        };
+        validate(&Question {
+            config: &config,
+            catalog: &CATALOG,
+            accelerators: &registry(),
+            plan: Some(&plan),
+            model: Some(Capabilities {
+                spec: &spec,
+                layout: &layout(),
+                trained: 10,
+            }),
+            sigmas: &[],
+            trainer: &Trainer::of(&config, &CATALOG),
+            machine: &machine,
+            companions: Some(&folder()),
+            training: true,
+        })
+    };
+    assert_eq!(found(12_320), []);
+    let warned = found(12_319);
+    assert!(
+        !errors(&warned) && warned[0].code == "memory::too-much",
+        "{warned:?}"
+    );
+    let said = format!(
+        "{} {}",
+        warned[0].message,
+        warned[0].help.as_deref().unwrap_or_default()
+    );
+    for part in [
+        "while prompts are encoded",
+        "the largest text encoder",
+        "text.cache",
+    ] {
+        assert!(said.contains(part), "{part:?} is not in: {said}");
+    }
+    assert!(errors(&found(estimate.certain() as u64 - 1)));
+}
+
 #[test]
 fn equal_questions_have_equal_answers_and_all_of_them_come_at_once() {
     let text = "[device]\ndtype = \"bf16\"\n[checkpointing]\npolicy = \"attn-only\"\n[runtime.options]\n\"burn.no\" = \

@@ -6,7 +6,7 @@ use crate::arguments::{CheckArguments, Format, Purpose};
 use crate::diagnostics;
 use crate::failure::{Failure, OrFailure};
 use crate::terminal;
-use flow_config::{Config, Diagnostic, Report};
+use flow_config::{Config, Diagnostic};
 use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::setup::{self, Environment, PipelineFolders};
