@@ -170,3 +170,15 @@ fn the_noise_levels_of_a_folder_are_those_of_its_scheduler() {
         }
     }
 }
+
+#[test]
+fn a_folder_is_opened_once_however_often_it_is_asked_for() {
+    let folder = test_support::pipeline_folder("sd3");
+    let folders = setup::PipelineFolders::default();
+    let opened = folders.open(folder.path(), None).expect("a folder");
+    std::fs::remove_file(folder.path().join("model_index.json")).expect("it is there");
+    let again = folders.clone().open(folder.path(), None).expect("it was opened");
+    assert_eq!(again.family(), opened.family());
+    // Another variant is another use of its files.
+    assert!(folders.open(folder.path(), Some("fp16")).is_err());
+}

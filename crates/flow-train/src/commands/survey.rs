@@ -8,10 +8,12 @@ use flow_config::{Catalog, Config, Diagnostic, Report, Resolved, Severity};
 use flow_core::device::ComputeDevice;
 use flow_train::Registries;
 use flow_train::checkpoint::Policy;
+use flow_trainer::TrainError;
 use flow_trainer::setup::{self, ModelOutline, PipelineFolders};
 use flow_validate::codes::{NO_CHECKPOINTING, REFUSED, UNUSABLE};
 use flow_validate::{
-    Capabilities, Load, MemoryTable, Question, Trained, Trainer, checkpoint_policy, validate,
+    Capabilities, Companions, Load, Machine, MemoryTable, Question, Trained, Trainer, checkpoint_policy,
+    validate,
 };
 use std::path::Path;
 use std::sync::OnceLock;
@@ -107,7 +109,7 @@ impl Asked<'_> {
             wanted,
             target,
             memory_gib,
-            folder: (base, folders),
+            ..
         } = *self;
         let config = match wanted {
             Use::Pretraining => pretrain::fresh(&resolved.config),
@@ -145,26 +147,15 @@ impl Asked<'_> {
         let sigmas = sigmas.unwrap_or_default();
         let training = wanted == Use::Training && !wrong;
         let machine = target.machine(config.device.kind, memory_gib);
-        let load = Load::of(&config, catalog);
-        let companions = outline.as_ref().filter(|_| training).and_then(|outline| {
-            let latent = outline.model.spec().latent;
-            match memory::companions(&config, base, folders, (latent, &load)) {
-                Ok(companions) => companions,
-                Err(error) => {
-                    found.extend(super::refusal::diagnostics(&error));
-                    None
-                }
+        let judged_model = outline.as_ref().filter(|_| training);
+        let (companions, table) = match judged_model.map(|outline| self.memory(&config, outline, &machine)) {
+            Some(Ok((companions, table))) => (companions, Some(table)),
+            Some(Err(error)) => {
+                found.extend(super::refusal::diagnostics(&error));
+                (None, None)
             }
-        });
-        let table = outline.as_ref().filter(|_| training).map(|outline| {
-            let model = Trained {
-                layout: &outline.layout,
-                spec: outline.model.spec(),
-                values: outline.trained_values(),
-                load: &load,
-            };
-            MemoryTable::new(&config, model, companions.as_ref(), machine.memory_bytes)
-        });
+            None => (None, None),
+        };
         let question = Question {
             config: &config,
             catalog,
@@ -185,18 +176,42 @@ impl Asked<'_> {
         }
         found.extend(of_parts);
         if wanted == Use::Pretraining && matches!(checkpoint_policy(&config), Policy::Budget { .. }) {
-            let message = "`checkpointing.policy = \"budget\"` plans a step of reinforcement learning, and pretraining has none";
-            found.push(
-            Diagnostic::error(NO_CHECKPOINTING, message)
-                .path("checkpointing.policy")
-                .help("add `--set 'checkpointing={ policy = \"attn-only\" }'`, or another policy, for pretraining"),
-        );
+            found.push(no_budget());
         }
         if wanted == Use::Looking {
             found.retain(|one| one.severity == Severity::Error);
         }
         (found, table)
     }
+
+    /// What training asks of memory: the other models of a diffusers folder, and all of it as a table.
+    fn memory(
+        &self,
+        config: &Config,
+        outline: &ModelOutline,
+        machine: &Machine,
+    ) -> Result<(Option<Companions>, MemoryTable), TrainError> {
+        let load = Load::of(config, self.known.1);
+        let spec = outline.model.spec();
+        let (base, folders) = self.folder;
+        let companions = memory::companions(config, base, folders, (spec.latent, &load))?;
+        let model = Trained {
+            layout: &outline.layout,
+            spec,
+            values: outline.trained_values(),
+            load: &load,
+        };
+        let table = MemoryTable::new(config, model, companions.as_ref(), machine.memory_bytes);
+        Ok((companions, table))
+    }
+}
+
+/// Why there is no budget of activation checkpointing here.
+fn no_budget() -> Diagnostic {
+    let message = "`checkpointing.policy = \"budget\"` plans a step of reinforcement learning, and pretraining has none";
+    Diagnostic::error(NO_CHECKPOINTING, message)
+        .path("checkpointing.policy")
+        .help("add `--set 'checkpointing={ policy = \"attn-only\" }'`, or another policy, for pretraining")
 }
 
 fn capabilities(outline: &ModelOutline) -> Capabilities<'_> {
