@@ -65,7 +65,7 @@ pub struct Autoencoder {
 }
 
 /// Pixels that are worked on at once on a device.
-const PIXELS: usize = 1 << 19;
+pub(crate) const PIXELS: usize = 1 << 19;
 
 impl Autoencoder {
     /// The autoencoder that `config` describes, for computing on `device`.

@@ -23,7 +23,7 @@ pub use convolutions::{BurnConvolutions, Convolutions, HostConvolutions};
 pub use error::AutoencoderError;
 pub use latent::{Latent, LatentScaling, ScaledLatent};
 pub use moments::Moments;
-pub use open::{config_of, open};
+pub use open::{config_of, open, open_weights};
 pub use pictures::Pictures;
 pub use tiling::Tiling;
 pub use tiny::open_tiny;

@@ -29,11 +29,23 @@ const QUANTISED: [&str; 7] = ["F8", "F6", "F4", "I8", "U8", "I4", "U4"];
 /// [`AutoencoderError::Config`], [`AutoencoderError::Quantised`]; [`AutoencoderError::Weights`] with every weight that is missing,
 /// unknown, misshapen or not finite.
 pub fn open(path: &Path, device: &ComputeDevice) -> Result<(Autoencoder, Weights), AutoencoderError> {
+    open_weights(path, &folder_of(path)?, device)
+}
+
+/// As [`open`], with the weights of one file or index, such as those of a variant that lie beside others.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_weights(
+    path: &Path,
+    file: &Path,
+    device: &ComputeDevice,
+) -> Result<(Autoencoder, Weights), AutoencoderError> {
     let folder = folder_of(path)?;
     let autoencoder = Autoencoder::new(&read_config(&folder)?, device)?;
     refuse_pointers(&folder)?;
     let mut weights = Weights::zeros(autoencoder.layout().clone(), device);
-    load_into(&mut weights, &folder).map_err(|error| explained(error, &folder))?;
+    load_into(&mut weights, file).map_err(|error| explained(error, &folder))?;
     Ok((autoencoder, weights))
 }
 

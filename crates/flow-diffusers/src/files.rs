@@ -1,7 +1,9 @@
 //! Which files hold the weights of a model: one, or shards with an index; the plain ones, or those of a variant.
 //!
 //! Names are those of diffusers 0.42.1 and transformers 5.24: `diffusion_pytorch_model` or `model`, then the variant behind a dot,
-//! then `.safetensors`; of shards the index is `NAME.safetensors.index.json`, with a variant `NAME.safetensors.index.VARIANT.json`.
+//! then `.safetensors`. Of shards the index is `NAME.safetensors.index.json`, with a variant `NAME.safetensors.index.VARIANT.json`,
+//! and the files are `NAME-00001-of-00002.safetensors`, with a variant `NAME.VARIANT-00001-of-00002.safetensors`. Older versions put
+//! the variant elsewhere; all are read.
 
 use crate::names::list;
 use crate::{FolderError, read_json};
@@ -11,7 +13,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 const ENDING: &str = ".safetensors";
-const INDEX: &str = ".safetensors.index.";
 /// Names that diffusers and transformers look for.
 const STEMS: [&str; 2] = ["diffusion_pytorch_model", "model"];
 /// Endings of files that are programs to Python.
@@ -65,6 +66,45 @@ impl WeightFiles {
         listing.others(variant)
     }
 
+    /// Whether a path is named like the index of shards.
+    pub fn is_index(path: &Path) -> bool {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.contains(ENDING) && name.contains(".index.") && name.ends_with(".json")
+    }
+
+    /// Names that the index of the weights called `stem` may have, the usual one first. Those of a variant: as diffusers and
+    /// transformers write it (`_add_variant` of both), as diffusers did before (`legacy_variant_index_re` in its
+    /// `pipelines/pipeline_loading_utils.py`), and as other programs name it, by the file that would be one.
+    pub fn index_names(stem: &str, variant: Option<&str>) -> Vec<String> {
+        match variant {
+            None => vec![format!("{stem}{ENDING}.index.json")],
+            Some(variant) => vec![
+                format!("{stem}{ENDING}.index.{variant}.json"),
+                format!("{stem}{ENDING}.{variant}.index.json"),
+                format!("{stem}.{variant}{ENDING}.index.json"),
+            ],
+        }
+    }
+
+    /// The shards that the index at `path` names.
+    ///
+    /// # Errors
+    /// [`FolderError`] for an index that is damaged, or shards that are not there.
+    pub fn of_index(path: &Path) -> Result<Self, FolderError> {
+        let folder = path.parent().unwrap_or(Path::new(""));
+        index(folder, path, None)
+    }
+
+    /// What names these weights to whoever takes a path: their index, the only file, or nothing if they are several files without an
+    /// index.
+    pub fn path(&self) -> Option<&Path> {
+        match (&self.index, self.files.as_slice()) {
+            (Some(index), _) => Some(index),
+            (None, [file]) => Some(file),
+            (None, _) => None,
+        }
+    }
+
     /// One file by name, whatever is beside it.
     pub fn single(path: &Path) -> Self {
         Self {
@@ -111,89 +151,45 @@ impl Listing {
         self.names.iter().any(|it| it == name)
     }
 
-    /// The weights under one of the usual names.
+    /// The weights under one of the usual names. An index counts before a single file, and that before shards without an index.
     fn stems(&self, variant: Option<&str>) -> Result<Option<WeightFiles>, FolderError> {
         for stem in STEMS {
-            let (index, single) = match variant {
-                Some(variant) => (
-                    format!("{stem}{INDEX}{variant}.json"),
-                    format!("{stem}.{variant}{ENDING}"),
-                ),
-                None => (format!("{stem}{INDEX}json"), format!("{stem}{ENDING}")),
-            };
-            if self.has(&index) {
-                return self.index(&index, variant).map(Some);
+            let names = WeightFiles::index_names(stem, variant);
+            if let Some(name) = names.iter().find(|name| self.has(name)) {
+                return index(&self.folder, &self.folder.join(name), variant).map(Some);
             }
+            let single = match variant {
+                Some(variant) => format!("{stem}.{variant}{ENDING}"),
+                None => format!("{stem}{ENDING}"),
+            };
             if self.has(&single) {
                 return self.whole(vec![single], variant).map(Some);
+            }
+            // Plain ones are found among the others, whatever their name.
+            let of_variant =
+                |shard: &Shard<'_>| shard.stem == stem && variant.is_some() && shard.variant == variant;
+            let shard = self
+                .names
+                .iter()
+                .filter_map(|name| shard_of(name))
+                .find(of_variant);
+            if let Some(shard) = shard {
+                return self.whole(shard.all(), variant).map(Some);
             }
         }
         Ok(None)
     }
 
-    fn index(&self, name: &str, variant: Option<&str>) -> Result<WeightFiles, FolderError> {
-        let path = self.folder.join(name);
-        let file: Option<IndexFile> = read_json(&path)?;
-        let map = file.map(|file| file.weight_map).unwrap_or_default();
-        let mut placed = BTreeMap::new();
-        for (tensor, shard) in map {
-            // A name with folders could point anywhere; no writer of such indices makes one.
-            if Path::new(&shard).file_name() != Some(shard.as_ref()) {
-                return Err(FolderError::File {
-                    path,
-                    problem: format!("it puts `{tensor}` into `{shard}`; a shard must lie beside its index"),
-                });
-            }
-            placed.insert(tensor, self.folder.join(shard));
-        }
-        let shards: BTreeSet<&PathBuf> = placed.values().collect();
-        let files: Vec<PathBuf> = shards.into_iter().cloned().collect();
-        self.expect(name, &files)?;
-        Ok(WeightFiles {
-            folder: self.folder.clone(),
-            files,
-            variant: variant.map(str::to_owned),
-            index: Some(path),
-            placed,
-        })
-    }
-
     /// Files without an index.
     fn whole(&self, names: Vec<String>, variant: Option<&str>) -> Result<WeightFiles, FolderError> {
         let files: Vec<PathBuf> = names.iter().map(|name| self.folder.join(name)).collect();
-        self.expect("the folder", &files)?;
+        expect(&self.folder, "the folder", &files)?;
         Ok(WeightFiles {
             folder: self.folder.clone(),
             files,
             variant: variant.map(str::to_owned),
             index: None,
             placed: BTreeMap::new(),
-        })
-    }
-
-    /// Refuses if one of `files` is not there; a link to nothing, as an interrupted download leaves it, is not there.
-    fn expect(&self, by: &str, files: &[PathBuf]) -> Result<(), FolderError> {
-        let missing: Vec<String> = files
-            .iter()
-            .filter(|file| !file.is_file())
-            .map(|file| {
-                file.file_name()
-                    .unwrap_or_default()
-                    .to_string_lossy()
-                    .into_owned()
-            })
-            .collect();
-        if missing.is_empty() {
-            return Ok(());
-        }
-        Err(FolderError::Missing {
-            folder: self.folder.clone(),
-            by: by.to_owned(),
-            named: files.len(),
-            missing,
-            advice: "The download was not finished, or not the whole folder was copied: download it again, which goes on where it \
-                     stopped"
-                .into(),
         })
     }
 
@@ -221,20 +217,13 @@ impl Listing {
         match (shards.as_slice(), single.as_slice()) {
             ([], []) => refused(self.nothing()),
             ([], [one]) => self.whole(vec![(*one).clone()], None),
-            ([first, ..], []) => {
-                let all = shard_of(first).map(|(stem, of)| {
-                    (1..=of)
-                        .map(|number| format!("{stem}-{number:05}-of-{of:05}{ENDING}"))
-                        .collect::<Vec<_>>()
-                });
-                match all {
-                    Some(all) if shards.iter().all(|name| all.contains(name)) => self.whole(all, None),
-                    _ => refused(format!(
-                        "it has shards of several models and no index: {}",
-                        list(&shards, 12)
-                    )),
-                }
-            }
+            ([first, ..], []) => match shard_of(first).map(|shard| shard.all()) {
+                Some(all) if shards.iter().all(|name| all.contains(name)) => self.whole(all, None),
+                _ => refused(format!(
+                    "it has shards of several models and no index: {}",
+                    list(&shards, 12)
+                )),
+            },
             (_, several) => {
                 let names: Vec<&String> = shards.iter().chain(several).copied().collect();
                 refused(format!(
@@ -273,29 +262,130 @@ impl Listing {
         let mut variants = BTreeSet::new();
         for name in &self.names {
             for stem in STEMS {
-                let Some(rest) = name.strip_prefix(stem) else {
-                    continue;
-                };
-                let single = rest.strip_prefix('.').and_then(|rest| rest.strip_suffix(ENDING));
-                let index = rest
-                    .strip_prefix(INDEX)
-                    .and_then(|rest| rest.strip_suffix(".json"));
-                // Shards of a variant are found by their index.
-                let variant = single
-                    .filter(|it| shard_of(name).is_none() && !it.is_empty())
-                    .or(index);
-                variants.extend(variant.map(str::to_owned));
+                variants.extend(variant_of(name, stem).map(str::to_owned));
             }
         }
         variants.into_iter().collect()
     }
 }
 
-/// The stem and the number of shards that a shard's name gives.
-fn shard_of(name: &str) -> Option<(String, usize)> {
-    let stem = name.strip_suffix(ENDING)?;
-    let (front, of) = stem.rsplit_once("-of-")?;
-    let (stem, number) = front.rsplit_once('-')?;
+/// The weights that the index at `path` names, of shards in `folder`.
+fn index(folder: &Path, path: &Path, variant: Option<&str>) -> Result<WeightFiles, FolderError> {
+    let file: Option<IndexFile> = read_json(path)?;
+    let map = file.map(|file| file.weight_map).unwrap_or_default();
+    let mut placed = BTreeMap::new();
+    for (tensor, shard) in map {
+        // A name with folders could point anywhere; no writer of such indices makes one.
+        if Path::new(&shard).file_name() != Some(shard.as_ref()) {
+            return Err(FolderError::File {
+                path: path.to_owned(),
+                problem: format!("it puts `{tensor}` into `{shard}`; a shard must lie beside its index"),
+            });
+        }
+        placed.insert(tensor, folder.join(shard));
+    }
+    let shards: BTreeSet<&PathBuf> = placed.values().collect();
+    let files: Vec<PathBuf> = shards.into_iter().cloned().collect();
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    expect(folder, &name, &files)?;
+    Ok(WeightFiles {
+        folder: folder.to_owned(),
+        files,
+        variant: variant.map(str::to_owned),
+        index: Some(path.to_owned()),
+        placed,
+    })
+}
+
+/// Refuses if one of `files` is not there; a link to nothing, as an interrupted download leaves it, is not there.
+fn expect(folder: &Path, by: &str, files: &[PathBuf]) -> Result<(), FolderError> {
+    let name = |file: &PathBuf| {
+        file.file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned()
+    };
+    let missing: Vec<String> = files.iter().filter(|file| !file.is_file()).map(name).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(FolderError::Missing {
+        folder: folder.to_owned(),
+        by: by.to_owned(),
+        named: files.len(),
+        missing,
+        advice: "The download was not finished, or not the whole folder was copied: download it again, which goes on where it stopped"
+            .into(),
+    })
+}
+
+/// The variant that a name is of, as a single file, a shard or an index of the weights called `stem`.
+fn variant_of<'a>(name: &'a str, stem: &str) -> Option<&'a str> {
+    if let Some(shard) = shard_of(name) {
+        return shard.variant.filter(|_| shard.stem == stem);
+    }
+    let rest = name.strip_prefix(stem)?;
+    let between = |start: &str, end: &str| rest.strip_prefix(start)?.strip_suffix(end);
+    let found = between(".", ENDING)
+        .or_else(|| between(".safetensors.index.", ".json"))
+        .or_else(|| between(".safetensors.", ".index.json"))
+        .or_else(|| between(".", ".safetensors.index.json"));
+    found.filter(|variant| !variant.is_empty())
+}
+
+/// What the name of a shard says.
+struct Shard<'a> {
+    /// The name before numbers and variant.
+    stem: &'a str,
+    variant: Option<&'a str>,
+    /// Whether the variant stands behind the numbers.
+    is_legacy: bool,
+    /// How many shards there are.
+    of: usize,
+}
+
+impl Shard<'_> {
+    /// The names of all shards of its kind.
+    fn all(&self) -> Vec<String> {
+        let Self { stem, of, .. } = self;
+        let [before, behind] = match (self.variant, self.is_legacy) {
+            (None, _) => [String::new(), String::new()],
+            (Some(variant), false) => [format!(".{variant}"), String::new()],
+            (Some(variant), true) => [String::new(), format!(".{variant}")],
+        };
+        (1..=*of)
+            .map(|number| format!("{stem}{before}-{number:05}-of-{of:05}{behind}{ENDING}"))
+            .collect()
+    }
+}
+
+/// What the name of a shard says: `STEM-00001-of-00002.safetensors`, with a variant `STEM.fp16-00001-of-00002.safetensors`, or, of
+/// older versions, `STEM-00001-of-00002.fp16.safetensors`.
+fn shard_of(name: &str) -> Option<Shard<'_>> {
+    let body = name.strip_suffix(ENDING)?;
+    let (front, of) = body.rsplit_once("-of-")?;
+    let (front, number) = front.rsplit_once('-')?;
+    let (of, behind) = match of.split_once('.') {
+        Some((of, variant)) => (of, Some(variant)),
+        None => (of, None),
+    };
     let is_number = |digits: &str| digits.len() == 5 && digits.bytes().all(|byte| byte.is_ascii_digit());
-    (is_number(of) && is_number(number)).then(|| of.parse().ok().map(|of| (stem.to_owned(), of)))?
+    if !is_number(of) || !is_number(number) {
+        return None;
+    }
+    let usual = STEMS.iter().find_map(|stem| {
+        let variant = front.strip_prefix(stem)?.strip_prefix('.')?;
+        Some((&front[..stem.len()], variant))
+    });
+    let (stem, variant) = match (behind, usual) {
+        (Some(variant), _) => (front, Some(variant)),
+        (None, Some((stem, variant))) => (stem, Some(variant)),
+        (None, None) => (front, None),
+    };
+    Some(Shard {
+        stem,
+        variant,
+        is_legacy: behind.is_some(),
+        of: of.parse().ok()?,
+    })
 }

@@ -239,6 +239,68 @@ fn variants_are_told_from_the_plain_weights() {
     assert_eq!(dtype(Some("fp8")), (None, StoredDtype::F32));
 }
 
+/// Two shards of one tensor each, and the name of their index; without a name, there is none.
+fn shards_of(folder: &Path, names: [&str; 2], index: Option<&str>) {
+    for (name, tensor) in names.iter().zip(["a", "b"]) {
+        tensors(&folder.join(name), StoredDtype::F16, &[tensor]);
+    }
+    if let Some(index) = index {
+        let map = json!({ "metadata": {}, "weight_map": { "a": names[0], "b": names[1] } });
+        fs::write(folder.join(index), map.to_string()).unwrap();
+    }
+}
+
+#[test]
+fn shards_of_a_variant_are_found_by_every_name_that_is_in_use() {
+    for stem in ["diffusion_pytorch_model", "model"] {
+        let now = [1, 2].map(|number| format!("{stem}.fp16-0000{number}-of-00002.safetensors"));
+        let before = [1, 2].map(|number| format!("{stem}-0000{number}-of-00002.fp16.safetensors"));
+        let now = [now[0].as_str(), now[1].as_str()];
+        let before = [before[0].as_str(), before[1].as_str()];
+        let cases = [
+            (now, Some(format!("{stem}.safetensors.index.fp16.json"))),
+            (now, Some(format!("{stem}.fp16.safetensors.index.json"))),
+            (before, Some(format!("{stem}.safetensors.fp16.index.json"))),
+            (now, None),
+            (before, None),
+        ];
+        for (names, index) in cases {
+            let folder = tempfile::tempdir().unwrap();
+            shards_of(folder.path(), names, index.as_deref());
+            assert_eq!(
+                WeightFiles::variants(folder.path()).unwrap(),
+                ["fp16"],
+                "{names:?}"
+            );
+            expect(&refused(folder.path()), &["the variant `fp16`"]);
+            // Plain weights beside it are others.
+            weights(
+                &folder.path().join(format!("{stem}.safetensors")),
+                StoredDtype::F32,
+            );
+            let found = |variant| WeightFiles::find(folder.path(), variant).unwrap();
+            let files = found(Some("fp16"));
+            assert_eq!(files.variant.as_deref(), Some("fp16"));
+            let paths = names.map(|name| folder.path().join(name));
+            assert_eq!(files.files, paths, "{index:?}");
+            let named = index.as_ref().map(|index| folder.path().join(index));
+            assert_eq!(files.path(), named.as_deref());
+            assert_eq!(Tensors::open(&files).unwrap().len(), 2);
+            assert_eq!(found(None).variant, None);
+            if let Some(index) = named {
+                assert!(WeightFiles::is_index(&index));
+                assert_eq!(WeightFiles::of_index(&index).unwrap().files, paths);
+            }
+            // One that is missing is named, with an index and without.
+            fs::remove_file(&paths[1]).unwrap();
+            let words = WeightFiles::find(folder.path(), Some("fp16"))
+                .unwrap_err()
+                .to_string();
+            expect(&words, &["lacks 1 of 2", names[1]]);
+        }
+    }
+}
+
 #[test]
 fn files_that_are_no_weights_are_told_by_what_they_are() {
     let folder = tempfile::tempdir().unwrap();

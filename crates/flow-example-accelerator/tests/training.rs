@@ -8,7 +8,7 @@ use flow_kernels::CpuKernels;
 use flow_report::{Manifest, OnExists, RunDirectory};
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::Silent;
-use flow_trainer::setup::{self, Environment};
+use flow_trainer::setup::{self, Environment, PipelineFolders};
 use flow_trainer::{Session, TrainError};
 use serde_json::Value;
 use std::path::Path;
@@ -81,6 +81,7 @@ fn train(config: &Config) -> Result<Vec<Value>, TrainError> {
         plugins: &test_catalog::PLUGINS,
         base: Path::new("."),
         gauge: None,
+        folders: PipelineFolders::default(),
     };
     let root = tempfile::tempdir().expect("a folder");
     let tokens = 16;

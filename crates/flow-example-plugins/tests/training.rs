@@ -6,7 +6,7 @@ use flow_core::{Backends, device::ComputeDevice};
 use flow_kernels::CpuKernels;
 use flow_report::{Manifest, OnExists, RunDirectory};
 use flow_trainer::observer::Silent;
-use flow_trainer::setup::{self, Environment};
+use flow_trainer::setup::{self, Environment, PipelineFolders};
 use flow_trainer::{Plugins, Session};
 use serde_json::Value;
 use std::path::Path;
@@ -47,6 +47,7 @@ fn a_run_of_plug_ins_from_outside_trains() {
         plugins: &plugins,
         base: Path::new("."),
         gauge: None,
+        folders: PipelineFolders::default(),
     };
     let root = tempfile::tempdir().expect("a folder");
     let algorithm = setup::algorithm(&config, &plugins, 16).expect("it is registered");

@@ -2,17 +2,17 @@
 //!
 //! Names are those of diffusers and transformers, as `flow_diffusers::WeightFiles` reads them: `diffusion_pytorch_model` or
 //! `model`, then the variant behind a dot, then `.safetensors`; of shards the index is `NAME.safetensors.index.json`, with a
-//! variant `NAME.safetensors.index.VARIANT.json`.
+//! variant `NAME.safetensors.index.VARIANT.json` or an older name.
 
 use crate::RemoteFile;
 use crate::paths::relative_path;
+use flow_diffusers::WeightFiles;
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Names of weights, the one that counts first in front.
 const STEMS: [&str; 2] = ["diffusion_pytorch_model", "model"];
 const WEIGHTS: &str = ".safetensors";
-const WEIGHTS_INDEX: &str = ".safetensors.index.";
 /// Endings of files that are programs to Python.
 const PICKLES: [&str; 5] = [".bin", ".pt", ".pth", ".ckpt", ".msgpack"];
 /// Endings of configs, vocabularies and templates.
@@ -163,9 +163,10 @@ fn weights<'f>(files: &[Named<'f>], variant: Option<&str>) -> Option<Wanted<'f>>
             let found = files.iter().filter(|it| weights_name(it.name) == wanted);
             found.map(|it| it.file).collect()
         };
-        let ending = variant.map(|it| format!("{it}.json")).unwrap_or("json".into());
-        let index_name = format!("{stem}{WEIGHTS_INDEX}{ending}");
-        let index = files.iter().find(|it| it.name == index_name);
+        let names = WeightFiles::index_names(stem, variant);
+        let index = names
+            .iter()
+            .find_map(|name| files.iter().find(|it| it.name == name));
         let (mut shards, single) = (of_variant(true), of_variant(false));
         match index {
             Some(index) if !shards.is_empty() => {

@@ -13,6 +13,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+pub use fingerprint::FileHashes;
+
 /// A folder of encoded prompts, one file for each.
 ///
 /// An entry is found by a BLAKE3 hash of the pipeline, of the contents of its tokenizers and text encoders, of settings, kernels,
@@ -21,6 +23,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[derive(Clone, Debug)]
 pub struct PromptCache {
     folder: PathBuf,
+    hashes: FileHashes,
 }
 
 /// What the cache did.
@@ -51,7 +54,13 @@ impl PromptCache {
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         Self {
             folder: folder.into(),
+            hashes: FileHashes::default(),
         }
+    }
+
+    /// With hashes of files that are known already, and shared with whoever has them.
+    pub fn with_hashes(self, hashes: FileHashes) -> Self {
+        Self { hashes, ..self }
     }
 
     /// Where it is.
@@ -64,7 +73,7 @@ impl PromptCache {
     /// # Errors
     /// [`PipelineError::Io`] if a file cannot be read.
     pub fn fingerprint(&self, pipeline: &Pipeline) -> Result<String, PipelineError> {
-        fingerprint::of_encoders(&self.folder, pipeline, false)
+        fingerprint::of_encoders(&self.folder, &self.hashes, pipeline, false)
     }
 
     /// Sees to it that all `prompts` lie in the cache: those that do not are encoded, and written as soon as their batch is through.
@@ -84,7 +93,7 @@ impl PromptCache {
             DType::F16 => StoredDtype::F16,
             _ => StoredDtype::F32,
         };
-        let model = fingerprint::of_encoders(&self.folder, pipeline, true)?;
+        let model = fingerprint::of_encoders(&self.folder, &self.hashes, pipeline, true)?;
         let parts = [
             entry::FORMAT.to_owned(),
             model,

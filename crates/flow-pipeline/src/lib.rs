@@ -10,8 +10,9 @@ mod pipeline;
 mod prompts;
 mod schedule;
 mod size;
+mod sizes;
 
-pub use cache::{CacheUse, EncodedPrompts, PromptCache};
+pub use cache::{CacheUse, EncodedPrompts, FileHashes, PromptCache};
 pub use error::PipelineError;
 pub use generate::{Generation, Guidance, generate};
 pub use guidance::GuidanceRule;
@@ -19,3 +20,4 @@ pub use pipeline::{Defaults, Pipeline};
 pub use prompts::{EncodedPrompt, PromptSettings, conditions};
 pub use schedule::sigmas;
 pub use size::Size;
+pub use sizes::{Decoding, ModelSize};

@@ -202,63 +202,62 @@ impl Pipeline {
         self.part("transformer")
     }
 
-    /// The transformer's weights, for `model`, which [`transformer`](Self::transformer) made. Of a variant, they must be in one file.
+    /// The transformer's weights, for `model`, which [`transformer`](Self::transformer) made.
     ///
     /// # Errors
-    /// [`PipelineError::Setting`] for a variant in shards;
-    /// [`PipelineError::Model`] with every weight that is missing, unknown, misshapen or not finite.
+    /// [`PipelineError::Setting`] for a variant in shards without an index; [`PipelineError::Model`] with every weight that is missing, unknown, misshapen or not finite.
     pub fn transformer_weights(
         &self,
         model: &dyn Architecture,
         device: &ComputeDevice,
     ) -> Result<Weights, PipelineError> {
-        let folder = self.transformer_folder();
-        let path = self.only_file("transformer")?.unwrap_or(folder);
-        Ok(flow_models::load(model, &path, device)?.0)
+        let below = self.transformer_weights_below()?;
+        Ok(flow_models::load(model, &self.folder.folder().join(below), device)?.0)
     }
 
-    /// The transformer's weights below the pipeline's folder, for whoever names them by path: its folder, or of a variant the one file.
+    /// The transformer's weights below the pipeline's folder, for whoever names them by path: its folder, or of a variant the one file
+    /// or the index of its shards.
     ///
     /// # Errors
-    /// [`PipelineError::Setting`] for a variant in shards.
+    /// [`PipelineError::Setting`] for a variant in shards without an index.
     pub fn transformer_weights_below(&self) -> Result<PathBuf, PipelineError> {
         let folder = Path::new("transformer");
-        let file = self.only_file("transformer")?;
+        let file = self.of_variant("transformer")?;
         let name = file.as_deref().and_then(Path::file_name);
         Ok(name.map_or_else(|| folder.to_owned(), |name| folder.join(name)))
     }
 
-    /// The autoencoder and its weights, frozen: what a device computes with and no more. They are the plain ones: of a variant, only where the folder has no others.
+    /// The autoencoder and its weights, frozen: what a device computes with and no more.
     ///
     /// # Errors
-    /// [`PipelineError::Autoencoder`]; [`PipelineError::Setting`] for a variant beside plain weights.
+    /// [`PipelineError::Autoencoder`]; [`PipelineError::Setting`] for a variant in shards without an index.
     pub fn autoencoder(&self, device: &ComputeDevice) -> Result<(Autoencoder, Weights), PipelineError> {
-        if self.variant.is_some() && self.find("vae").is_some_and(|vae| vae.weight_files(None).is_ok()) {
-            return Err(PipelineError::Setting {
-                setting: "variant",
-                problem: "is not read of an autoencoder that has plain weights beside it; take the plain ones, or a folder that has \
-                          this variant alone"
-                    .into(),
-            });
-        }
-        let (autoencoder, mut weights) = flow_autoencoder::open(&self.part("vae"), device)?;
+        let folder = self.part("vae");
+        let (autoencoder, mut weights) = match self.of_variant("vae")? {
+            Some(file) => flow_autoencoder::open_weights(&folder, &file, device)?,
+            None => flow_autoencoder::open(&folder, device)?,
+        };
         weights.freeze(&vec![false; weights.layout().len()]);
         Ok((autoencoder, weights))
     }
 
-    /// The file of a component's variant; none without a variant.
-    fn only_file(&self, name: &str) -> Result<Option<PathBuf>, PipelineError> {
+    /// The one file or the index of a component's variant; none without a variant, or for a component that has plain weights only.
+    fn of_variant(&self, name: &str) -> Result<Option<PathBuf>, PipelineError> {
         let Some(variant) = self.variant() else {
             return Ok(None);
         };
-        let files = self.folder.component(name)?.weight_files(Some(variant))?.files;
-        match files.as_slice() {
-            [file] => Ok(Some(file.clone())),
-            _ => Err(PipelineError::Setting {
+        let files = self.folder.component(name)?.weight_files(Some(variant))?;
+        if files.variant.is_none() {
+            return Ok(None);
+        }
+        match files.path() {
+            Some(path) => Ok(Some(path.to_owned())),
+            None => Err(PipelineError::Setting {
                 setting: "variant",
                 problem: format!(
-                    "is `{variant}`, of which `{name}` has {} files; only one is read",
-                    files.len()
+                    "is `{variant}`, of which `{name}` has {} files without an index, which says what is in them; download the folder \
+                     again, with its `*.index.{variant}.json`",
+                    files.files.len()
                 ),
             }),
         }

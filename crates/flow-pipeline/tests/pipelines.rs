@@ -9,8 +9,8 @@ use flow_core::device::ComputeDevice;
 use flow_core::exec::{CallContext, InferencePass, Stage};
 use flow_diffusers::{FlowMatchEuler, Scheduler};
 use flow_pipeline::{
-    EncodedPrompt, Generation, Guidance, Pipeline, PromptCache, PromptSettings, Size, conditions, generate,
-    sigmas,
+    EncodedPrompt, FileHashes, Generation, Guidance, Pipeline, PromptCache, PromptSettings, Size, conditions,
+    generate, sigmas,
 };
 
 /// Bounds of the fixtures' README: of embeddings of T5, of latents after four steps, of pictures.
@@ -357,6 +357,29 @@ fn the_cache_gives_the_same_values_and_makes_damaged_entries_again() {
     let (mended, used) = run(&["a cat"], 16);
     assert_eq!((used.found, used.encoded, used.damaged.len()), (0, 1, 1));
     assert_eq!(*mended.get("a cat").unwrap(), *cat);
+}
+
+#[test]
+fn a_file_that_is_hashed_for_one_cache_is_not_hashed_for_another() {
+    let source = folder("sd3");
+    let pipeline = Pipeline::open(source.path(), None).unwrap();
+    let hashes = FileHashes::default();
+    let of = |hashes: &FileHashes| {
+        let nowhere = source.path().join("no cache");
+        let cache = PromptCache::new(nowhere).with_hashes(hashes.clone());
+        cache.fingerprint(&pipeline).unwrap()
+    };
+    let first = of(&hashes);
+    // Another value, which neither size nor time shows: whoever reads the file sees it.
+    let path = source.path().join("text_encoder/model.safetensors");
+    let changed = std::fs::metadata(&path).unwrap().modified().unwrap();
+    let mut bytes = std::fs::read(&path).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    file.set_modified(changed).unwrap();
+    assert_eq!(of(&hashes), first);
+    assert_ne!(of(&FileHashes::default()), first);
 }
 
 /// The prompts' files of a cache.

@@ -5,7 +5,7 @@ use burn::tensor::FloatDType;
 use flow_checkpoint::MemoryProbe;
 use flow_config::{Config, DType, DeviceKind, GradientStorage};
 use flow_core::{Backends, CoreError, device::ComputeDevice};
-use flow_trainer::setup::Environment;
+use flow_trainer::setup::{Environment, PipelineFolders};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -78,6 +78,7 @@ pub fn environment<'a>(
         plugins: &registries.plugins,
         base,
         gauge: gpu_gauge(config, &device),
+        folders: PipelineFolders::default(),
         device,
     })
 }

@@ -154,8 +154,10 @@ fn the_noise_levels_of_a_folder_are_those_of_its_scheduler() {
         (config.model.width, config.model.height) = (Some(48), Some(64));
         config.scheduler.steps = 7;
         let base = Path::new(".");
-        let config = setup::completed_by_folder(&config, catalog.defaults(), base).expect("a folder");
-        let pipeline = setup::pipeline(&config, base).expect("a folder");
+        let folders = setup::PipelineFolders::default();
+        let config =
+            setup::completed_by_folder(&config, catalog.defaults(), base, &folders).expect("a folder");
+        let pipeline = setup::pipeline(&config, base, &folders).expect("a folder");
         // Tokens of 16 by 16 pixels.
         let tokens = (48 / 16) * (64 / 16);
         let ours = setup::schedule(&config, tokens).expect("a schedule");
@@ -167,4 +169,16 @@ fn the_noise_levels_of_a_folder_are_those_of_its_scheduler() {
             assert!((ours - theirs).abs() < 1e-12, "{name}: {ours} and {theirs}");
         }
     }
+}
+
+#[test]
+fn a_folder_is_opened_once_however_often_it_is_asked_for() {
+    let folder = test_support::pipeline_folder("sd3");
+    let folders = setup::PipelineFolders::default();
+    let opened = folders.open(folder.path(), None).expect("a folder");
+    std::fs::remove_file(folder.path().join("model_index.json")).expect("it is there");
+    let again = folders.clone().open(folder.path(), None).expect("it was opened");
+    assert_eq!(again.family(), opened.family());
+    // Another variant is another use of its files.
+    assert!(folders.open(folder.path(), Some("fp16")).is_err());
 }

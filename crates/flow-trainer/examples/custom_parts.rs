@@ -26,7 +26,7 @@ use flow_trainer::optimizer::AdamW;
 use flow_trainer::policy::CallSite;
 use flow_trainer::scheduler::Schedule;
 use flow_trainer::session::{PolicyWeights, RewardWeight};
-use flow_trainer::setup::{self, Environment};
+use flow_trainer::setup::{self, Environment, PipelineFolders};
 use std::error::Error;
 use std::path::Path;
 use std::sync::Arc;
@@ -257,6 +257,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         plugins: &plugins,
         base: Path::new("."),
         gauge: None,
+        folders: PipelineFolders::default(),
     };
 
     // The algorithm is an argument; everything else comes from the config first.

@@ -12,7 +12,7 @@ use flow_report::{Interval, Manifest, OnExists, RunDirectory, Stopwatch, peak_re
 use flow_trainer::Plugins;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::{IterationSummary, Observer};
-use flow_trainer::setup::{self, Environment};
+use flow_trainer::setup::{self, Environment, PipelineFolders};
 use flow_trainer::{Session, TrainError, pretrain};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -139,6 +139,7 @@ fn main() -> Result<(), Failure> {
         plugins: &plugins,
         base,
         gauge: None,
+        folders: PipelineFolders::default(),
     };
     let watch = Stopwatch::start();
     match task.as_str() {

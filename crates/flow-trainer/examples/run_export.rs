@@ -24,7 +24,7 @@ use flow_trainer::geometry::{Geometry, PromptSampler};
 use flow_trainer::geometry_history::GeometryHistory;
 use flow_trainer::policy::{CallSite, Policy};
 use flow_trainer::rollout::{NoiseSource, SampleRequest, Sampler};
-use flow_trainer::setup::{self, Environment};
+use flow_trainer::setup::{self, Environment, PipelineFolders};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -73,6 +73,7 @@ fn export(path: &str, folder: &Path, set: &[String]) -> Result<(), Box<dyn Error
         plugins: &plugins,
         base: &flow_config::base_dir(path),
         gauge: None,
+        folders: PipelineFolders::default(),
     };
     let model = setup::model(&config, &environment)?;
     let dataset = setup::dataset(&config, &environment)?;

@@ -32,7 +32,7 @@ use flow_trainer::optimizer::{Accumulated, AdamW, AdamWSettings, FloatDType};
 use flow_trainer::policy::{CallSite, Conditions, Policy};
 use flow_trainer::rollout::{NoiseSource, SampleRequest, Sampler, Trajectories};
 use flow_trainer::scheduler::StepCoefficients;
-use flow_trainer::setup::{self, Environment};
+use flow_trainer::setup::{self, Environment, PipelineFolders};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -94,6 +94,7 @@ impl Job {
             plugins: &plugins,
             base: &base,
             gauge: None,
+            folders: PipelineFolders::default(),
         };
         let model = setup::model(&config, &environment)?;
         let dataset = setup::dataset(&config, &environment)?;

@@ -4,10 +4,11 @@
 //! show in no shape. So a checkpoint carries the whole description, and a run that goes on is compared with it key by key.
 //! [`rules`] says of each key whether it may change.
 
+mod contents;
 pub mod rules;
 
 use crate::error::TrainError;
-use crate::setup;
+use crate::setup::PipelineFolders;
 use flow_config::{Catalog, Config, Finetune};
 use flow_report::{ContentHash, ManifestFound, Traces, flatten};
 use rules::Rule;
@@ -33,7 +34,8 @@ pub struct Description {
     /// The config with every default filled in.
     pub config: Value,
     /// BLAKE3 of files (of a folder: of its `.safetensors`; of a diffusers folder: of its tokenizers, text encoders and autoencoder), by
-    /// the key that names them. None where nobody looked.
+    /// the key that names them, and of more that belongs to them, by the key and a name behind a slash: `model.path/vae/config.json`.
+    /// None where nobody looked.
     pub contents: Option<BTreeMap<String, ContentHash>>,
 }
 
@@ -51,11 +53,12 @@ pub struct Change {
 }
 
 impl Description {
-    /// Of a config whose relative paths start from `base`.
+    /// Of a config whose relative paths start from `base`; `folders` opens its diffusers folder, and knows the hashes of files in it
+    /// that were hashed before.
     ///
     /// # Errors
     /// If a file that it names is there and cannot be read.
-    pub fn of(config: &Config, base: &Path) -> Result<Self, TrainError> {
+    pub fn of(config: &Config, base: &Path, folders: &PipelineFolders) -> Result<Self, TrainError> {
         let mut description = Self::of_config(config);
         let mut contents = BTreeMap::new();
         for (key, value) in leaves(&description.config, Some(config)) {
@@ -66,11 +69,13 @@ impl Description {
             if !path.exists() {
                 continue;
             }
-            let hash = match key.as_str() {
-                "model.path" => folder_contents(config, base)?,
-                _ => ContentHash::of_path(&path, "safetensors")?,
+            let found = match key.as_str() {
+                "model.path" => contents::of_folder(config, base, folders)?,
+                _ => contents::of_weights(&path)?,
             };
-            contents.insert(key, hash);
+            for (part, hash) in found {
+                contents.insert(contents::key_of(&key, part), hash);
+            }
         }
         description.contents = Some(contents);
         Ok(description)
@@ -82,6 +87,11 @@ impl Description {
             config: serde_json::to_value(config).expect("a config is plain data"),
             contents: None,
         }
+    }
+
+    /// What a key names holds, in one hash; nothing if it is not there, or nobody looked.
+    pub fn content(&self, key: &str) -> Option<ContentHash> {
+        contents::in_one(contents::of_key(self.contents.as_ref()?, key))
     }
 
     /// Of the run that a checkpoint with this `meta` is of: its own, else, for older ones, that of the `run.json` among `traces`.
@@ -142,24 +152,19 @@ impl Description {
             return (is_set(&change.before) != is_set(&change.after)).then_some(change);
         };
         match (before.get(&change.key), after.get(&change.key)) {
-            (Some(before), Some(after)) if before == after => None,
-            (Some(before), Some(after)) => Some(Change {
-                before: json!(contents(&change.before, before)),
-                after: json!(contents(&change.after, after)),
-                ..change
-            }),
+            (Some(_), Some(_)) => {
+                // Older checkpoints know fewer parts of what a key names.
+                let (part, before, after) = contents::first_difference(before, after, &change.key)?;
+                Some(Change {
+                    before: json!(contents::in_words(&change.before, part, before)),
+                    after: json!(contents::in_words(&change.after, part, after)),
+                    ..change
+                })
+            }
             // A file that is not there any more, or was not there, cannot be compared; a name that is no file can.
             _ => differs.then_some(change),
         }
     }
-}
-
-fn contents(path: &Value, hash: &ContentHash) -> String {
-    format!(
-        "{} with BLAKE3 {}…",
-        path.as_str().unwrap_or_default(),
-        hash.short()
-    )
 }
 
 /// Of the changes, those that a run does not survive.
@@ -216,14 +221,6 @@ fn general(key: &str) -> String {
         }
     }
     text
-}
-
-/// Of the diffusers folder's parts that are no weights of the model: tokenizers, text encoders, autoencoder.
-fn folder_contents(config: &Config, base: &Path) -> Result<ContentHash, TrainError> {
-    let pipeline = setup::pipeline(config, base)?;
-    let encoders = setup::prompt_cache(config, base).fingerprint(&pipeline)?;
-    let autoencoder = ContentHash::of_path(&pipeline.autoencoder_folder(), "safetensors")?;
-    Ok(ContentHash::of(format!("{encoders} {autoencoder}").as_bytes()))
 }
 
 /// The values of a config that are in use, by key, with what they stand for where they are left out.

@@ -14,10 +14,10 @@ const AVERAGE: &str = "average";
 
 /// Writes a run's weights below `folder` and gives the paths.
 ///
-/// All weights trained: `final.safetensors`, and `average.safetensors` if an average is kept. Adapters trained:
-/// the folder `adapter` with the files that `lora.export` names and `merged.safetensors`, and the same of the average with
-/// `average-` before the names. Beside them `config.json` and an index, by which diffusers' `from_pretrained` opens the
-/// folder, and the average as the variant of that name. `model` is the config's; `metadata` is free text for the files.
+/// All weights trained: `final.safetensors`, and `average.safetensors` if an average is kept. Adapters trained: the folder `adapter`
+/// with the files that `lora.export` names, `merged.safetensors` if it names that, and the same of the average with `average-` before
+/// the names. Beside whole models `config.json` and an index, by which diffusers' `from_pretrained` opens the folder, and the average
+/// as the variant of that name. `model` is the config's; `metadata` is free text for the files.
 ///
 /// # Errors
 /// If a file cannot be written.
@@ -28,7 +28,8 @@ pub fn export(
     folder: &Path,
     metadata: &BTreeMap<String, String>,
 ) -> Result<Vec<PathBuf>, TrainError> {
-    let layouts: Vec<_> = config.lora.export.iter().map(layout).collect();
+    let layouts: Vec<_> = config.lora.export.iter().filter_map(layout).collect();
+    let merges = config.lora.export.contains(&AdapterLayout::Merged);
     let mut described = metadata.clone();
     described.insert(MODEL_CONFIG_KEY.into(), config_json(model).to_string());
     let mut written = Vec::new();
@@ -38,8 +39,13 @@ pub fn export(
         let name = if weights.layout().has_adapters() {
             let prefix = set.map(|set| format!("{set}-")).unwrap_or_default();
             let adapter = folder.join(format!("{prefix}adapter"));
-            flow_models::export_adapters(model, weights, &adapter, &layouts, StoredDtype::F32, metadata)?;
-            written.push(adapter);
+            if !layouts.is_empty() {
+                flow_models::export_adapters(model, weights, &adapter, &layouts, StoredDtype::F32, metadata)?;
+                written.push(adapter);
+            }
+            if !merges {
+                continue;
+            }
             let name = format!("{prefix}merged.safetensors");
             // On the host, where it is computed: the device need not hold another model.
             let values = flow_models::merge(weights, model.layout(), &ComputeDevice::cpu())?;
@@ -56,10 +62,12 @@ pub fn export(
     Ok(written)
 }
 
-fn layout(wanted: &AdapterLayout) -> flow_models::AdapterLayout {
+/// The layout of a file of adapters; none for a whole model.
+fn layout(wanted: &AdapterLayout) -> Option<flow_models::AdapterLayout> {
     match wanted {
-        AdapterLayout::Diffusers => flow_models::AdapterLayout::Diffusers,
-        AdapterLayout::Peft => flow_models::AdapterLayout::Peft,
-        AdapterLayout::Kohya => flow_models::AdapterLayout::Kohya,
+        AdapterLayout::Diffusers => Some(flow_models::AdapterLayout::Diffusers),
+        AdapterLayout::Peft => Some(flow_models::AdapterLayout::Peft),
+        AdapterLayout::Kohya => Some(flow_models::AdapterLayout::Kohya),
+        AdapterLayout::Merged => None,
     }
 }

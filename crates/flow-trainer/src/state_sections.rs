@@ -1,5 +1,5 @@
 //! Weights and moments as sections of a checkpoint, of a run and of a pretraining alike: `current/NAME`, `first/NAME`, each f32 in
-//! little-endian order.
+//! little-endian order. A run whose frozen weights are of a file leaves those out.
 
 use crate::error::TrainError;
 use crate::optimizer::{AdamW, Moments};
@@ -8,14 +8,16 @@ use flow_core::{ParamLayout, ParamSpec, RawTensor, Weights, cpu};
 use flow_report::{CheckpointError, CheckpointReader, CheckpointWriter};
 use std::io::{self, Write};
 
-/// Adds the weights of a set. Each comes to the host when its turn to be written has come: all at once would be the whole state a
-/// second time.
+/// Adds the weights of a set that are to be `held`, by their place in the layout. Each comes to the host when its turn to be written
+/// has come: all at once would be the whole state a second time.
 pub(crate) fn add_weights<'a>(
     writer: &mut CheckpointWriter<'a>,
     set: &str,
     weights: &'a Weights,
+    held: impl Fn(usize) -> bool,
 ) -> Result<(), CheckpointError> {
-    for (index, spec) in weights.layout().specs().iter().enumerate() {
+    let specs = weights.layout().specs().iter().enumerate();
+    for (index, spec) in specs.filter(|(index, _)| held(*index)) {
         let name = format!("{set}/{}", spec.name);
         writer.section_streamed(&name, bytes(spec), move |out| {
             write_values(out, &weights.host(index))
@@ -67,10 +69,16 @@ impl Sections<'_> {
             .collect())
     }
 
-    /// Puts the values of a set into `weights`.
-    pub fn weights(&self, set: &str, weights: &mut Weights) -> Result<(), TrainError> {
+    /// Puts the values of a set that are `held`, by their place in the layout, into `weights`.
+    pub fn weights(
+        &self,
+        set: &str,
+        weights: &mut Weights,
+        held: impl Fn(usize) -> bool,
+    ) -> Result<(), TrainError> {
         let layout = weights.layout().clone();
-        for (index, spec) in layout.specs().iter().enumerate() {
+        let specs = layout.specs().iter().enumerate();
+        for (index, spec) in specs.filter(|(index, _)| held(*index)) {
             weights.set(index, self.tensor(set, spec)?)?;
         }
         Ok(())

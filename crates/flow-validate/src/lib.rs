@@ -4,24 +4,30 @@
 
 mod check;
 pub mod codes;
+mod companions;
 mod features;
 mod gpu;
 pub mod kernels;
 mod markdown;
 mod memory;
+mod memory_table;
 mod operations;
+mod phase;
 mod resolve;
 mod rules;
 mod validate;
 
 pub use check::{Entry, Trainer, check};
 pub use codes::{Explanation, all_codes, explain};
+pub use companions::{Companion, Companions};
 pub use features::{checkpoint_policy, unavailable};
 pub use flow_config::{Diagnostic, Severity};
 pub use gpu::Gpu;
 pub use markdown::markdown;
 pub use memory::{Load, MemoryEstimate, Stored, features, gib};
+pub use memory_table::{MemoryRow, MemoryTable, Trained};
 pub use operations::Operations;
+pub use phase::Phase;
 pub use resolve::resolve;
 pub use rules::{RULES, Rule};
 pub use validate::{Capabilities, Machine, Question, errors, validate};

@@ -9,7 +9,11 @@
 //! | moments | `2 T`: AdamW's first and second; half of it in bf16 |
 //! | copies | `T` for each of the moving average, the reference and the policy that samples, and half as much again for what a model that computes in bf16 reads of them; what is frozen is shared |
 //! | trajectories | `N (3 S + 1)` per image: before, after and mean of each of `S` recorded steps, and the final latent of `N` values |
+//! | autoencoder | its weights, half of them in bytes on a GPU that computes in bf16, and what is there while it decodes |
+//! | text encoders | the largest one: each is dropped before the next is loaded |
 //! | activations | per row of a micro-batch, twice the images under guidance: the input and the output of every linear layer, once; of blocks that are computed again, their inputs, and all of the largest one; half of it on a GPU that computes in bf16 |
+//!
+//! Not all of it is there at one time ([`Phase`]). Of a diffusers folder the text encoders are gone before the first rollout.
 //!
 //! The layout says which layers see a sample and which its tokens. What the libraries and the data set hold is left out. What is
 //! surely there ([`MemoryEstimate::certain`]) is less: one set of gradients, which may be its own sum, and `2 S + 1` latents of a
@@ -19,7 +23,9 @@
 
 use crate::checkpoint_policy;
 use crate::codes::{BUDGET_TOO_SMALL, TOO_MUCH_MEMORY};
+use crate::companions::Companions;
 use crate::features::is_bf16_gpu;
+use crate::phase::Phase;
 use flow_checkpoint::Policy;
 use flow_config::{
     Catalog, Config, Diagnostic, Dynamics, Finetune, GradientStorage, MomentStorage, TextConfig,
@@ -141,6 +147,14 @@ pub struct MemoryEstimate {
     pub unshared_trajectories: f64,
     /// What a micro-batch keeps for its backward pass.
     pub activations: f64,
+    /// All weights in f32, as they are read before they are stored.
+    pub loading: f64,
+    /// The autoencoder's weights.
+    pub autoencoder: f64,
+    /// What the autoencoder takes while it decodes.
+    pub decoding: f64,
+    /// The weights of the largest text encoder.
+    pub encoder: f64,
 }
 
 impl MemoryEstimate {
@@ -161,19 +175,71 @@ impl MemoryEstimate {
             trajectories: latents(3 * load.records + 1),
             unshared_trajectories: latents(2 * load.records + 1),
             activations: bytes(stored.activation, per_row) * load.rows as f64,
+            loading: BYTES * all,
+            autoencoder: 0.0,
+            decoding: 0.0,
+            encoder: 0.0,
         }
     }
 
-    /// The parts by name, in bytes.
-    pub fn parts(&self) -> [(&'static str, f64); 6] {
-        [
-            ("weights", self.weights),
-            ("gradients", self.gradients + self.sums),
-            ("optimizer moments", self.moments),
-            ("copies of the trained weights", self.copies),
-            ("trajectories", self.trajectories),
-            ("activations of a micro-batch", self.activations),
-        ]
+    /// With the other models of a diffusers folder, which are stored as weights that are not trained.
+    #[must_use]
+    pub fn with_companions(self, companions: &Companions, stored: Stored) -> Self {
+        let bytes = |values: usize| stored.frozen as f64 * values as f64;
+        let encoders = companions.encoders.iter();
+        Self {
+            autoencoder: companions
+                .autoencoder
+                .as_ref()
+                .map_or(0.0, |model| bytes(model.values)),
+            decoding: companions.decoding_bytes,
+            encoder: encoders.map(|model| bytes(model.values)).fold(0.0, f64::max),
+            ..self
+        }
+    }
+
+    /// What is there at one time, by name, in bytes.
+    pub fn parts(&self, phase: Phase) -> Vec<(&'static str, f64)> {
+        if phase == Phase::Loading {
+            return vec![("weights in f32, as they are read", self.loading)];
+        }
+        let mut parts = vec![("weights", self.weights)];
+        if phase == Phase::Update {
+            parts.push(("gradients", self.gradients + self.sums));
+        }
+        parts.push(("optimizer moments", self.moments));
+        parts.push(("copies of the trained weights", self.copies));
+        parts.push(("autoencoder", self.autoencoder));
+        match phase {
+            Phase::Loading => {}
+            Phase::Encoding => parts.push(("the largest text encoder", self.encoder)),
+            Phase::Rollout => {
+                parts.push(("trajectories", self.trajectories));
+                parts.push(("decoding", self.decoding));
+            }
+            Phase::Update => {
+                parts.push(("trajectories", self.trajectories));
+                parts.push(("activations of a micro-batch", self.activations));
+            }
+        }
+        parts
+    }
+
+    /// All that is there at one time, in bytes.
+    pub fn at(&self, phase: Phase) -> f64 {
+        self.parts(phase).into_iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    /// When most is there, and how much, in bytes; of equals the latest.
+    pub fn peak(&self) -> (Phase, f64) {
+        let mut peak = (Phase::Update, self.at(Phase::Update));
+        for phase in Phase::ALL {
+            let bytes = self.at(phase);
+            if bytes > peak.1 {
+                peak = (phase, bytes);
+            }
+        }
+        peak
     }
 
     /// Weights and all that grows with them.
@@ -181,9 +247,10 @@ impl MemoryEstimate {
         self.weights + self.gradients + self.sums + self.moments + self.copies
     }
 
-    /// What is surely there at one time, in bytes: no activations, and nothing twice that may be there once.
+    /// What is surely there at one time, in bytes: no activations, nothing twice that may be there once, and no text encoder, since
+    /// prompts may be encoded already.
     pub fn certain(&self) -> f64 {
-        self.least().total()
+        self.least().at(Phase::Update)
     }
 
     /// The parts of [`certain`](Self::certain).
@@ -196,9 +263,9 @@ impl MemoryEstimate {
         }
     }
 
-    /// All of it at one time, in bytes.
+    /// The most that is there at one time, in bytes.
     pub fn total(&self) -> f64 {
-        self.state() + self.trajectories + self.activations
+        self.peak().1
     }
 }
 
@@ -282,25 +349,30 @@ pub(crate) fn check(
     available: u64,
 ) -> Option<Diagnostic> {
     let available = available as f64;
-    if estimate.total() <= available {
+    let (peak, most) = estimate.peak();
+    if most <= available {
         return None;
     }
     let fits = estimate.certain() <= available;
-    let parts = match fits {
-        true => estimate.parts(),
-        false => estimate.least().parts(),
+    let (phase, parts) = match fits {
+        true => (peak, estimate.parts(peak)),
+        false => (Phase::Update, estimate.least().parts(Phase::Update)),
     };
     let parts = parts.into_iter().filter(|(_, bytes)| *bytes > 0.0);
     let parts: Vec<String> = parts
         .map(|(name, bytes)| format!("{name} {}", gib(bytes)))
         .collect();
     let (needs, needed) = match fits {
-        true => ("may need about", estimate.total()),
+        true => ("may need about", most),
         false => ("needs at least", estimate.certain()),
     };
     let message = format!(
-        "the run {needs} {} of memory, and the device has {}: {}",
+        "the run {needs} {} of memory{}, and the device has {}: {}",
         gib(needed),
+        match phase {
+            Phase::Update => String::new(),
+            phase => format!(" {}", phase.in_words()),
+        },
         gib(available),
         parts.join(", ")
     );
@@ -310,6 +382,7 @@ pub(crate) fn check(
     });
     let dimensions: Vec<&str> = dimensions.iter().flatten().map(String::as_str).collect();
     let (first, help) = match fitting_micro_batch(config, estimate, available) {
+        _ if phase != Phase::Update => advice(config, phase),
         Some(fitting) => (
             "sampling.micro_batch",
             format!(
@@ -345,11 +418,35 @@ pub(crate) fn check(
     )
 }
 
+/// The key to look at, and what to do where another phase than the update takes most.
+fn advice(config: &Config, phase: Phase) -> (&'static str, String) {
+    let model = match config.model.path {
+        Some(_) => "model.path",
+        None => "model.architecture",
+    };
+    match phase {
+        Phase::Loading | Phase::Update => (
+            model,
+            "choose a smaller model or a device with more memory; weights are read in f32 before they are stored in bf16".into(),
+        ),
+        Phase::Encoding => (
+            model,
+            "encode the prompts on a device of the same kind with more memory, and name its `prompt-cache` in `text.cache`; or leave an \
+             encoder out where the pipeline allows it (`\"text_encoder_3\": [null, null]` in the `model_index.json` of SD3)"
+                .into(),
+        ),
+        Phase::Rollout => (
+            "model.width",
+            "make smaller pictures or shorter videos (`model.width`, `model.height`, `model.frames`)".into(),
+        ),
+    }
+}
+
 /// The largest micro-batch below the config's that divides the images and fits.
 fn fitting_micro_batch(config: &Config, estimate: &MemoryEstimate, available: f64) -> Option<usize> {
     let sampling = &config.sampling;
     let per_image = estimate.activations / sampling.micro_batch.max(1) as f64;
-    let rest = estimate.total() - estimate.activations;
+    let rest = estimate.at(Phase::Update) - estimate.activations;
     let fits = |images: &usize| {
         sampling.images_per_step().is_multiple_of(*images) && rest + per_image * *images as f64 <= available
     };

@@ -1,7 +1,7 @@
 //! The whole of a config at once.
 
 use crate::codes::LARGE_LEARNING_RATE;
-use crate::{Gpu, Load, MemoryEstimate};
+use crate::{Companions, Gpu, Load, MemoryEstimate};
 use crate::{Trainer, features, kernels, memory, resolve};
 use flow_accel::AcceleratorRegistry;
 use flow_config::{Catalog, Config, Diagnostic, Severity};
@@ -57,6 +57,8 @@ pub struct Question<'a> {
     pub trainer: &'a Trainer,
     /// Build and machine.
     pub machine: &'a Machine,
+    /// The other models of the config's diffusers folder, if it names one.
+    pub companions: Option<&'a Companions>,
     /// Whether a run is to be trained, so that its memory matters.
     pub training: bool,
 }
@@ -76,6 +78,7 @@ pub fn validate(question: &Question<'_>) -> Vec<Diagnostic> {
         sigmas,
         trainer,
         machine,
+        companions,
         training,
     } = *question;
     let mut found = features::device(config, machine);
@@ -104,12 +107,9 @@ pub fn validate(question: &Question<'_>) -> Vec<Diagnostic> {
         );
     }
     if let (true, Some(model)) = (training, model) {
-        let estimate = MemoryEstimate::new(
-            model.layout,
-            model.spec,
-            model.trained,
-            &Load::of(config, catalog),
-        );
+        let load = Load::of(config, catalog);
+        let estimate = MemoryEstimate::new(model.layout, model.spec, model.trained, &load);
+        let estimate = companions.map_or(estimate, |all| estimate.with_companions(all, load.stored));
         found.extend(memory::check_budget(config, &estimate));
         if let Some(available) = machine.memory_bytes {
             found.extend(memory::check(config, catalog, &estimate, available));

@@ -7,8 +7,8 @@ use flow_core::params::LayoutBuilder;
 use flow_core::{AttentionShape, Backends, Init, ModelSpec, ParamLayout, RegionKind, Rows};
 use flow_kernels::CpuKernels;
 use flow_validate::{
-    Capabilities, Load, Machine, MemoryEstimate, Operations, Question, Stored, Trainer, errors, explain, gib,
-    validate,
+    Capabilities, Companion, Companions, Load, Machine, MemoryEstimate, MemoryTable, Operations, Phase,
+    Question, Stored, Trained, Trainer, errors, explain, gib, validate,
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -109,6 +109,7 @@ fn ask(text: &str, machine: &Machine, spec: &ModelSpec, sigmas: &[f64]) -> Vec<D
         sigmas,
         trainer: &Trainer::of(&config, &CATALOG),
         machine,
+        companions: None,
         training: true,
     })
 }
@@ -310,7 +311,24 @@ fn the_estimate_is_the_documented_sum_and_is_refused_above_the_memory_only() {
     // By hand, 4 bytes each: 10 weights, 2 · 10 gradients, 2 · 10 moments, 1 · 10 average; 8 images of 6 values with 4
     // steps of 3 and the end; 8 rows of 4 tokens · (3 + 2) and one sample's 2 + 2.
     let by_hand = [40.0, 80.0, 80.0, 40.0, 4.0 * 6.0 * 8.0 * 13.0, 4.0 * 8.0 * 24.0];
-    assert_eq!(estimate.parts().map(|(_, bytes)| bytes), by_hand);
+    let [weights, gradients, moments, copies, trajectories, activations] = by_hand;
+    let bytes: Vec<f64> = estimate
+        .parts(Phase::Update)
+        .into_iter()
+        .map(|(_, bytes)| bytes)
+        .collect();
+    assert_eq!(
+        bytes,
+        [
+            weights,
+            gradients,
+            moments,
+            copies,
+            0.0,
+            trajectories,
+            activations
+        ]
+    );
     assert_eq!(estimate.total(), by_hand.iter().sum::<f64>());
     let narrow = Load::of(&config("[optimizer]\nmoments = \"bf16\""), &CATALOG);
     let narrow = MemoryEstimate::new(&layout(), &spec, 10, &narrow);
@@ -364,7 +382,11 @@ fn the_estimate_is_the_documented_sum_and_is_refused_above_the_memory_only() {
         "{refused:?}"
     );
     assert!(refused[0].message.contains("needs at least"), "{refused:?}");
-    for (name, bytes) in estimate.parts() {
+    for (name, bytes) in estimate
+        .parts(Phase::Update)
+        .into_iter()
+        .filter(|(_, bytes)| *bytes > 0.0)
+    {
         let part = format!("{name} {}", gib(bytes));
         assert!(found[0].message.contains(&part), "{part}: {}", found[0]);
     }
@@ -444,6 +466,7 @@ fn a_budget_below_the_weights_is_refused_whatever_the_machine_has() {
             sigmas: &[],
             trainer: &Trainer::of(&config, &CATALOG),
             machine: &machine,
+            companions: None,
             training: true,
         })
     };
@@ -452,6 +475,107 @@ fn a_budget_below_the_weights_is_refused_whatever_the_machine_has() {
     let refused = found(4.99 / 1024.0);
     assert_eq!(refused[0].code, "checkpointing::budget-too-small");
     assert_eq!(refused[0].path, "checkpointing.peak_gib");
+}
+
+/// A text encoder of 1000 values, one of 3000, and an autoencoder of 50.
+fn folder() -> Companions {
+    let model = |name: &str, values: usize| Companion {
+        name: name.into(),
+        class: format!("Class of {name}"),
+        values,
+        file_bytes: 2 * values,
+    };
+    Companions {
+        encoders: vec![model("text_encoder", 1000), model("text_encoder_2", 3000)],
+        autoencoder: Some(model("vae", 50)),
+        decoding_bytes: 600.0,
+    }
+}
+
+#[test]
+fn text_encoders_count_one_at_a_time_before_the_first_rollout() {
+    let text = "[sampling]\nprompts_per_step = 1\ngroup_size = 2\nmicro_batch = 1";
+    let load = Load::of(&config(text), &CATALOG);
+    let mut spec = spec();
+    spec.latent.channels = 1;
+    spec.latent.frames = 1;
+    spec.latent.height = 3;
+    spec.latent.width = 2;
+    let alone = MemoryEstimate::new(&layout(), &spec, 10, &load);
+    let estimate = alone.with_companions(&folder(), load.stored);
+    // Weights and moments, 4 bytes each, the autoencoder, and the larger encoder.
+    let start = 40.0 + 80.0 + 200.0;
+    assert_eq!(estimate.at(Phase::Encoding), start + 12_000.0);
+    assert_eq!(estimate.at(Phase::Rollout), start + alone.trajectories + 600.0);
+    assert_eq!(estimate.at(Phase::Update), alone.total() + 200.0);
+    assert_eq!(estimate.peak().0, Phase::Encoding);
+    assert_eq!(estimate.total(), start + 12_000.0);
+
+    let table = |available| {
+        let layout = layout();
+        let model = Trained {
+            layout: &layout,
+            spec: &spec,
+            values: 10,
+            load: &load,
+        };
+        MemoryTable::new(&config(text), model, Some(&folder()), available)
+    };
+    let found = table(Some(13_000));
+    assert_eq!(found.peak(), (Phase::Encoding, start + 12_000.0));
+    let row = |part: &str| found.rows.iter().find(|row| row.part == part).expect("a row");
+    assert_eq!(row("text_encoder_2").bytes, 12_000.0);
+    assert_eq!(row("text_encoder_2").when, [Phase::Encoding]);
+    assert_eq!(
+        row("text_encoder_2").what,
+        "Class of text_encoder_2, 3000 values in f32"
+    );
+    assert_eq!(row("vae").when.len(), 3);
+
+    // Prompts may be encoded already, so that this is a warning, with what helps.
+    let config = config(text);
+    let plan = Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
+    let found = |bytes: u64| {
+        let machine = Machine {
+            memory_bytes: Some(bytes),
+            ..machine()
+        };
+        validate(&Question {
+            config: &config,
+            catalog: &CATALOG,
+            accelerators: &registry(),
+            plan: Some(&plan),
+            model: Some(Capabilities {
+                spec: &spec,
+                layout: &layout(),
+                trained: 10,
+            }),
+            sigmas: &[],
+            trainer: &Trainer::of(&config, &CATALOG),
+            machine: &machine,
+            companions: Some(&folder()),
+            training: true,
+        })
+    };
+    assert_eq!(found(12_320), []);
+    let warned = found(12_319);
+    assert!(
+        !errors(&warned) && warned[0].code == "memory::too-much",
+        "{warned:?}"
+    );
+    let said = format!(
+        "{} {}",
+        warned[0].message,
+        warned[0].help.as_deref().unwrap_or_default()
+    );
+    for part in [
+        "while prompts are encoded",
+        "the largest text encoder",
+        "text.cache",
+    ] {
+        assert!(said.contains(part), "{part:?} is not in: {said}");
+    }
+    assert!(errors(&found(estimate.certain() as u64 - 1)));
 }
 
 #[test]

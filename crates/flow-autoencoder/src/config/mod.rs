@@ -6,7 +6,9 @@ mod kl;
 pub use causal::CausalConfig;
 pub use kl::KlConfig;
 
+use crate::autoencoder::PIXELS;
 use crate::{AutoencoderError, LatentScaling};
+use flow_core::LatentShape;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use std::path::Path;
@@ -54,6 +56,49 @@ impl AutoencoderConfig {
             Self::Kl(config) => config.check(&check),
             Self::Causal(config) => config.check(&check),
         }
+    }
+
+    /// About how many bytes are taken while `samples` latents are decoded, beside weights and latents: the largest of what is there at
+    /// one time.
+    ///
+    /// That is either three tensors of the widest layer at full size (what it reads, what it makes, and what is added), of
+    /// `bytes_of_value` each; or scores and softmax of the attention in the middle, in f32. Half a million pixels are decoded at once
+    /// ([`Options::samples`](crate::Options::samples)), or one picture is, if they are decoded `one_by_one`; of a video, the four frames
+    /// of one frame of its latent.
+    pub fn decoding_bytes(
+        &self,
+        latent: LatentShape,
+        samples: usize,
+        bytes_of_value: usize,
+        one_by_one: bool,
+    ) -> usize {
+        let (factor, width, frames, attends) = match self {
+            Self::Kl(config) => {
+                let widths = config.block_out_channels.iter().take(2);
+                let width = widths.copied().max().unwrap_or(1);
+                (config.factor(), width, [1, 1], config.mid_block_add_attention)
+            }
+            Self::Causal(config) => {
+                let step = config.frames();
+                let all = 1 + (latent.frames - 1) * step;
+                let widths = config.widths().into_iter().take(2);
+                let width = widths.max().unwrap_or(1);
+                (config.factor(), width, [all, all.min(step)], true)
+            }
+        };
+        let pixels = latent.height * latent.width * factor * factor;
+        let usual = if one_by_one {
+            1
+        } else {
+            PIXELS / (pixels * frames[0]).max(1)
+        };
+        let at_once = usual.clamp(1, samples.max(1));
+        let layers = 3 * at_once * pixels * frames[1] * width * bytes_of_value;
+        let scores = match attends {
+            true => 2 * 4 * at_once * (latent.height * latent.width).pow(2),
+            false => 0,
+        };
+        layers.max(scores)
     }
 
     /// How latents are scaled for a diffusion model.

@@ -21,12 +21,12 @@ pub struct LoraConfig {
     /// Seed of the initial `A`. Without it, the seed of the run.
     #[schemars(range(max = 9_223_372_036_854_775_807_u64))]
     pub seed: Option<u64>,
-    /// For which programs the adapter is written at the end of a run.
+    /// For which programs the adapter is written at the end of a run, and whether the model with it is (`merged`).
     #[schemars(length(min = 1), extend("uniqueItems" = true))]
     pub export: Vec<AdapterLayout>,
 }
 
-/// The layout of a LoRA file, by the program that reads it.
+/// What is written of trained adapters: the layout of a LoRA file, by the program that reads it, or the whole model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum AdapterLayout {
@@ -36,6 +36,8 @@ pub enum AdapterLayout {
     Peft,
     /// `lora_kohya.safetensors`, for ComfyUI, `kohya-ss` and `musubi-tuner`.
     Kohya,
+    /// `merged.safetensors`, all weights of the model with the adapter folded in: as large as the model in f32.
+    Merged,
 }
 
 impl Default for LoraConfig {

@@ -121,12 +121,18 @@ fn weights_of_a_variant_alone_must_be_asked_for() {
 
 #[test]
 fn shards_of_earlier_diffusers_have_the_variant_behind_their_number() {
-    let paths = &[
-        "diffusion_pytorch_model-00001-of-00002.fp16.safetensors",
-        "diffusion_pytorch_model-00002-of-00002.fp16.safetensors",
+    for index in [
+        "diffusion_pytorch_model.fp16.safetensors.index.json",
+        "diffusion_pytorch_model.safetensors.fp16.index.json",
         "diffusion_pytorch_model.safetensors.index.fp16.json",
-    ];
-    assert_eq!(taken(paths, None, Some("fp16")).unwrap(), paths);
+    ] {
+        let paths = &[
+            "diffusion_pytorch_model-00001-of-00002.fp16.safetensors",
+            "diffusion_pytorch_model-00002-of-00002.fp16.safetensors",
+            index,
+        ];
+        assert_eq!(taken(paths, None, Some("fp16")).unwrap(), paths);
+    }
 }
 
 #[test]

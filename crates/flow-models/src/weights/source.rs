@@ -2,15 +2,15 @@
 
 use super::{Parsed, parse};
 use crate::ModelError;
+use flow_diffusers::WeightFiles;
 use memmap2::Mmap;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-/// Ending of the index of a sharded checkpoint; that of a variant has its name before the last dot.
+/// Ending of the index of a sharded checkpoint that is of no variant.
 const INDEX_ENDING: &str = ".safetensors.index.json";
-const INDEX: &str = ".safetensors.index.";
 const ENDING: &str = ".safetensors";
 /// The file of a pipeline's folder that says what is in it, and the folder of its transformer (diffusers).
 const PIPELINE_FILE: &str = "model_index.json";
@@ -87,8 +87,7 @@ impl Source {
         if kind.is_dir() {
             return Self::directory(&folder_of_weights(path));
         }
-        let name = path.to_string_lossy();
-        if name.contains(INDEX) && name.ends_with(".json") {
+        if WeightFiles::is_index(path) {
             return Self::index(path);
         }
         Ok(Self {
@@ -111,7 +110,17 @@ impl Source {
             let ends = |file: &&PathBuf| file.to_string_lossy().ends_with(ending);
             entries.iter().filter(ends).collect()
         };
-        let (indices, files) = (ending(INDEX_ENDING), ending(ENDING));
+        let (mut indices, files) = (ending(INDEX_ENDING), ending(ENDING));
+        // `NAME.fp16.safetensors.index.json` is of a variant, if `NAME.safetensors.index.json` is there.
+        let stem = |index: &Path| index.to_string_lossy().trim_end_matches(INDEX_ENDING).to_owned();
+        let plain: Vec<String> = indices.iter().map(|index| stem(index)).collect();
+        indices.retain(|index| {
+            let stem = stem(index);
+            !plain.iter().any(|plain| {
+                stem.strip_prefix(plain.as_str())
+                    .is_some_and(|rest| rest.starts_with('.'))
+            })
+        });
         match (indices.as_slice(), files.as_slice()) {
             ([index], _) => Self::index(index),
             ([], []) => Err(format(path, &nothing_in(path))),

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::UNIX_EPOCH;
 
 /// What the hashes of the encoders' files are kept in, beside the prompts.
@@ -19,6 +20,25 @@ struct Hashed {
     blake3: String,
 }
 
+/// Hashes of files by their paths.
+type Known = BTreeMap<String, Hashed>;
+
+/// Hashes of files that this process has read, with their sizes and times of change. Clones share them: what one cache of prompts has
+/// hashed another one need not hash.
+#[derive(Clone, Debug, Default)]
+pub struct FileHashes(Arc<Mutex<Known>>);
+
+impl FileHashes {
+    fn known(&self) -> Known {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn add(&self, hashed: Known) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.extend(hashed);
+    }
+}
+
 /// A hash of texts, in which one cannot go over into the next.
 pub(super) fn of_texts<'a>(texts: impl Iterator<Item = &'a str>) -> String {
     let mut hasher = blake3::Hasher::new();
@@ -29,22 +49,29 @@ pub(super) fn of_texts<'a>(texts: impl Iterator<Item = &'a str>) -> String {
     hasher.finalize().to_hex().to_string()
 }
 
-/// A hash of the pipeline's class and the contents of its tokenizers and text encoders. Those of files that `cache` knows are taken
-/// from there, and the others put there with `keep`.
-pub(super) fn of_encoders(cache: &Path, pipeline: &Pipeline, keep: bool) -> Result<String, PipelineError> {
+/// A hash of the pipeline's class and the contents of its tokenizers and text encoders. Those of files that `hashes` or `cache` knows
+/// are taken from there; all are put into `hashes`, and with `keep` into `cache`.
+pub(super) fn of_encoders(
+    cache: &Path,
+    hashes: &FileHashes,
+    pipeline: &Pipeline,
+    keep: bool,
+) -> Result<String, PipelineError> {
     let list = cache.join(HASHES);
-    let known = fs::read(&list)
+    let stored = fs::read(&list)
         .ok()
         .and_then(|bytes| serde_json::from_slice(&bytes).ok());
-    let mut known: BTreeMap<String, Hashed> = known.unwrap_or_default();
-    let before = known.clone();
+    let stored: Known = stored.unwrap_or_default();
+    let mut known = stored.clone();
+    known.extend(hashes.known());
     let mut parts = vec![pipeline.folder().class().to_owned()];
     for path in files(pipeline)? {
         let name = path.strip_prefix(pipeline.folder().folder()).unwrap_or(&path);
         parts.push(name.to_string_lossy().into_owned());
         parts.push(hashed(&path, &mut known)?);
     }
-    if keep && known != before {
+    hashes.add(known.clone());
+    if keep && known != stored {
         let io = |source| PipelineError::Io {
             action: "write",
             path: list.clone(),
@@ -84,7 +111,7 @@ fn files(pipeline: &Pipeline) -> Result<Vec<PathBuf>, PipelineError> {
 }
 
 /// The hash of a file's contents: the known one, where size and time are the same.
-fn hashed(path: &Path, known: &mut BTreeMap<String, Hashed>) -> Result<String, PipelineError> {
+fn hashed(path: &Path, known: &mut Known) -> Result<String, PipelineError> {
     let io = |source| PipelineError::Io {
         action: "read",
         path: path.to_owned(),

@@ -1,23 +1,42 @@
 //! `check`: is a config right, and do its parts fit together?
 
 use super::survey::{Survey, Target, Use};
-use super::{Loaded, json_report, pretrain, refusal, tokens};
+use super::{Loaded, json_report, memory, pretrain, refusal, tokens};
 use crate::arguments::{CheckArguments, Format, Purpose};
 use crate::diagnostics;
 use crate::failure::{Failure, OrFailure};
 use crate::terminal;
-use flow_config::{Config, Diagnostic, Report};
+use flow_config::{Config, Diagnostic};
 use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
-use flow_trainer::setup::{self, Environment};
+use flow_trainer::setup::{self, Environment, PipelineFolders};
+use serde_json::Value;
 
 /// Reads the config, builds what it describes, and says everything that is wrong.
 pub fn run(arguments: &CheckArguments) -> Result<(), Failure> {
     let config = &arguments.config.config;
     if arguments.format == Format::Json {
-        return json_report::print(config, || Ok((examine(arguments)?.0, Vec::new())));
+        return json_report::print(config, || {
+            let Survey { report, memory, .. } = examine(arguments)?;
+            let memory = memory.as_ref().map_or(Value::Null, memory::json);
+            Ok((report, vec![("memory", memory)]))
+        });
     }
-    let (report, loaded) = examine(arguments)?;
+    let Survey {
+        report,
+        loaded,
+        memory,
+    } = examine(arguments)?;
+    // Of a published model, whose size nobody chose: also where it does not fit.
+    if let (Some(table), Some(loaded)) = (&memory, &loaded)
+        && loaded.config().model.path.is_some()
+    {
+        let device = match loaded.target {
+            Target::Here => "the device".to_owned(),
+            elsewhere => elsewhere.to_string(),
+        };
+        terminal::print(&memory::text(table, &device))?;
+    }
     diagnostics::settle(&report)?;
     let sources = loaded.iter().flat_map(|loaded| loaded.resolved.sources.values());
     let (mut given, mut all) = (0, 0);
@@ -37,12 +56,17 @@ pub fn run(arguments: &CheckArguments) -> Result<(), Failure> {
 }
 
 /// Everything that is wrong.
-fn examine(arguments: &CheckArguments) -> Result<(Report, Option<Loaded>), Failure> {
+fn examine(arguments: &CheckArguments) -> Result<Survey, Failure> {
     let wanted = match arguments.purpose {
         Purpose::Train => Use::Training,
         Purpose::Pretrain => Use::Pretraining,
     };
-    let Survey { mut report, loaded } = Survey::of(&arguments.config, wanted, &arguments.target)?;
+    let folders = PipelineFolders::default();
+    let Survey {
+        mut report,
+        loaded,
+        memory,
+    } = Survey::of(&arguments.config, wanted, &arguments.target, &folders)?;
     if let (Some(loaded), false) = (&loaded, report.has_errors()) {
         // What only the parts themselves know: files, and what is in them.
         if let Err(more) = build(loaded, arguments.purpose)? {
@@ -50,7 +74,11 @@ fn examine(arguments: &CheckArguments) -> Result<(Report, Option<Loaded>), Failu
             report = loaded.resolved.located(found.collect::<Vec<_>>());
         }
     }
-    Ok((report, loaded))
+    Ok(Survey {
+        report,
+        loaded,
+        memory,
+    })
 }
 
 /// Builds the parts of a run and drops them; gives what they refuse.

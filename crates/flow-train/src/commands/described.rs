@@ -8,16 +8,17 @@ use crate::failure::Failure;
 use flow_config::{Catalog, Config, Diagnostic, Inspection, Resolved, Severity, Source, WeightsLayer};
 use flow_models::ModelRegistry;
 use flow_trainer::TrainError;
-use flow_trainer::setup::{Said, said_by_adapter, said_by_folder, said_by_weights};
+use flow_trainer::setup::{PipelineFolders, Said, said_by_adapter, said_by_folder, said_by_weights};
 use flow_validate::codes;
 use std::path::Path;
 
-/// Reads a config. Where it is silent its weights decide; where it says something else than they do, that is an error.
+/// Reads a config. Where it is silent its weights decide; where it says something else than they do, that is an error. `folders` opens
+/// its diffusers folder.
 pub fn inspect(
     arguments: &ConfigArguments,
     wanted: Use,
-    models: &ModelRegistry,
-    catalog: &Catalog,
+    (models, catalog): (&ModelRegistry, &Catalog),
+    folders: &PipelineFolders,
 ) -> Result<Inspection, Failure> {
     let given = match &arguments.weights {
         Some(path) => Some(weights::find(path)?),
@@ -30,7 +31,7 @@ pub fn inspect(
     if wanted != Use::Pretraining {
         let base = flow_config::base_dir(&arguments.config);
         let ask: [&Ask<'_>; 3] = [
-            &|config: &Config| said_by_folder(config, &base),
+            &|config: &Config| said_by_folder(config, &base, folders),
             &|config: &Config| said_by_weights(config, &base),
             &|config: &Config| said_by_adapter(config, models, &base),
         ];

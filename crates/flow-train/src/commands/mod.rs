@@ -14,6 +14,7 @@ mod import;
 mod init;
 mod json_report;
 mod list;
+mod memory;
 mod migrate;
 mod nearest;
 mod plan;
@@ -34,7 +35,7 @@ use flow_config::{Catalog, Config, DeviceKind, Resolved};
 use flow_runtime::Applied;
 use flow_train::{EnvironmentError, Registries};
 use flow_trainer::TrainError;
-use flow_trainer::setup::Environment;
+use flow_trainer::setup::{Environment, PipelineFolders};
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use survey::{Survey, Target, Use};
@@ -82,13 +83,24 @@ struct Loaded {
     options: OnceLock<Vec<Applied>>,
     /// The device that the config was judged for.
     target: Target,
+    /// Diffusers folders that were opened.
+    folders: PipelineFolders,
 }
 
 impl Loaded {
     /// Reads a config and shows its warnings, or everything that is wrong with it, also for this build and machine.
     fn read(arguments: &ConfigArguments, wanted: Use) -> Result<Self, Failure> {
+        Self::read_with(arguments, wanted, &PipelineFolders::default())
+    }
+
+    /// As [`read`](Self::read), with the diffusers folders that were opened before.
+    fn read_with(
+        arguments: &ConfigArguments,
+        wanted: Use,
+        folders: &PipelineFolders,
+    ) -> Result<Self, Failure> {
         let here = TargetArguments::default();
-        let Survey { report, loaded } = Survey::of(arguments, wanted, &here)?;
+        let Survey { report, loaded, .. } = Survey::of(arguments, wanted, &here, folders)?;
         diagnostics::settle(&report)?;
         loaded.ok_or_else(|| Failure::Input(report.render()))
     }
@@ -134,7 +146,10 @@ impl Loaded {
 
     /// As [`environment`](Self::environment), with the error that names a key.
     fn try_environment(&self, config: &Config) -> Result<Environment<'_>, EnvironmentError> {
-        let mut environment = flow_train::environment(config, &self.base, &self.registries)?;
+        let mut environment = Environment {
+            folders: self.folders.clone(),
+            ..flow_train::environment(config, &self.base, &self.registries)?
+        };
         if config.device.kind == DeviceKind::Cpu {
             environment.gauge = Some(Arc::new(&crate::MEMORY));
         }

@@ -6,7 +6,7 @@ mod described;
 mod json;
 
 use super::survey::{Survey, Target, Use};
-use super::{Loaded, json_report, tokens};
+use super::{Loaded, json_report, memory, tokens};
 use crate::arguments::{ExistingFile, Format, PlanArguments};
 use crate::diagnostics;
 use crate::failure::{Failure, OrFailure};
@@ -18,17 +18,18 @@ use flow_train::checkpoint::{Policy, planner::PlanRecord};
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::geometry::Geometry;
 use flow_trainer::session::Parts;
-use flow_trainer::setup::{self, Environment};
+use flow_trainer::setup::{self, Environment, PipelineFolders};
 use flow_validate::{Load, Trainer, checkpoint_policy};
 use serde_json::Value;
 use std::path::Path;
 
 /// Prints the plan. The weights need not exist yet.
 pub fn run(arguments: &PlanArguments) -> Result<(), Failure> {
-    let survey = || Survey::of(&arguments.config, Use::Looking, &arguments.target);
+    let folders = PipelineFolders::default();
+    let survey = || Survey::of(&arguments.config, Use::Looking, &arguments.target, &folders);
     if arguments.format == Format::Json {
         return json_report::print(&arguments.config.config, || {
-            let Survey { report, loaded } = survey()?;
+            let Survey { report, loaded, .. } = survey()?;
             let plan = match loaded {
                 Some(loaded) if !report.has_errors() => planned(arguments, &loaded)?.json,
                 _ => Value::Null,
@@ -36,7 +37,7 @@ pub fn run(arguments: &PlanArguments) -> Result<(), Failure> {
             Ok((report, vec![("plan", plan)]))
         });
     }
-    let Survey { report, loaded } = survey()?;
+    let Survey { report, loaded, .. } = survey()?;
     diagnostics::settle(&report)?;
     let loaded = loaded.ok_or_else(|| Failure::Input(report.render()))?;
     terminal::print(&planned(arguments, &loaded)?.text)
@@ -150,6 +151,9 @@ impl Describe<'_> {
             elsewhere => Computing::elsewhere(elsewhere, config),
         };
         let load = Load::of(config, &environment.plugins.catalog());
+        let folders = &environment.folders;
+        let companions =
+            memory::companions(config, environment.base, folders, (spec.latent, &load)).or_bad_input()?;
         let described = Described {
             spec,
             layout: &outline.layout,
@@ -161,6 +165,7 @@ impl Describe<'_> {
             evaluated: setup::evaluation_prompts(&*dataset, config.evaluation.prompts).len(),
             text_tokens: load.text_tokens,
             load,
+            companions,
             here,
         };
         Ok(Planned {

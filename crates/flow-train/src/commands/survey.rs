@@ -1,16 +1,21 @@
 //! Everything that can be said of a config before its parts are built.
 
 pub use super::target::Target;
-use super::{Loaded, nearest, pretrain};
+use super::{Loaded, memory, nearest, pretrain};
 use crate::arguments::{ConfigArguments, TargetArguments};
 use crate::failure::{Failure, OrFailure};
 use flow_config::{Catalog, Config, Diagnostic, Report, Resolved, Severity};
 use flow_core::device::ComputeDevice;
 use flow_train::Registries;
 use flow_train::checkpoint::Policy;
-use flow_trainer::setup::{self, ModelOutline};
+use flow_trainer::TrainError;
+use flow_trainer::setup::{self, ModelOutline, PipelineFolders};
 use flow_validate::codes::{NO_CHECKPOINTING, REFUSED, UNUSABLE};
-use flow_validate::{Capabilities, Question, Trainer, checkpoint_policy, validate};
+use flow_validate::{
+    Capabilities, Companions, Load, Machine, MemoryTable, Question, Trained, Trainer, checkpoint_policy,
+    validate,
+};
+use std::path::Path;
 use std::sync::OnceLock;
 
 /// What a config is wanted for.
@@ -30,115 +35,183 @@ pub struct Survey {
     pub report: Report,
     /// The config, if it could be read at all. If the report has errors, as far as it could be.
     pub loaded: Option<Loaded>,
+    /// What training asks of memory, if it is to be trained and the config says enough.
+    pub memory: Option<MemoryTable>,
 }
 
 impl Survey {
     /// Reads a config and finds everything that is wrong with it, by itself and for this build and machine, or for the device
-    /// that `target` names in their place.
-    pub fn of(arguments: &ConfigArguments, wanted: Use, target: &TargetArguments) -> Result<Self, Failure> {
+    /// that `target` names in their place. `folders` opens its diffusers folder, for whoever computes with it, too.
+    pub fn of(
+        arguments: &ConfigArguments,
+        wanted: Use,
+        target: &TargetArguments,
+        folders: &PipelineFolders,
+    ) -> Result<Self, Failure> {
         let registries = Registries::built_in().or_failed()?;
         let catalog = registries.catalog();
-        let inspection = super::described::inspect(arguments, wanted, &registries.plugins.models, &catalog)?;
+        let known = (&registries.plugins.models, &catalog);
+        let inspection = super::described::inspect(arguments, wanted, known, folders)?;
         let Some(mut resolved) = inspection.partial else {
             let mut report = inspection.report;
             if !arguments.config.exists() {
                 nearest::suggest_config(&arguments.config, &mut report);
             }
-            return Ok(Self { report, loaded: None });
+            return Ok(Self {
+                report,
+                loaded: None,
+                memory: None,
+            });
         };
         let place = Target::of(target, &mut resolved.config);
-        let report = resolved.located(found(
-            &resolved,
-            (&registries, &catalog),
+        let base = flow_config::base_dir(&arguments.config);
+        let asked = Asked {
+            known: (&registries, &catalog),
             wanted,
-            place,
-            target.memory_gib,
-        ));
+            target: place,
+            memory_gib: target.memory_gib,
+            folder: (&base, folders),
+        };
+        let (found, memory) = asked.found(&resolved);
+        let report = resolved.located(found);
         Ok(Self {
             report,
+            memory,
             loaded: Some(Loaded {
                 resolved,
-                base: flow_config::base_dir(&arguments.config),
+                base,
                 registries,
                 catalog,
                 options: OnceLock::new(),
                 target: place,
+                folders: folders.clone(),
             }),
         })
     }
 }
 
-fn found(
-    resolved: &Resolved,
-    (registries, catalog): (&Registries, &Catalog),
+/// What a config is asked for, and by what it is judged.
+struct Asked<'a> {
+    known: (&'a Registries, &'a Catalog),
     wanted: Use,
     target: Target,
+    /// Memory that the command line says.
     memory_gib: Option<f64>,
-) -> Vec<Diagnostic> {
-    let config = match wanted {
-        Use::Pretraining => pretrain::fresh(&resolved.config),
-        Use::Training | Use::Looking => resolved.config.clone(),
-    };
-    let config = without_wrong_sections(config, resolved);
-    let mut found = Vec::new();
-    if wanted == Use::Training {
-        found.extend(resolved.check_training().diagnostics);
-    }
-    let wrong = resolved.report.has_errors();
-    let outline = setup::outline(&config, &registries.plugins.models, &ComputeDevice::cpu());
-    let outline = match outline {
-        Ok(outline) => Some(outline),
-        // If the config is wrong by itself, that is why.
-        Err(_) if wrong => None,
-        Err(error) => {
-            found.extend(super::refusal::diagnostics(&error));
-            None
+    /// Where relative paths start, and what opens diffusers folders.
+    folder: (&'a Path, &'a PipelineFolders),
+}
+
+impl Asked<'_> {
+    /// Everything that is found, and what training asks of memory.
+    fn found(&self, resolved: &Resolved) -> (Vec<Diagnostic>, Option<MemoryTable>) {
+        let Self {
+            known: (registries, catalog),
+            wanted,
+            target,
+            memory_gib,
+            ..
+        } = *self;
+        let config = match wanted {
+            Use::Pretraining => pretrain::fresh(&resolved.config),
+            Use::Training | Use::Looking => resolved.config.clone(),
+        };
+        let config = without_wrong_sections(config, resolved);
+        let mut found = Vec::new();
+        if wanted == Use::Training {
+            found.extend(resolved.check_training().diagnostics);
         }
-    };
-    // A rule on accelerators speaks of algorithm and schedule too.
-    let judged = ["algorithm", "scheduler"]
-        .iter()
-        .all(|section| resolved.is_whole(section));
-    let plan = if judged {
-        flow_train::base_plan(&target.stand_in(&config), registries).ok()
-    } else {
-        None
-    };
-    let sigmas = outline
-        .as_ref()
-        .filter(|_| judged)
-        .map(|outline| setup::step_sigmas(&config, outline.model.spec().tokens));
-    let sigmas = sigmas.unwrap_or_default();
-    let question = Question {
-        config: &config,
-        catalog,
-        accelerators: &registries.accelerators,
-        plan: plan.as_ref(),
-        model: outline.as_ref().map(capabilities),
-        sigmas: &sigmas,
-        trainer: &Trainer::of(&config, catalog),
-        machine: &target.machine(config.device.kind, memory_gib),
-        // An estimate from wrong numbers would be wrong.
-        training: wanted == Use::Training && !wrong,
-    };
-    let mut of_parts = validate(&question);
-    if target != Target::Here {
-        // The processor was asked in the place of the device, and refuses what is not for it.
-        of_parts.retain(|one| ![REFUSED, UNUSABLE].contains(&one.code));
+        let wrong = resolved.report.has_errors();
+        let outline = setup::outline(&config, &registries.plugins.models, &ComputeDevice::cpu());
+        let outline = match outline {
+            Ok(outline) => Some(outline),
+            // If the config is wrong by itself, that is why.
+            Err(_) if wrong => None,
+            Err(error) => {
+                found.extend(super::refusal::diagnostics(&error));
+                None
+            }
+        };
+        // A rule on accelerators speaks of algorithm and schedule too.
+        let judged = ["algorithm", "scheduler"]
+            .iter()
+            .all(|section| resolved.is_whole(section));
+        let plan = if judged {
+            flow_train::base_plan(&target.stand_in(&config), registries).ok()
+        } else {
+            None
+        };
+        let sigmas = outline
+            .as_ref()
+            .filter(|_| judged)
+            .map(|outline| setup::step_sigmas(&config, outline.model.spec().tokens));
+        let sigmas = sigmas.unwrap_or_default();
+        let training = wanted == Use::Training && !wrong;
+        let machine = target.machine(config.device.kind, memory_gib);
+        let judged_model = outline.as_ref().filter(|_| training);
+        let (companions, table) = match judged_model.map(|outline| self.memory(&config, outline, &machine)) {
+            Some(Ok((companions, table))) => (companions, Some(table)),
+            Some(Err(error)) => {
+                found.extend(super::refusal::diagnostics(&error));
+                (None, None)
+            }
+            None => (None, None),
+        };
+        let question = Question {
+            config: &config,
+            catalog,
+            accelerators: &registries.accelerators,
+            plan: plan.as_ref(),
+            model: outline.as_ref().map(capabilities),
+            sigmas: &sigmas,
+            trainer: &Trainer::of(&config, catalog),
+            machine: &machine,
+            companions: companions.as_ref(),
+            // An estimate from wrong numbers would be wrong.
+            training,
+        };
+        let mut of_parts = validate(&question);
+        if target != Target::Here {
+            // The processor was asked in the place of the device, and refuses what is not for it.
+            of_parts.retain(|one| ![REFUSED, UNUSABLE].contains(&one.code));
+        }
+        found.extend(of_parts);
+        if wanted == Use::Pretraining && matches!(checkpoint_policy(&config), Policy::Budget { .. }) {
+            found.push(no_budget());
+        }
+        if wanted == Use::Looking {
+            found.retain(|one| one.severity == Severity::Error);
+        }
+        (found, table)
     }
-    found.extend(of_parts);
-    if wanted == Use::Pretraining && matches!(checkpoint_policy(&config), Policy::Budget { .. }) {
-        let message = "`checkpointing.policy = \"budget\"` plans a step of reinforcement learning, and pretraining has none";
-        found.push(
-            Diagnostic::error(NO_CHECKPOINTING, message)
-                .path("checkpointing.policy")
-                .help("add `--set 'checkpointing={ policy = \"attn-only\" }'`, or another policy, for pretraining"),
-        );
+
+    /// What training asks of memory: the other models of a diffusers folder, and all of it as a table.
+    fn memory(
+        &self,
+        config: &Config,
+        outline: &ModelOutline,
+        machine: &Machine,
+    ) -> Result<(Option<Companions>, MemoryTable), TrainError> {
+        let load = Load::of(config, self.known.1);
+        let spec = outline.model.spec();
+        let (base, folders) = self.folder;
+        let companions = memory::companions(config, base, folders, (spec.latent, &load))?;
+        let model = Trained {
+            layout: &outline.layout,
+            spec,
+            values: outline.trained_values(),
+            load: &load,
+        };
+        let table = MemoryTable::new(config, model, companions.as_ref(), machine.memory_bytes);
+        Ok((companions, table))
     }
-    if wanted == Use::Looking {
-        found.retain(|one| one.severity == Severity::Error);
-    }
-    found
+}
+
+/// Why there is no budget of activation checkpointing here.
+fn no_budget() -> Diagnostic {
+    let message = "`checkpointing.policy = \"budget\"` plans a step of reinforcement learning, and pretraining has none";
+    Diagnostic::error(NO_CHECKPOINTING, message)
+        .path("checkpointing.policy")
+        .help("add `--set 'checkpointing={ policy = \"attn-only\" }'`, or another policy, for pretraining")
 }
 
 fn capabilities(outline: &ModelOutline) -> Capabilities<'_> {

@@ -12,7 +12,7 @@ use crate::{progress, terminal};
 use flow_report::RunStatus;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::Observer;
-use flow_trainer::setup::{self, Environment};
+use flow_trainer::setup::{self, Environment, PipelineFolders};
 use flow_trainer::{Session, TrainError};
 use open::Start;
 
@@ -23,8 +23,9 @@ pub fn run(arguments: &TrainArguments, quiet: bool) -> Result<(), Failure> {
             "this build has no full-screen view; leave `--tui` out, or build with `--features tui`".into(),
         ));
     }
-    let goes_on = open::compare(arguments)?;
-    let loaded = Loaded::read(&arguments.config, Use::Training)?;
+    let folders = PipelineFolders::default();
+    let goes_on = open::compare(arguments, &folders)?;
+    let loaded = Loaded::read_with(&arguments.config, Use::Training, &folders)?;
     let interrupt = if arguments.dry_run {
         Interrupt::default()
     } else {

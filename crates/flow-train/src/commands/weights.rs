@@ -60,17 +60,25 @@ pub fn find(path: &Path) -> Result<Given, Failure> {
     })
 }
 
-/// The weights of a run, if `path` is a run's folder.
+/// What a run leaves in its folder of weights: a model, or adapters alone.
+const LEFT: [&str; 3] = ["final.safetensors", "merged.safetensors", "adapter"];
+
+/// The weights of a run, if `path` is a run's folder, or its folder of weights with adapters alone.
 fn of_run(path: &Path) -> Result<PathBuf, Failure> {
+    let left = |weights: &Path| {
+        let places = LEFT.iter().map(|name| weights.join(name));
+        places.into_iter().find(|place| place.exists())
+    };
+    let adapter = path.join("adapter");
+    if adapter.is_dir() && left(path).as_ref() == Some(&adapter) {
+        return Ok(adapter);
+    }
     let is_run = path.join("run.json").is_file() || path.join("metrics.jsonl").is_file();
     if !is_run && !path.join("checkpoints").is_dir() {
         return Ok(path.to_owned());
     }
-    let weights = path.join("weights");
-    for name in ["final.safetensors", "merged.safetensors"] {
-        if weights.join(name).is_file() {
-            return Ok(weights.join(name));
-        }
+    if let Some(found) = left(&path.join("weights")) {
+        return Ok(found);
     }
     Err(Failure::Input(format!(
         "`{}` is the folder of a run that has no weights yet: they are written at its end. `train --resume latest` goes on with it",

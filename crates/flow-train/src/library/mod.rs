@@ -9,7 +9,7 @@ pub use training::{Trained, Training, train};
 use crate::{EnvironmentError, NameTaken, Registries};
 use flow_config::{Config, Report};
 use flow_trainer::TrainError;
-use flow_trainer::setup::{self, Environment};
+use flow_trainer::setup::{self, Environment, PipelineFolders};
 use std::path::Path;
 
 /// Why a run did not come about, or stopped.
@@ -50,8 +50,15 @@ fn compute<T: Send>(
         }
     };
     let catalog = registries.catalog();
-    let config = &setup::completed_by_folder(config, catalog.defaults(), base)?;
+    let folders = PipelineFolders::default();
+    let config = &setup::completed_by_folder(config, catalog.defaults(), base, &folders)?;
     let resolved = flow_config::check(&catalog, config)?;
     crate::apply_runtime_options(&resolved, base)?;
-    crate::worker_pool(config)?.install(|| task(config, &crate::environment(config, base, registries)?))
+    crate::worker_pool(config)?.install(|| {
+        let environment = Environment {
+            folders,
+            ..crate::environment(config, base, registries)?
+        };
+        task(config, &environment)
+    })
 }

@@ -104,6 +104,7 @@ impl<'a> Training<'a> {
                 device: environment.device.clone(),
                 plan: environment.plan.clone(),
                 gauge: environment.gauge.clone().or(gauge),
+                folders: environment.folders.clone(),
                 ..*environment
             };
             let outline = setup::outline(config, &environment.plugins.models, &environment.device)?;

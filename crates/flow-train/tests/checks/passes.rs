@@ -318,6 +318,7 @@ fn passes(resolved: &Resolved, registries: &Registries) -> bool {
         sigmas: &setup::step_sigmas(config, outline.model.spec().tokens),
         trainer: &Trainer::of(config, &test_catalog::CATALOG),
         machine: &flow_train::machine(config.device.kind, Some(64.0)),
+        companions: None,
         training: true,
     });
     !errors(&found)

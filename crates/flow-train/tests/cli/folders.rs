@@ -1,7 +1,11 @@
 //! Diffusers folders: a folder and a list of prompts are enough to train, in latents, with the folder's own encoders.
 
+use crate::resume::{fraction, still_running};
 use crate::support::{Place, contains};
+use flow_report::CheckpointReader;
 use std::fs;
+use std::process::Stdio;
+use std::time::Instant;
 
 /// What every run of these tests has in common. The folder is small, and its pictures are of 48 by 64 pixels.
 const CONFIG: &str = r#"config_version = 1
@@ -107,15 +111,10 @@ fn a_folder_of_sd3_and_a_list_of_prompts_train_a_lora_that_goes_on_and_is_used_a
     let parts = [&LORA[..], &["--set", "run.name=parts"]].concat();
     train(&place, &[&parts[..], &["--set", "run.steps=1"]].concat());
     train(&place, &[&parts[..], &["--resume", "latest"]].concat());
-    let adapter = |run: &str| {
-        let bytes = place.bytes(&format!(
-            "runs/{run}/weights/adapter/pytorch_lora_weights.safetensors"
-        ));
-        // Without the header, which names the run.
-        let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-        bytes[8 + header..].to_vec()
-    };
-    assert!(adapter("parts") == adapter("folder"), "other weights");
+    assert!(
+        adapter(&place, "parts") == adapter(&place, "folder"),
+        "other weights"
+    );
 
     // Any text may be sampled, whether it is in the list or not.
     let sample = place.succeed(&[
@@ -135,6 +134,233 @@ fn a_folder_of_sd3_and_a_list_of_prompts_train_a_lora_that_goes_on_and_is_used_a
     let picture = place.bytes("sample-prompt-002-sample-001.png");
     let side = |at: usize| u32::from_be_bytes(picture[at..at + 4].try_into().unwrap());
     assert_eq!((side(16), side(20)), (48, 64));
+}
+
+/// The values of the trained adapter of a run, without the header, which names the run.
+fn adapter(place: &Place, run: &str) -> Vec<u8> {
+    let bytes = place.bytes(&format!(
+        "runs/{run}/weights/adapter/pytorch_lora_weights.safetensors"
+    ));
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    bytes[8 + header..].to_vec()
+}
+
+#[test]
+fn a_run_of_adapters_killed_at_any_moment_goes_on_from_checkpoints_without_the_base() {
+    let place = place("sd3");
+    let set = [&LORA[..], &["--set", "run.steps=3"]].concat();
+    // Prompts are encoded, so that kills meet iterations.
+    train(&place, &set);
+    let begin = Instant::now();
+    train(&place, &[&set[..], &["--set", "run.name=whole"]].concat());
+    let length = begin.elapsed();
+    let (mut kills, mut starts) = (0u32, 0u32);
+    let arguments = [&["train", "folder.toml", "--set", "run.name=killed"], &set[..]].concat();
+    loop {
+        let begun = place.path("runs/killed/run.lock").exists();
+        let resume: &[&str] = if begun { &["--resume", "latest"] } else { &[] };
+        let mut command = place.command(&[&arguments[..], resume].concat());
+        let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        starts += 1;
+        // After some kills it may come to its end.
+        let wait = length.mul_f64(fraction(starts) * if kills < 6 { 1.0 } else { 100.0 });
+        match still_running(command.spawn().unwrap(), wait) {
+            Ok(mut child) => {
+                child.kill().unwrap();
+                child.wait().unwrap();
+                kills += 1;
+            }
+            Err(outcome) => {
+                assert_eq!(outcome.code, Some(0), "after {kills} kills: {outcome:#?}");
+                break;
+            }
+        }
+    }
+    assert!(kills > 0);
+    assert_eq!(
+        place.text("runs/killed/metrics.jsonl"),
+        place.text("runs/whole/metrics.jsonl")
+    );
+    assert!(
+        adapter(&place, "killed") == adapter(&place, "whole"),
+        "other weights"
+    );
+
+    // What is trained and its two moments, each as large as the exported adapter, and nothing of the base.
+    let path = place.path("runs/killed/checkpoints/step-000003.ckpt");
+    let reader = CheckpointReader::open(&path).unwrap();
+    let held: u64 = reader.sections().iter().map(|section| section.bytes).sum();
+    assert_eq!(held, 3 * adapter(&place, "killed").len() as u64);
+    let base = fs::metadata(place.path("model/transformer/diffusion_pytorch_model.safetensors")).unwrap();
+    assert!(fs::metadata(&path).unwrap().len() < base.len() / 2, "{base:?}");
+    // Nor is the base exported.
+    let weights = place.files().into_iter();
+    let weights = weights.filter(|file| file.starts_with("runs/killed/weights"));
+    assert!(weights.clone().count() > 0);
+    for file in weights {
+        assert!(
+            fs::metadata(place.path(&file)).unwrap().len() < base.len() / 4,
+            "{file}"
+        );
+    }
+}
+
+#[test]
+fn a_run_of_adapters_goes_on_with_the_folder_that_it_began_with_and_with_no_other() {
+    let place = place("sd3");
+    let first = [&LORA[..], &["--set", "run.steps=1"]].concat();
+    train(&place, &first);
+    let go_on = [&["train", "folder.toml", "--resume", "latest"][..], &LORA].concat();
+    let weights = place.path("model/transformer/diffusion_pytorch_model.safetensors");
+    let whole = fs::read(&weights).unwrap();
+    let mut other = whole.clone();
+    *other.last_mut().unwrap() ^= 1;
+    fs::write(&weights, &other).unwrap();
+    contains(
+        &place.fail(2, &go_on),
+        &["model.weights", "BLAKE3", "the run has another model"],
+    );
+    fs::write(&weights, &whole).unwrap();
+
+    // Nor with other settings of the autoencoder.
+    let settings = place.path("model/vae/config.json");
+    let text = fs::read_to_string(&settings).unwrap();
+    let mut changed: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let factor = changed["scaling_factor"].as_f64().unwrap();
+    changed["scaling_factor"] = (factor * 2.0).into();
+    fs::write(&settings, changed.to_string()).unwrap();
+    contains(
+        &place.fail(2, &go_on),
+        &["model.path", "vae/config.json", "BLAKE3"],
+    );
+    fs::write(&settings, &text).unwrap();
+
+    // A copy elsewhere is the same folder; what it began with need not be there.
+    fs::rename(place.path("model"), place.path("moved")).unwrap();
+    contains(&place.fail(2, &go_on), &["model.path", "Check the path"]);
+    train(
+        &place,
+        &[&LORA[..], &["--set", "model.path=moved", "--resume", "latest"]].concat(),
+    );
+}
+
+#[test]
+fn a_variant_in_shards_trains_as_the_plain_weights_that_it_has_the_values_of() {
+    let place = place("sd3");
+    train(&place, &LORA);
+    for folder in ["transformer", "vae", "text_encoder"] {
+        in_shards(&place.path(format!("model/{folder}")));
+    }
+    let variant = ["--set", "model.variant=half", "--set", "run.name=variant"];
+    let said = train(&place, &[&LORA[..], &variant].concat());
+    contains(&said, &["prompts: 6 encoded"]);
+    assert_eq!(
+        place.text("runs/variant/metrics.jsonl"),
+        place.text("runs/folder/metrics.jsonl")
+    );
+    // Its identity is that of all shards.
+    let shards = fs::read_dir(place.path("model/transformer")).unwrap();
+    let shard = shards
+        .map(|entry| entry.unwrap().path())
+        .find(|path| path.to_string_lossy().contains("-00002-of-00002"))
+        .unwrap();
+    let mut bytes = fs::read(&shard).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&shard, bytes).unwrap();
+    let go_on = [
+        &["train", "folder.toml", "--resume", "latest"],
+        &LORA[..],
+        &variant,
+    ]
+    .concat();
+    contains(
+        &place.fail(2, &go_on),
+        &["model.weights", "the files of", "BLAKE3"],
+    );
+}
+
+/// Puts the weights of a folder into two shards of the variant `half`, as diffusers and transformers write them.
+fn in_shards(folder: &Path) {
+    let stem = ["diffusion_pytorch_model", "model"]
+        .into_iter()
+        .find(|stem| folder.join(format!("{stem}.safetensors")).is_file())
+        .unwrap();
+    let plain = folder.join(format!("{stem}.safetensors"));
+    let bytes = fs::read(&plain).unwrap();
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let all = tensors.tensors();
+    let mut map = serde_json::Map::new();
+    for (number, part) in all.chunks(all.len().div_ceil(2)).enumerate() {
+        let name = format!("{stem}.half-{:05}-of-00002.safetensors", number + 1);
+        for (tensor, _) in part {
+            map.insert(tensor.clone(), name.clone().into());
+        }
+        let part = part.iter().map(|(tensor, view)| (tensor.clone(), view));
+        safetensors::serialize_to_file(part, None, &folder.join(name)).unwrap();
+    }
+    let index = serde_json::json!({ "metadata": {}, "weight_map": map });
+    let index_name = format!("{stem}.safetensors.index.half.json");
+    fs::write(folder.join(index_name), index.to_string()).unwrap();
+    fs::remove_file(plain).unwrap();
+}
+
+#[test]
+fn check_lists_what_a_published_folder_takes_of_a_device() {
+    let place = place("sd3");
+    let lora = [&["check", "folder.toml"], &LORA[..]].concat();
+    let table = place.succeed(&lora);
+    contains(
+        &table,
+        &[
+            "mmdit, ",
+            "values, frozen, in f32",
+            "adapters",
+            "values, trained, in f32",
+            "two moments of",
+            "text_encoder_3",
+            "T5EncoderModel, ",
+            "vae",
+            "AutoencoderKL, ",
+            "decoding",
+            "activations",
+            "a micro-batch of 2 in f32",
+            "at its start, while prompts are encoded",
+            "in an update",
+            "the device has",
+        ],
+    );
+    let gpu = [
+        "--set",
+        "device={ kind = \"cuda\", dtype = \"bf16\" }",
+        "--device",
+        "rtx4090",
+    ];
+    contains(
+        &place.succeed(&[&lora[..], &gpu].concat()),
+        &["values, frozen, in bf16", "NVIDIA GeForce RTX 4090", "24"],
+    );
+    // Numbers of the parts that are there in an update add up to what it takes.
+    let json = place.succeed(&[&lora[..], &["--format", "json"]].concat());
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let parts = json["memory"]["parts"].as_array().unwrap();
+    for phase in ["encoding", "rollout", "update"] {
+        let there = |part: &&serde_json::Value| part["when"].as_array().unwrap().contains(&phase.into());
+        let bytes = |part: &serde_json::Value| part["bytes"].as_f64().unwrap();
+        let (encoders, others): (Vec<_>, Vec<_>) = (parts.iter().filter(there))
+            .partition(|part| part["part"].as_str().unwrap().starts_with("text_encoder"));
+        let largest = encoders.into_iter().map(bytes).fold(0.0, f64::max);
+        let sum = largest + others.into_iter().map(bytes).sum::<f64>();
+        assert_eq!(json["memory"]["phases"][phase].as_f64(), Some(sum), "{phase}");
+    }
+    // What does not fit is refused with the parts that are surely there, and the table is there to look at.
+    let little = [&lora[..], &["--memory-gib", "0.0001"]].concat();
+    let refused = place.run(&little);
+    assert_eq!(refused.code, Some(2), "{refused:#?}");
+    contains(
+        &refused.stderr,
+        &["memory::too-much", "needs at least", "autoencoder"],
+    );
+    contains(&refused.stdout, &["T5EncoderModel"]);
 }
 
 #[test]

@@ -33,12 +33,12 @@ fn assert_same(place: &Place, folder: &str, (metrics, weights): &(Vec<u8>, Vec<u
 
 /// A fixed sequence of fractions in `[0, 1)` (an additive recurrence with the golden ratio), so that kills are spread
 /// evenly over the whole of a run.
-fn fraction(index: u32) -> f64 {
+pub fn fraction(index: u32) -> f64 {
     (0.5 + f64::from(index) * 0.618_033_988_749_895).fract()
 }
 
 /// The process, if it is still running after `wait`.
-fn still_running(mut child: Child, wait: Duration) -> Result<Child, Outcome> {
+pub fn still_running(mut child: Child, wait: Duration) -> Result<Child, Outcome> {
     let end = Instant::now() + wait;
     loop {
         if child.try_wait().unwrap().is_some() {

@@ -32,8 +32,11 @@ fn values(place: &Place, name: &str) -> Vec<u8> {
 #[test]
 fn an_adapter_is_exported_found_again_and_trained_on() {
     let place = Place::new();
-    let kohya = ["--set", "lora.export=[\"diffusers\", \"peft\", \"kohya\"]"];
-    let out = place.succeed(&[&["train", "tiny.toml"], &LORA[..], &kohya].concat());
+    let all = [
+        "--set",
+        "lora.export=[\"diffusers\", \"peft\", \"kohya\", \"merged\"]",
+    ];
+    let out = place.succeed(&[&["train", "tiny.toml"], &LORA[..], &all].concat());
     contains(&out, &["weights/adapter", "weights/merged.safetensors"]);
     for file in [
         "adapter/adapter_model.safetensors",
@@ -135,6 +138,39 @@ fn an_adapter_is_exported_found_again_and_trained_on() {
         &place.fail(2, &swapped),
         &["holds adapters (LoRA)", "model.adapter"],
     );
+}
+
+#[test]
+fn the_whole_model_is_written_of_a_run_of_adapters_when_it_is_asked_for() {
+    let place = Place::new();
+    let train = [&["train", "tiny.toml"], &LORA[..]].concat();
+    let out = place.succeed(&train);
+    assert!(
+        out.contains("weights/adapter") && !out.contains("merged"),
+        "{out}"
+    );
+    let models = |place: &Place| {
+        let files = place.files().into_iter();
+        let files = files.filter(|file| file.starts_with("runs/tiny/weights/"));
+        files.filter(|file| !file.contains("/adapter/")).count()
+    };
+    assert_eq!(models(&place), 0, "{:?}", place.files());
+    // The run's folder and that of its weights stand for the adapter.
+    let eval = |weights: &str| place.succeed(&["eval", "tiny.toml", "--weights", weights]);
+    let adapter = eval("runs/tiny/weights/adapter");
+    assert_eq!(eval("runs/tiny"), adapter);
+    assert_eq!(eval("runs/tiny/weights"), adapter);
+    // A finished run writes it later.
+    let merged = [
+        "--set",
+        "lora.export=[\"diffusers\", \"merged\"]",
+        "--resume",
+        "latest",
+    ];
+    place.succeed(&[&train[..], &merged].concat());
+    assert!(place.path("runs/tiny/weights/config.json").is_file());
+    let merged = eval("runs/tiny/weights/merged.safetensors");
+    assert!((score(&merged) - score(&adapter)).abs() <= 2e-4);
 }
 
 #[test]

@@ -113,8 +113,8 @@ impl PretrainCheckpoint {
             device,
             help: "Begin anew with `--on-exists overwrite`",
         };
-        sections.weights("current", &mut state.weights)?;
-        sections.weights("average", &mut state.average)?;
+        sections.weights("current", &mut state.weights, |_| true)?;
+        sections.weights("average", &mut state.average, |_| true)?;
         let trained: Vec<bool> = (state.optimizer.moments().iter()).map(Option::is_some).collect();
         let moments = sections.moments(state.weights.layout(), trained)?;
         device.with_persistent_allocation(|| state.optimizer.restore(self.optimizer_steps, moments));
@@ -136,7 +136,7 @@ impl Keeping {
         let mut writer = CheckpointWriter::new(state.step, meta);
         let mut sections = || -> Result<(), flow_report::CheckpointError> {
             for (set, weights) in [("current", &state.weights), ("average", &state.average)] {
-                add_weights(&mut writer, set, weights)?;
+                add_weights(&mut writer, set, weights, |_| true)?;
             }
             add_moments(&mut writer, state.weights.layout(), &state.optimizer)?;
             let losses: Vec<u8> = state.losses.iter().copied().flat_map(f32::to_le_bytes).collect();

@@ -28,6 +28,7 @@ use crate::decoder::ImageDecoder;
 use crate::description::Description;
 use crate::ema::EmaPlan;
 use crate::error::TrainError;
+use crate::frozen::FrozenWeights;
 use crate::geometry::{Geometry, PromptSampler};
 use crate::observer::Observer;
 use crate::rollout::Sampler;
@@ -132,6 +133,8 @@ pub struct Parts<A, S = Arrangement> {
     pub settings: SessionSettings,
     /// The config that all of this was made from, and the contents of its files.
     pub description: Description,
+    /// Where the weights can be had again that are not trained.
+    pub frozen: FrozenWeights,
     /// What a config may say of the program's plug-ins: it reads the config of a checkpoint.
     pub catalog: Catalog,
     /// The algorithm.
@@ -188,6 +191,7 @@ impl<A> Parts<A> {
             acceleration,
             settings: self.settings,
             description: self.description,
+            frozen: self.frozen,
             catalog: self.catalog,
             algorithm: self.algorithm,
             notices: self.notices,

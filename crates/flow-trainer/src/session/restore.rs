@@ -128,6 +128,8 @@ impl Checkpoint {
         }
         let layout = parts.state.weights.current.layout().clone();
         self.check_weights(&layout_of(&layout))?;
+        let frozen = meta.frozen().settle(parts.frozen, &parts.absent);
+        let frozen = frozen.map_err(|(problem, help)| self.mismatch(problem, &help))?;
         let geometry = parts.settings.geometry;
         let mut history = match &meta.geometry {
             Some(history) if history.is_sound() => history.clone(),
@@ -148,8 +150,9 @@ impl Checkpoint {
             help: "Use another checkpoint",
         };
         let kernels = parts.sampler.kernels.clone();
+        let trained = parts.state.optimizer.trained().to_vec();
         let fill = |set: &str, weights: &mut Weights| -> Result<(), TrainError> {
-            sections.weights(set, weights)?;
+            sections.weights(set, weights, |index| frozen.is_held(trained[index]))?;
             weights.settle(&*kernels);
             Ok(())
         };
@@ -169,11 +172,12 @@ impl Checkpoint {
             }
         }
         fill("current", &mut weights.current)?;
-        let moments = sections.moments(&layout, parts.state.optimizer.trained().iter().copied())?;
+        let moments = sections.moments(&layout, trained.iter().copied())?;
         let optimizer = &mut parts.state.optimizer;
         device.with_persistent_allocation(|| optimizer.restore(meta.optimizer_steps, moments));
         parts.acceleration.restore(&meta.accelerators);
         parts.state.iteration = meta.iteration;
+        parts.frozen = frozen;
         parts.prompt_sampler = parts.prompt_sampler.clone().following(history);
         Ok(())
     }

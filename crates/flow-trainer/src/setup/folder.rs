@@ -1,8 +1,8 @@
 //! A diffusers folder, `model.path`: what it says of the model, its text encoders, its autoencoder.
 
-use super::Environment;
 use super::described::{Said, said_by_constants};
 use super::paths::{hub_help, start_in_config};
+use super::{Environment, PipelineFolders};
 use crate::decoder::ImageDecoder;
 use crate::encoded::PromptEncoders;
 use crate::error::TrainError;
@@ -16,11 +16,11 @@ use std::path::Path;
 /// Where encoded prompts are kept in `run.dir`, unless the config says otherwise.
 const CACHE: &str = "prompt-cache";
 
-/// The diffusers folder that a config names.
+/// The diffusers folder that a config names, opened by `folders` if it was not yet.
 ///
 /// # Errors
 /// If it names none, or the folder is not there or not whole.
-pub fn pipeline(config: &Config, base: &Path) -> Result<Pipeline, TrainError> {
+pub fn pipeline(config: &Config, base: &Path, folders: &PipelineFolders) -> Result<Pipeline, TrainError> {
     let model = &config.model;
     let Some(path) = &model.path else {
         return Err(TrainError::Setting(
@@ -36,7 +36,7 @@ pub fn pipeline(config: &Config, base: &Path) -> Result<Pipeline, TrainError> {
             start_in_config(path, base)
         )));
     }
-    Ok(Pipeline::open(&folder, model.variant.as_deref())?)
+    Ok(folders.open(&folder, model.variant.as_deref())?)
 }
 
 /// The size of what the model makes: the config's, and where it is silent that of the pipeline.
@@ -57,11 +57,15 @@ fn size(config: &Config, pipeline: &Pipeline) -> Size {
 ///
 /// # Errors
 /// If the folder is not there or not whole, or of a pipeline that is not computed here.
-pub fn said_by_folder(config: &Config, base: &Path) -> Result<Option<Said>, TrainError> {
+pub fn said_by_folder(
+    config: &Config,
+    base: &Path,
+    folders: &PipelineFolders,
+) -> Result<Option<Said>, TrainError> {
     let Some(path) = &config.model.path else {
         return Ok(None);
     };
-    let pipeline = pipeline(config, base)?;
+    let pipeline = pipeline(config, base, folders)?;
     let constants = pipeline.transformer_constants(size(config, &pipeline))?;
     let constants = constants.as_object().cloned().unwrap_or_default();
     let mut said = Said {
@@ -161,8 +165,13 @@ impl Said {
 ///
 /// # Errors
 /// As [`said_by_folder`]; [`TrainError::Setting`] for a value of the model that contradicts the folder.
-pub fn completed_by_folder(config: &Config, defaults: &Config, base: &Path) -> Result<Config, TrainError> {
-    let Some(said) = said_by_folder(config, base)? else {
+pub fn completed_by_folder(
+    config: &Config,
+    defaults: &Config,
+    base: &Path,
+    folders: &PipelineFolders,
+) -> Result<Config, TrainError> {
+    let Some(said) = said_by_folder(config, base, folders)? else {
         return Ok(config.clone());
     };
     let json = |config: &Config| serde_json::to_value(config).expect("a config is plain data");
@@ -213,15 +222,16 @@ fn put(config: &mut Value, key: &str, value: Value) {
     *place = value;
 }
 
-/// Where a run of this config keeps encoded prompts.
-pub fn prompt_cache(config: &Config, base: &Path) -> PromptCache {
-    match &config.text {
+/// Where a run of this config keeps encoded prompts; hashes of files are those that `folders` knows.
+pub fn prompt_cache(config: &Config, base: &Path, folders: &PipelineFolders) -> PromptCache {
+    let cache = match &config.text {
         TextConfig::Encoders(EncodersText {
             cache: Some(cache), ..
         }) => PromptCache::new(base.join(cache)),
         // Opened from the working directory, as the runs are.
         _ => PromptCache::new(config.run.dir.join(CACHE)),
-    }
+    };
+    cache.with_hashes(folders.hashes())
 }
 
 /// The text encoders of the config's folder.
@@ -230,12 +240,13 @@ pub(super) fn encoders(
     text: &EncodersText,
     environment: &Environment<'_>,
 ) -> Result<PromptEncoders, TrainError> {
-    let pipeline = pipeline(config, environment.base)?;
+    let folders = &environment.folders;
+    let pipeline = pipeline(config, environment.base, folders)?;
     let settings = PromptSettings {
         text_tokens: text.tokens.unwrap_or(pipeline.defaults().text_tokens),
         micro_batch: text.micro_batch,
     };
-    let cache = prompt_cache(config, environment.base);
+    let cache = prompt_cache(config, environment.base, folders);
     let encoders = PromptEncoders::new(pipeline, cache, settings, &environment.device, &environment.plan);
     Ok(encoders.with_negative_prompt(&text.negative_prompt))
 }
@@ -252,7 +263,8 @@ pub fn decoder(
     if config.model.path.is_none() {
         return Ok(ImageDecoder::pixels(spec.latent));
     }
-    let autoencoder = pipeline(config, environment.base)?.autoencoder(&environment.device)?;
+    let pipeline = pipeline(config, environment.base, &environment.folders)?;
+    let autoencoder = pipeline.autoencoder(&environment.device)?;
     Ok(ImageDecoder::autoencoder(
         spec.latent,
         autoencoder,

@@ -5,6 +5,7 @@
 mod checkpointing;
 mod described;
 mod folder;
+mod folders;
 mod model;
 mod optimizer;
 mod paths;
@@ -15,6 +16,7 @@ mod served;
 pub use checkpointing::{TrainingSteps, regions};
 pub use described::{Said, said_by_adapter, said_by_weights};
 pub use folder::{completed_by_folder, decoder, pipeline, prompt_cache, said_by_folder};
+pub use folders::PipelineFolders;
 pub use model::{ModelOutline, ModelParts, model, outline};
 pub use optimizer::settings as optimizer_settings;
 pub use paths::{start_in_config, start_on_command_line};
@@ -25,6 +27,7 @@ use crate::algorithm::{Algorithm, AlgorithmContext, ReferenceWeights, SamplingWe
 use crate::conditions::Conditioner;
 use crate::description::Description;
 use crate::error::TrainError;
+use crate::frozen::FrozenWeights;
 use crate::geometry::{Geometry, PromptSampler};
 use crate::geometry_history::GeometryHistory;
 use crate::optimizer::AdamW;
@@ -59,6 +62,8 @@ pub struct Environment<'a> {
     pub base: &'a Path,
     /// Measures the device's memory, which a budget of activation checkpointing needs.
     pub gauge: Option<Arc<dyn MemoryProbe>>,
+    /// Diffusers folders that were opened.
+    pub folders: PipelineFolders,
 }
 
 impl Environment<'_> {
@@ -72,6 +77,7 @@ impl Environment<'_> {
             device: self.device.clone(),
             plan: Arc::new(plan),
             gauge: self.gauge.clone(),
+            folders: self.folders.clone(),
             ..*self
         }
     }
@@ -330,10 +336,14 @@ pub fn parts<A: Algorithm>(
     algorithm: A,
 ) -> Result<Parts<A>, TrainError> {
     // Before anything is loaded: the contents of files as they are when the run begins.
-    let description = Description::of(config, environment.base)?;
+    let description = Description::of(config, environment.base, &environment.folders)?;
     let model = model::model_with_absent_files(config, environment)?;
     let parts = parts_of(config, environment, model, algorithm)?;
-    Ok(Parts { description, ..parts })
+    Ok(Parts {
+        frozen: FrozenWeights::of(&description, parts.state.weights.current.layout()),
+        description,
+        ..parts
+    })
 }
 
 /// As [`parts`], of a model that is there already: one of the same `[model]` and precision. What files hold is not looked at, so
@@ -458,6 +468,7 @@ pub fn parts_of<A: Algorithm>(
         )?
         .following(GeometryHistory::new(&geometry)),
         description: Description::of_config(config),
+        frozen: FrozenWeights::InCheckpoint,
         catalog: environment.plugins.catalog(),
         prompts,
         dataset,

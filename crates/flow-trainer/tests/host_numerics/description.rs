@@ -7,6 +7,7 @@ use std::path::Path;
 use flow_config::{Config, DataConfig, Finetune, TextConfig, WordsText};
 use flow_trainer::description::rules::{self, RULES, Rule};
 use flow_trainer::description::{Change, Description, forbidden};
+use flow_trainer::setup::PipelineFolders;
 use serde_json::{Value, json};
 
 const BASE: &str = "config_version = 1\n[[rewards]]\nkind = \"digit-classifier\"\nweights = \"built-in\"\n";
@@ -277,7 +278,8 @@ fn files_are_compared_by_what_they_hold() {
     file("b.safetensors", "two");
     let of = |name: &str, base: &Path| {
         let reward = format!("rewards=[{{ kind = 'digit-classifier', weights = '{name}' }}]");
-        Description::of(&config(&[&reward, &format!("model.weights={name}")]), base).unwrap()
+        let config = config(&[&reward, &format!("model.weights={name}")]);
+        Description::of(&config, base, &PipelineFolders::default()).unwrap()
     };
     let before = of("a.safetensors", folder.path());
     assert!(

@@ -10,7 +10,7 @@ use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::Observer;
 use flow_trainer::session::{Parts, Session};
-use flow_trainer::setup::{self, Environment};
+use flow_trainer::setup::{self, Environment, PipelineFolders};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -109,6 +109,7 @@ pub fn environment_with(registries: &Registries, kernels: Arc<dyn Kernels>) -> E
         plugins: &registries.plugins,
         base: Path::new("."),
         gauge: None,
+        folders: PipelineFolders::default(),
     }
 }
 

@@ -1,6 +1,7 @@
 //! What a plan is made of, and how it reads.
 
 use super::cost::{Cost, Work};
+use crate::commands::memory;
 use crate::commands::survey::Target;
 use crate::terminal;
 use flow_config::{Config, Finetune};
@@ -11,7 +12,7 @@ use flow_trainer::geometry::Geometry;
 use flow_trainer::scheduler::{Schedule, StepCoefficients};
 use flow_trainer::session::Parts;
 use flow_trainer::setup::Environment;
-use flow_validate::{Load, MemoryEstimate, Operations, checkpoint_policy};
+use flow_validate::{Companions, Load, MemoryEstimate, Operations, checkpoint_policy};
 
 /// Who computes, in words.
 pub(super) struct Computing {
@@ -80,6 +81,8 @@ pub(super) struct Described<'a> {
     pub(super) spec: &'a ModelSpec,
     pub(super) layout: &'a ParamLayout,
     pub(super) load: Load,
+    /// The other models of a diffusers folder.
+    pub(super) companions: Option<Companions>,
     pub(super) trained: &'a [bool],
     pub(super) geometry: &'a Geometry,
     pub(super) schedule: &'a Schedule,
@@ -107,9 +110,15 @@ impl<'a> Described<'a> {
         environment: &Environment<'_>,
         parts: &'a Parts<A>,
     ) -> Self {
+        let load = Load::of(config, &environment.plugins.catalog());
+        let spec = parts.sampler.policy.model.spec();
+        let folders = &environment.folders;
+        // What cannot be measured has been refused: the parts are there.
+        let companions = memory::companions(config, environment.base, folders, (spec.latent, &load));
         Self {
-            load: Load::of(config, &environment.plugins.catalog()),
-            spec: parts.sampler.policy.model.spec(),
+            load,
+            companions: companions.unwrap_or_default(),
+            spec,
             layout: parts.state.weights.current.layout(),
             trained: parts.state.optimizer.trained(),
             geometry: &parts.settings.geometry,
@@ -226,11 +235,15 @@ impl Described<'_> {
             text_tokens: self.text_tokens,
             ..self.load
         };
+        let memory = MemoryEstimate::new(self.layout, self.spec, self.trained_values(), &load);
         Figures {
             passes,
             guided,
             cost: Cost::of(&operations, &work),
-            memory: MemoryEstimate::new(self.layout, self.spec, self.trained_values(), &load),
+            memory: match &self.companions {
+                Some(companions) => memory.with_companions(companions, load.stored),
+                None => memory,
+            },
             work,
         }
     }

@@ -20,7 +20,7 @@ pub fn make(
     arguments: &SampleArguments,
     seed: u64,
 ) -> Result<Vec<Decoded>, Failure> {
-    let pipeline = setup::pipeline(config, environment.base).or_bad_input()?;
+    let pipeline = setup::pipeline(config, environment.base, &environment.folders).or_bad_input()?;
     let steps = arguments.steps.map_or(pipeline.defaults().steps, usize::from);
     let scale = arguments.guidance.unwrap_or(pipeline.defaults().guidance_scale);
     // The encoders first: they are dropped before the transformer is loaded.

@@ -14,7 +14,7 @@ use flow_report::{
 use flow_train::Registries;
 use flow_trainer::TrainError;
 use flow_trainer::description::{Description, forbidden};
-use flow_trainer::setup::Environment;
+use flow_trainer::setup::{Environment, PipelineFolders};
 use flow_validate::codes;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ pub enum Start {
 
 /// Before anything is built of a config that goes on with a run: whether it describes that run. What cannot be read here is for
 /// others to say. Gives whether there is a checkpoint to go on from.
-pub fn compare(arguments: &TrainArguments) -> Result<bool, Failure> {
+pub fn compare(arguments: &TrainArguments, folders: &PipelineFolders) -> Result<bool, Failure> {
     let registries = Registries::built_in().or_failed()?;
     let catalog = registries.catalog();
     // A run that begins is compared with nothing, so its files are not asked.
@@ -42,8 +42,8 @@ pub fn compare(arguments: &TrainArguments) -> Result<bool, Failure> {
     let inspection = described::inspect(
         &arguments.config,
         Use::Training,
-        &registries.plugins.models,
-        &catalog,
+        (&registries.plugins.models, &catalog),
+        folders,
     )?;
     // A config that contradicts its weights contradicts the run, too, which says more.
     let is_wrong = |one: &Diagnostic| one.severity == Severity::Error && one.code != codes::OTHER_MODEL;

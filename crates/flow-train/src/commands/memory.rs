@@ -1,0 +1,102 @@
+//! What a run asks of memory: the models of its diffusers folder, and the table that `check` prints.
+
+use crate::terminal;
+use flow_config::Config;
+use flow_core::LatentShape;
+use flow_pipeline::{Decoding, ModelSize};
+use flow_trainer::TrainError;
+use flow_trainer::setup::{self, PipelineFolders};
+use flow_validate::{Companion, Companions, Load, MemoryTable, gib};
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// The models beside the one that is trained, of the diffusers folder that `config` names; nothing if it names none. Sizes are those of
+/// configs and headers: no weight is read. `latent` is the model's.
+pub fn companions(
+    config: &Config,
+    base: &Path,
+    folders: &PipelineFolders,
+    (latent, load): (LatentShape, &Load),
+) -> Result<Option<Companions>, TrainError> {
+    if config.model.path.is_none() {
+        return Ok(None);
+    }
+    let pipeline = setup::pipeline(config, base, folders)?;
+    let companion = |size: ModelSize| Companion {
+        name: size.name,
+        class: size.class,
+        values: size.values,
+        file_bytes: size.file_bytes,
+    };
+    // Other kinds of text need no encoders.
+    let encoders = match config.text {
+        flow_config::TextConfig::Encoders(_) => pipeline.text_encoder_sizes()?,
+        _ => Vec::new(),
+    };
+    let decoding = Decoding {
+        samples: config.sampling.micro_batch,
+        bytes_of_value: load.stored.activation,
+        one_by_one: config.device.kind == flow_config::DeviceKind::Cpu,
+    };
+    Ok(Some(Companions {
+        encoders: encoders.into_iter().map(companion).collect(),
+        autoencoder: Some(companion(pipeline.autoencoder_size()?)),
+        decoding_bytes: pipeline.decoding_bytes(latent, decoding)? as f64,
+    }))
+}
+
+/// The table for people; `device` is what it is about.
+pub fn text(table: &MemoryTable, device: &str) -> String {
+    let phases = |when: &[flow_validate::Phase]| match when.len() {
+        3.. => "always".to_owned(),
+        _ => when
+            .iter()
+            .map(|phase| phase.name())
+            .collect::<Vec<_>>()
+            .join(", "),
+    };
+    let mut rows = vec![["memory", "of", "when", "takes"].map(str::to_owned).to_vec()];
+    for row in &table.rows {
+        rows.push(vec![
+            row.part.clone(),
+            row.what.clone(),
+            phases(&row.when),
+            gib(row.bytes),
+        ]);
+    }
+    let mut text = terminal::table(&rows, 3);
+    text.push('\n');
+    let sums = table.phases.iter();
+    let mut sums: Vec<Vec<String>> = sums
+        .map(|(phase, bytes)| vec![phase.in_words().to_owned(), gib(*bytes)])
+        .collect();
+    if let Some(available) = table.available {
+        sums.push(vec![format!("{device} has"), gib(available as f64)]);
+    }
+    text.push_str(&terminal::table(&sums, 1));
+    text
+}
+
+/// The table for programs; `docs/src/config.md` describes it.
+pub fn json(table: &MemoryTable) -> Value {
+    let (phase, bytes) = table.peak();
+    let rows: Vec<Value> = table
+        .rows
+        .iter()
+        .map(|row| {
+            let when: Vec<&str> = row.when.iter().map(|phase| phase.name()).collect();
+            json!({ "part": row.part, "what": row.what, "bytes": row.bytes, "when": when })
+        })
+        .collect();
+    let phases: serde_json::Map<String, Value> = table
+        .phases
+        .iter()
+        .map(|(phase, bytes)| (phase.name().to_owned(), json!(bytes)))
+        .collect();
+    json!({
+        "parts": rows,
+        "phases": phases,
+        "peak": { "phase": phase.name(), "bytes": bytes },
+        "device_bytes": table.available,
+    })
+}

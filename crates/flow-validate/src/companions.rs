@@ -1,0 +1,25 @@
+//! The models of a diffusers folder beside the one that is trained, as data.
+
+/// A model that is not trained.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Companion {
+    /// Its component: `text_encoder_3`.
+    pub name: String,
+    /// Its class: `T5EncoderModel`.
+    pub class: String,
+    /// Its weights.
+    pub values: usize,
+    /// Bytes of its files.
+    pub file_bytes: usize,
+}
+
+/// What is in memory beside the model that is trained, at some time.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Companions {
+    /// Text encoders, in the order in which they are loaded; each is dropped before the next.
+    pub encoders: Vec<Companion>,
+    /// The autoencoder, which stays.
+    pub autoencoder: Option<Companion>,
+    /// About what the autoencoder takes while it decodes, in bytes.
+    pub decoding_bytes: f64,
+}

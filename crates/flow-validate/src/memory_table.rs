@@ -1,0 +1,223 @@
+//! What a run asks of memory, row by row, for people and programs.
+
+use crate::companions::{Companion, Companions};
+use crate::memory::{Load, MemoryEstimate, Stored};
+use crate::phase::Phase;
+use flow_config::{Config, Finetune};
+use flow_core::{ModelSpec, ParamLayout};
+use std::collections::BTreeSet;
+
+/// What is in memory for one purpose.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MemoryRow {
+    /// What it is: `text_encoder_3`.
+    pub part: String,
+    /// How much of what: `T5EncoderModel, 4.76 G values in bf16`.
+    pub what: String,
+    /// Bytes.
+    pub bytes: f64,
+    /// When it is there; of text encoders one after the other.
+    pub when: Vec<Phase>,
+}
+
+/// The memory of a run: parts, their sums at each time, and what the device has.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MemoryTable {
+    /// The parts that take something.
+    pub rows: Vec<MemoryRow>,
+    /// The sums.
+    pub phases: Vec<(Phase, f64)>,
+    /// Memory of the device in bytes, if it is known.
+    pub available: Option<u64>,
+}
+
+/// A model that is to be trained, and what it is asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Trained<'a> {
+    /// Its weights' names and shapes, adapters included.
+    pub layout: &'a ParamLayout,
+    /// What it is.
+    pub spec: &'a ModelSpec,
+    /// How many of the layout's values are trained.
+    pub values: usize,
+    /// What a run asks of memory.
+    pub load: &'a Load,
+}
+
+impl MemoryTable {
+    /// Of a run of `config`, with the other models of its diffusers folder, on a device with so many bytes `available`.
+    pub fn new(
+        config: &Config,
+        model: Trained<'_>,
+        companions: Option<&Companions>,
+        available: Option<u64>,
+    ) -> Self {
+        let load = model.load;
+        let plain = MemoryEstimate::new(model.layout, model.spec, model.values, load);
+        let estimate = companions.map_or(plain, |all| plain.with_companions(all, load.stored));
+        let mut rows = of_model(config, &model, &estimate);
+        if let Some(companions) = companions {
+            rows.extend(of_companions(companions, load.stored, &model.spec.latent));
+        }
+        rows.extend(of_iteration(config, &model, &estimate));
+        rows.retain(|row| row.bytes > 0.0);
+        let asked: BTreeSet<&str> = rows
+            .iter()
+            .flat_map(|row| &row.when)
+            .map(|phase| phase.name())
+            .collect();
+        let phases = Phase::ALL
+            .into_iter()
+            .filter(|phase| asked.contains(phase.name()));
+        Self {
+            phases: phases.map(|phase| (phase, estimate.at(phase))).collect(),
+            available,
+            rows,
+        }
+    }
+
+    /// When most is there, and how much, in bytes.
+    pub fn peak(&self) -> (Phase, f64) {
+        let largest = |a: (Phase, f64), b: (Phase, f64)| if b.1 >= a.1 { b } else { a };
+        let first = (Phase::Update, 0.0);
+        self.phases.iter().copied().fold(first, largest)
+    }
+}
+
+const WITH_MODEL: [Phase; 3] = [Phase::Encoding, Phase::Rollout, Phase::Update];
+
+/// Weights of the model and what grows with them.
+fn of_model(config: &Config, model: &Trained<'_>, estimate: &MemoryEstimate) -> Vec<MemoryRow> {
+    let Stored {
+        trained,
+        frozen,
+        moment,
+        gradient,
+        ..
+    } = model.load.stored;
+    let all = model.layout.count_values(|_| true);
+    let rest = all - model.values;
+    let of_trained = match config.model.finetune {
+        Finetune::Lora => "adapters",
+        Finetune::Full => "model",
+    };
+    let values = count(model.values);
+    let mut rows = vec![
+        MemoryRow {
+            part: "model".into(),
+            what: format!(
+                "{}, {} values, frozen, in {}",
+                model.spec.architecture,
+                count(rest),
+                dtype(frozen)
+            ),
+            bytes: frozen as f64 * rest as f64,
+            when: WITH_MODEL.into(),
+        },
+        MemoryRow {
+            part: of_trained.into(),
+            what: format!("{values} values, trained, in {}", dtype(trained)),
+            bytes: trained as f64 * model.values as f64,
+            when: WITH_MODEL.into(),
+        },
+        MemoryRow {
+            part: "optimizer".into(),
+            what: format!("two moments of {values} values in {}", dtype(moment)),
+            bytes: estimate.moments,
+            when: WITH_MODEL.into(),
+        },
+        MemoryRow {
+            part: "copies".into(),
+            what: format!(
+                "{} of {values} values: average, reference, sampling policy",
+                model.load.copies
+            ),
+            bytes: estimate.copies,
+            when: WITH_MODEL.into(),
+        },
+        MemoryRow {
+            part: "gradients".into(),
+            what: format!("of {values} values in {}, and their sum in f32", dtype(gradient)),
+            bytes: estimate.gradients + estimate.sums,
+            when: vec![Phase::Update],
+        },
+    ];
+    if estimate.loading > estimate.weights {
+        let read = MemoryRow {
+            part: "model, read".into(),
+            what: format!("{} values in f32, before they are stored", count(all)),
+            bytes: estimate.loading,
+            when: vec![Phase::Loading],
+        };
+        rows.insert(0, read);
+    }
+    rows
+}
+
+fn of_companions(companions: &Companions, stored: Stored, latent: &flow_core::LatentShape) -> Vec<MemoryRow> {
+    let row = |model: &Companion, when: Vec<Phase>| MemoryRow {
+        part: model.name.clone(),
+        what: format!(
+            "{}, {} values in {}",
+            model.class,
+            count(model.values),
+            dtype(stored.frozen)
+        ),
+        bytes: stored.frozen as f64 * model.values as f64,
+        when,
+    };
+    let encoders = companions.encoders.iter();
+    let mut rows: Vec<MemoryRow> = encoders.map(|model| row(model, vec![Phase::Encoding])).collect();
+    rows.extend(
+        companions
+            .autoencoder
+            .iter()
+            .map(|model| row(model, WITH_MODEL.into())),
+    );
+    rows.push(MemoryRow {
+        part: "decoding".into(),
+        what: format!("latents of {} by {}", latent.width, latent.height),
+        bytes: companions.decoding_bytes,
+        when: vec![Phase::Rollout],
+    });
+    rows
+}
+
+/// What an iteration keeps.
+fn of_iteration(config: &Config, model: &Trained<'_>, estimate: &MemoryEstimate) -> Vec<MemoryRow> {
+    let load = model.load;
+    vec![
+        MemoryRow {
+            part: "trajectories".into(),
+            what: format!("{} images, {} recorded steps", load.images, load.records),
+            bytes: estimate.trajectories,
+            when: vec![Phase::Rollout, Phase::Update],
+        },
+        MemoryRow {
+            part: "activations".into(),
+            what: format!(
+                "a micro-batch of {} in {}, checkpointing \"{}\"",
+                config.sampling.micro_batch,
+                dtype(load.stored.activation),
+                crate::checkpoint_policy(config).name()
+            ),
+            bytes: estimate.activations,
+            when: vec![Phase::Update],
+        },
+    ]
+}
+
+/// A number of values with a decimal prefix: `2.47 G`.
+fn count(values: usize) -> String {
+    match values as f64 {
+        values if values >= 1e9 => format!("{:.2} G", values / 1e9),
+        values if values >= 1e6 => format!("{:.2} M", values / 1e6),
+        values if values >= 1e4 => format!("{:.1} k", values / 1e3),
+        values => values.to_string(),
+    }
+}
+
+/// The precision of values of so many bytes.
+fn dtype(bytes: usize) -> &'static str {
+    if bytes == 2 { "bf16" } else { "f32" }
+}
