@@ -20,7 +20,7 @@ struct Hashed {
 }
 
 /// A hash of texts, in which one cannot go over into the next.
-pub(super) fn of_texts<'a>(texts: impl Iterator<Item = &'a str>) -> String {
+pub(crate) fn of_texts<'a>(texts: impl Iterator<Item = &'a str>) -> String {
     let mut hasher = blake3::Hasher::new();
     for text in texts {
         hasher.update(&(text.len() as u64).to_le_bytes());
@@ -32,6 +32,33 @@ pub(super) fn of_texts<'a>(texts: impl Iterator<Item = &'a str>) -> String {
 /// A hash of the pipeline's class and the contents of its tokenizers and text encoders. Those of files that `cache` knows are taken
 /// from there, and the others put there with `keep`.
 pub(super) fn of_encoders(cache: &Path, pipeline: &Pipeline, keep: bool) -> Result<String, PipelineError> {
+    of_files(cache, pipeline, files(pipeline)?, keep)
+}
+
+/// As [`of_encoders`], of the autoencoder.
+pub(crate) fn of_autoencoder(cache: &Path, pipeline: &Pipeline) -> Result<String, PipelineError> {
+    let folder = pipeline.autoencoder_folder();
+    let mut all = vec![folder.join("config.json")];
+    for component in pipeline.folder().components() {
+        if component.name == "vae" {
+            // The plain weights, as `Pipeline::autoencoder` reads them; of a folder that has a variant alone, that.
+            let plain = component.weight_files(None);
+            let weights = match plain {
+                Ok(weights) => weights,
+                Err(_) => component.weight_files(pipeline.variant())?,
+            };
+            all.extend(weights.files.iter().cloned());
+        }
+    }
+    of_files(cache, pipeline, all, true)
+}
+
+fn of_files(
+    cache: &Path,
+    pipeline: &Pipeline,
+    files: Vec<PathBuf>,
+    keep: bool,
+) -> Result<String, PipelineError> {
     let list = cache.join(HASHES);
     let known = fs::read(&list)
         .ok()
@@ -39,7 +66,7 @@ pub(super) fn of_encoders(cache: &Path, pipeline: &Pipeline, keep: bool) -> Resu
     let mut known: BTreeMap<String, Hashed> = known.unwrap_or_default();
     let before = known.clone();
     let mut parts = vec![pipeline.folder().class().to_owned()];
-    for path in files(pipeline)? {
+    for path in files {
         let name = path.strip_prefix(pipeline.folder().folder()).unwrap_or(&path);
         parts.push(name.to_string_lossy().into_owned());
         parts.push(hashed(&path, &mut known)?);

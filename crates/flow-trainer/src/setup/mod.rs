@@ -14,7 +14,7 @@ mod served;
 
 pub use checkpointing::{TrainingSteps, regions};
 pub use described::{Said, said_by_adapter, said_by_weights};
-pub use folder::{completed_by_folder, decoder, pipeline, prompt_cache, said_by_folder};
+pub use folder::{completed_by_folder, decoder, folder_size, pipeline, prompt_cache, said_by_folder};
 pub use model::{ModelOutline, ModelParts, model, outline};
 pub use optimizer::settings as optimizer_settings;
 pub use paths::{start_in_config, start_on_command_line};
