@@ -15,7 +15,18 @@ pub(crate) fn add_weights<'a>(
     set: &str,
     weights: &'a Weights,
 ) -> Result<(), CheckpointError> {
-    for (index, spec) in weights.layout().specs().iter().enumerate() {
+    add_some_weights(writer, set, weights, &vec![true; weights.layout().len()])
+}
+
+/// As [`add_weights`], those alone that are `wanted`, one flag each.
+pub(crate) fn add_some_weights<'a>(
+    writer: &mut CheckpointWriter<'a>,
+    set: &str,
+    weights: &'a Weights,
+    wanted: &[bool],
+) -> Result<(), CheckpointError> {
+    let specs = weights.layout().specs().iter().enumerate();
+    for (index, spec) in specs.filter(|(index, _)| wanted[*index]) {
         let name = format!("{set}/{}", spec.name);
         writer.section_streamed(&name, bytes(spec), move |out| {
             write_values(out, &weights.host(index))
@@ -69,8 +80,15 @@ impl Sections<'_> {
 
     /// Puts the values of a set into `weights`.
     pub fn weights(&self, set: &str, weights: &mut Weights) -> Result<(), TrainError> {
+        let all = vec![true; weights.layout().len()];
+        self.some_weights(set, weights, &all)
+    }
+
+    /// As [`weights`](Self::weights), those alone that are `wanted`, one flag each.
+    pub fn some_weights(&self, set: &str, weights: &mut Weights, wanted: &[bool]) -> Result<(), TrainError> {
         let layout = weights.layout().clone();
-        for (index, spec) in layout.specs().iter().enumerate() {
+        let specs = layout.specs().iter().enumerate();
+        for (index, spec) in specs.filter(|(index, _)| wanted[*index]) {
             weights.set(index, self.tensor(set, spec)?)?;
         }
         Ok(())
