@@ -152,6 +152,14 @@ impl Images {
         for one in &tests {
             add(one, true);
         }
+        let mut notes = notes;
+        if !held_out.contains(&true) {
+            notes.push(
+                "no caption is held out, so evaluation measures captions that are trained on; `data.test_path`, `data.test_count` or \
+                 `data.test_fraction` hold some out"
+                    .into(),
+            );
+        }
         let mut trained: Vec<u32> = pictures.iter().map(|picture| picture.caption).collect();
         trained.sort_unstable();
         trained.dedup();
@@ -278,6 +286,20 @@ impl Dataset for Images {
 
     fn notes(&self) -> Vec<String> {
         self.notes.clone()
+    }
+
+    /// Where none is held out, all: there would be nothing to evaluate.
+    fn held_out_prompts(&self) -> Vec<Prompt> {
+        let of = |wanted: bool| {
+            let all = self.prompts.iter().zip(&self.held_out);
+            all.filter(|(_, held_out)| **held_out == wanted)
+                .map(|(prompt, _)| prompt.clone())
+                .collect::<Vec<Prompt>>()
+        };
+        match self.held_out.contains(&true) {
+            true => of(true),
+            false => of(false),
+        }
     }
 }
 
