@@ -174,7 +174,7 @@ impl Images {
                 .width
                 .zip(settings.height)
                 .map(|(width, height)| ImageShape {
-                    channels: settings.channels,
+                    channels: settings.channels(),
                     height,
                     width,
                 }),

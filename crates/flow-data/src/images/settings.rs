@@ -45,10 +45,9 @@ pub struct ImagesSettings {
     #[serde(default)]
     #[schemars(range(min = 1, max = 16_384))]
     pub height: Option<usize>,
-    /// Channels for a model of pixels: 3 for colours, 1 for grey.
-    #[serde(default = "channels")]
-    #[schemars(extend("enum" = [1, 3]))]
-    pub channels: usize,
+    /// Make pictures grey for a model of pixels: one channel instead of three.
+    #[serde(default)]
+    pub grey: bool,
     /// Make tokens of the captions' words, for a model that learns to read them itself (`dit`, or `text.kind = "words"`): each
     /// different word is a token.
     #[serde(default)]
@@ -60,10 +59,6 @@ pub struct ImagesSettings {
 
 const fn test_fraction() -> f64 {
     0.1
-}
-
-const fn channels() -> usize {
-    3
 }
 
 impl ImagesSettings {
@@ -79,10 +74,14 @@ impl ImagesSettings {
             seed: 0,
             width: None,
             height: None,
-            channels: channels(),
+            grey: false,
             words: false,
             cache: None,
         }
+    }
+
+    pub(super) fn channels(&self) -> usize {
+        if self.grey { 1 } else { 3 }
     }
 
     /// What is known of the pictures before they are read. Of those that are not square a model's own size is compared when it is
@@ -92,7 +91,7 @@ impl ImagesSettings {
         DataFacts {
             images: square.map(|size| ImageFacts {
                 size,
-                channels: self.channels,
+                channels: self.channels(),
             }),
             prompts: None,
         }
