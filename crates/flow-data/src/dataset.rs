@@ -4,6 +4,7 @@ use crate::error::{DataError, PromptError};
 use crate::image::{Image, ImageShape};
 use crate::prompt::Prompt;
 use crate::vocabulary::{NULL_TOKEN, Vocabulary};
+use std::path::Path;
 
 /// One image with its true caption.
 #[derive(Debug, Clone, PartialEq)]
@@ -15,7 +16,7 @@ pub struct Example {
 }
 
 /// A data set: prompts to train on and prompts that are held out. Some have tokens ([`TokenizedPrompts`]), some have images
-/// ([`CaptionedImages`]).
+/// ([`CaptionedImages`]) or pictures of any size ([`CaptionedPictures`]).
 ///
 /// Every method is a pure function: the same call gives the same answer on every thread and in every run.
 pub trait Dataset: Send + Sync {
@@ -43,6 +44,11 @@ pub trait Dataset: Send + Sync {
 
     /// Its images, for pretraining.
     fn captioned_images(&self) -> Option<&dyn CaptionedImages> {
+        None
+    }
+
+    /// Its pictures of any size, for pretraining in latents: whoever encodes them says what they are fitted to.
+    fn captioned_pictures(&self) -> Option<&dyn CaptionedPictures> {
         None
     }
 
@@ -143,6 +149,52 @@ pub trait CaptionedImages: Send + Sync {
         seed: u64,
         index: u64,
     ) -> Result<Prompt, DataError>;
+}
+
+/// Training pictures of files with their captions, of any size and encoded as the files are ([`Picture`](crate::Picture) decodes them).
+pub trait CaptionedPictures: Send + Sync {
+    /// Number of training pictures.
+    fn len(&self) -> u64;
+
+    /// Whether there is no training picture.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// What a person finds a picture by, for messages: its path, and the line that names it.
+    ///
+    /// # Errors
+    /// [`DataError::IndexOutOfRange`] unless `index < len()`.
+    fn place(&self, index: u64) -> Result<String, DataError>;
+
+    /// The bytes of a picture's file.
+    ///
+    /// # Errors
+    /// As [`place`](Self::place); [`DataError::Pictures`] if the file cannot be read.
+    fn bytes(&self, index: u64) -> Result<Vec<u8>, DataError>;
+
+    /// The caption of a picture.
+    ///
+    /// # Errors
+    /// As [`place`](Self::place).
+    fn caption(&self, index: u64) -> Result<&Prompt, DataError>;
+
+    /// As [`CaptionedImages::noisy_prompt`].
+    ///
+    /// # Errors
+    /// As [`CaptionedImages::noisy_prompt`].
+    fn noisy_prompt(
+        &self,
+        prompt: &Prompt,
+        fraction: f32,
+        seed: u64,
+        index: u64,
+    ) -> Result<Prompt, DataError>;
+
+    /// Folder in which the user wants encoded pictures to be kept; none: wherever the trainer keeps them.
+    fn cache(&self) -> Option<&Path> {
+        None
+    }
 }
 
 pub(crate) fn check_fraction(fraction: f32) -> Result<(), DataError> {

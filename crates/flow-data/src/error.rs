@@ -69,6 +69,12 @@ pub enum DataError {
         /// The file, what is wrong with it, and how to mend it.
         problem: String,
     },
+    /// Pictures, or lists of them, that cannot be used.
+    #[error("{problem}")]
+    Pictures {
+        /// The file or folder, its line, what is wrong, and how to mend it.
+        problem: String,
+    },
     /// Digits data that can be read but not used.
     #[error("digits data: {problem}")]
     DigitsData {

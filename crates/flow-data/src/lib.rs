@@ -10,6 +10,7 @@
 //! | data set | images | prompts | held out |
 //! |---|---|---|---|
 //! | [`Digits`] | 1,797 of 1×8×8 | "thin\|medium\|bold k", 30 | 10, one for each digit |
+//! | [`Images`] | pictures of files, fitted to a size | their captions, any text | those of a second folder, or a share |
 //! | [`Prompts`] | none | of a file, any text | those of a second file, or a share |
 //! | [`Shapes`] | rendered, 3×24×24 by default | "three red circles", "one blue square on the left", 126 | 9 of the 54 (count, colour, shape) |
 //!
@@ -31,7 +32,9 @@ mod dataset;
 mod digits;
 mod error;
 mod image;
+mod images;
 mod parse;
+pub mod picture;
 mod prompt;
 pub mod prompt_list;
 mod prompts_file;
@@ -40,10 +43,12 @@ mod shapes;
 mod suggest;
 mod vocabulary;
 
-pub use dataset::{CaptionedImages, Dataset, Example, FREE_PROMPT_ID, TokenizedPrompts};
+pub use dataset::{CaptionedImages, CaptionedPictures, Dataset, Example, FREE_PROMPT_ID, TokenizedPrompts};
 pub use digits::{DIGITS_CITATION, Digits, DigitsSettings, DigitsSplit, HELD_OUT_WEIGHT};
 pub use error::{DataError, PromptError};
 pub use image::{Image, ImageShape};
+pub use images::{Images, ImagesSettings};
+pub use picture::{Picture, PictureError};
 pub use prompt::{Colour, Position, Prompt, PromptSpec, Shape, Weight};
 pub use prompt_list::{
     PROMPT_KEY, PromptEntry, PromptFormat, PromptList, PromptListError, PromptNote, TestShare,

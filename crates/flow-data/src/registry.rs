@@ -110,6 +110,7 @@ impl DatasetRegistry {
     pub fn with_built_in() -> Result<Self, NameTaken> {
         let mut registry = Self::new();
         crate::Digits::register(&mut registry)?;
+        crate::Images::register(&mut registry)?;
         crate::Prompts::register(&mut registry)?;
         crate::Shapes::register(&mut registry)?;
         Ok(registry)

@@ -20,7 +20,8 @@ pub use dit::{Dit, DitConfig, MoeConfig, Position};
 pub use error::ModelError;
 pub use flux::{Flux, FluxConfig};
 pub use lora::{
-    AdapterFile, AdapterLayout, Trained, add_lora, export_adapters, load_adapters, merge, trained_mask,
+    AdapterFile, AdapterLayout, Trained, add_lora, export_adapters, load_adapters, merge, save_adapters,
+    trained_mask,
 };
 pub use mmdit::{Mmdit, MmditConfig};
 pub use qwen_image::{QwenImage, QwenImageConfig};

@@ -1,7 +1,7 @@
 //! Encoded prompts on disk, found by what they were made of: the files of tokenizers and encoders, settings, precision, text.
 
-mod entry;
-mod fingerprint;
+pub(crate) mod entry;
+pub(crate) mod fingerprint;
 
 use crate::{EncodedPrompt, Pipeline, PipelineError, PromptSettings};
 use burn::tensor::DType;

@@ -66,7 +66,21 @@ pub enum PipelineError {
         /// What is wrong with it, and what to do.
         problem: String,
     },
-    /// A file of the cache of prompts.
+    /// A picture that cannot be encoded.
+    #[error("{problem}")]
+    Picture {
+        /// The picture, what is wrong with it, and how to mend it.
+        problem: String,
+    },
+    /// An entry of the cache of encoded pictures that cannot be used.
+    #[error("the encoded picture `{}`: {problem}", path.display())]
+    Latent {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it, and what to do.
+        problem: String,
+    },
+    /// A file of a cache.
     #[error("cannot {action} `{}`: {source}", path.display())]
     Io {
         /// What was tried.

@@ -154,6 +154,16 @@ impl Pipeline {
         }
     }
 
+    /// Whether it makes videos: its latents have several frames.
+    pub fn makes_videos(&self) -> bool {
+        self.steps.frames.is_some()
+    }
+
+    /// Channels of a latent.
+    pub fn latent_channels(&self) -> usize {
+        self.steps.channels
+    }
+
     /// The latent of a picture or video of `size`, as the transformer has it.
     ///
     /// # Errors

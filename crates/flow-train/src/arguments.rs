@@ -40,6 +40,15 @@ pub enum Command {
     Pretrain(PretrainArguments),
     /// Generate images
     Sample(SampleArguments),
+    /// Encode pictures to latents by the autoencoder of a diffusers folder, and prompts to embeddings
+    ///
+    /// Writes a safetensors file with `latents` in the units of the folder's transformer, `[B, C, H, W]`, or `[B, C, F, H, W]` of a
+    /// pipeline that makes videos; and, of prompts, `prompt_embeds` and so on as `text.kind = "file"` reads them. Pictures are PNG,
+    /// JPEG or WebP: EXIF's orientation is applied, and what is transparent lies over white. Each is resized with its proportions
+    /// until it covers the size, and its longer side is cropped at both ends alike.
+    Encode(EncodeArguments),
+    /// Decode latents, as `encode` writes them, to pictures, or to videos as animated PNG
+    Decode(DecodeArguments),
     /// Measure a model on the held-out prompts
     Eval(EvalArguments),
     /// Check a config and build its parts without training
@@ -287,6 +296,49 @@ pub struct SampleArguments {
     /// FILE-prompt-001-sample-001.png
     #[arg(long)]
     pub each: bool,
+    #[command(flatten)]
+    pub there: ThereAlready,
+}
+
+#[derive(Debug, Args)]
+pub struct EncodeArguments {
+    /// The diffusers folder, or a config with `model.path`; and overrides
+    #[command(flatten)]
+    pub config: ConfigArguments,
+    /// Pictures, or folders of pictures, which are taken with all folders in them and sorted by path
+    #[arg(value_name = "PICTURE", value_hint = ValueHint::AnyPath)]
+    pub pictures: Vec<PathBuf>,
+    /// Size in pixels that pictures are resized and cropped to; without it, that of the pipeline (1024x1024, of Wan 832x480)
+    #[arg(long, value_name = "WIDTHxHEIGHT", value_parser = crate::picture_size::PictureSize::parse)]
+    pub size: Option<crate::picture_size::PictureSize>,
+    /// Take the pictures, in their order, as the frames of one video: 1, 5, 9, … of them
+    #[arg(long, requires = "pictures")]
+    pub video: bool,
+    /// Encode the prompts of this file, too (.txt, .jsonl, .csv), and the negative prompt
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub prompts: Option<PathBuf>,
+    /// The negative prompt; without it, `text.negative_prompt`, which is empty
+    #[arg(long, value_name = "TEXT", requires = "prompts")]
+    pub negative_prompt: Option<String>,
+    /// Where the tensors go; without it, `latents.safetensors` or the next free name like it
+    #[arg(long, value_name = "FILE.safetensors", value_hint = ValueHint::FilePath)]
+    pub out: Option<PathBuf>,
+    #[command(flatten)]
+    pub there: ThereAlready,
+}
+
+#[derive(Debug, Args)]
+pub struct DecodeArguments {
+    /// The diffusers folder, or a config with `model.path`; and overrides
+    #[command(flatten)]
+    pub config: ConfigArguments,
+    /// A safetensors file with the tensor `latents`
+    #[arg(value_name = "FILE.safetensors", value_hint = ValueHint::FilePath)]
+    pub latents: PathBuf,
+    /// Where the picture goes, and of several latents FILE-001.png and so on; without it, the name of the latents with `.png`, or the
+    /// next free name like it
+    #[arg(long, value_name = "FILE.png", value_hint = ValueHint::FilePath)]
+    pub out: Option<PathBuf>,
     #[command(flatten)]
     pub there: ThereAlready,
 }

@@ -105,7 +105,7 @@ fn pretrained(config: &Config, environment: &Environment<'_>) -> Result<(), Fail
     let parts = pretrain::Pretraining {
         model: &model.model,
         plan: &environment.plan,
-        dataset: dataset.captioned_images().ok_or("digits are images")?,
+        dataset: &setup::pixel_examples(&*dataset)?,
         conditioner: &conditioner,
         device,
     };

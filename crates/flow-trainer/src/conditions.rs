@@ -51,7 +51,8 @@ impl Conditioner {
         let Some(prompts) = dataset.tokenized() else {
             return Err(format!(
                 "the model reads tokens of a small vocabulary, and the prompts of `{}` are free text; take a model that reads \
-                 encoded text (`model.path` names a diffusers folder), or other data",
+                 encoded text (`model.path` names a diffusers folder), or other data; of `data.kind = \"images\"`, `data.words = true` makes \
+                 tokens of the captions' words",
                 dataset.name()
             ));
         };

@@ -1,11 +1,15 @@
-//! Flow matching on a data set: how the small models that reinforcement learning starts from are made.
+//! Flow matching on a data set: how the small models that reinforcement learning starts from are made, and how a published one is
+//! tuned to pictures.
 //!
 //! Loss: `mean |v(x_sigma, sigma, c) - (noise - data)|²` with `x_sigma = (1 - sigma) data + sigma noise` (Lipman et al.
 //! 2022, arXiv:2210.02747) and `sigma` the sigmoid of a standard normal value (Esser et al. 2024, arXiv:2403.03206,
 //! section 3.1), stratified over the batch. Some captions are wrong on purpose and some are dropped, for guidance.
 
+mod examples;
 mod state;
 
+pub(crate) use examples::FittedPictures;
+pub use examples::{Examples, LatentExamples, PixelExamples};
 pub use state::{Clock, Keeping, PretrainCheckpoint};
 
 use crate::conditions::Conditioner;
@@ -20,7 +24,8 @@ use flow_core::{
     Backends, CallContext, Exec, FlowModel, ModelInput, Noise, RawTensor, RegionKind, Stage, TrainingPass,
     Weights, cpu, tensors::plain,
 };
-use flow_data::{CaptionedImages, Prompt};
+use flow_data::Prompt;
+use flow_models::{Trained, trained_mask};
 use flow_report::Stopwatch;
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use state::{Savings, State};
@@ -75,7 +80,7 @@ struct Row {
 }
 
 /// The batch of a step. Rows are made on the threads of the calling pool; each is a function of its position alone.
-fn batch(dataset: &dyn CaptionedImages, settings: &PretrainSettings, step: u64) -> Result<Batch, TrainError> {
+fn batch(dataset: &dyn Examples, settings: &PretrainSettings, step: u64) -> Result<Batch, TrainError> {
     let count = settings.batch;
     let stream = |purpose| Stream::new(settings.seed, purpose);
     let epoch_of = |position: u64| (position / dataset.len(), position % dataset.len());
@@ -100,12 +105,12 @@ fn batch(dataset: &dyn CaptionedImages, settings: &PretrainSettings, step: u64) 
         sigmas.push(sigmoid(standard_normal_quantile(uniform.clamp(1e-6, 1.0 - 1e-6))) as f32);
     }
     let rows = places.par_iter().map(|&(position, index)| {
-        let example = dataset.example(index)?;
+        let (data, caption) = dataset.example(index)?;
         let dropped = stream(Purpose::Captions).at(position, 0).uniform() < settings.condition_dropout;
         let share = settings.label_noise as f32;
-        let noisy = dataset.noisy_prompt(&example.prompt, share, settings.seed, position)?;
+        let noisy = dataset.noisy_prompt(&caption, share, settings.seed, position)?;
         Ok(Row {
-            data: example.image.pixels_chw,
+            data,
             caption: (!dropped).then_some(noisy),
         })
     });
@@ -129,8 +134,8 @@ pub struct Pretraining<'a> {
     pub model: &'a Arc<dyn FlowModel>,
     /// Kernels and attention.
     pub plan: &'a Arc<Backends>,
-    /// Images with captions.
-    pub dataset: &'a dyn CaptionedImages,
+    /// Images or latents, with captions.
+    pub dataset: &'a dyn Examples,
     /// From captions to what the model takes.
     pub conditioner: &'a Conditioner,
     /// Where tensors live.
@@ -147,7 +152,7 @@ impl Pretraining<'_> {
         rows: Range<usize>,
         settings: &PretrainSettings,
     ) -> (RawTensor, Vec<Option<RawTensor>>) {
-        let values = self.dataset.image_shape().len();
+        let values = self.dataset.values();
         let shape = [rows.len(), values];
         let elements = rows.start * values..rows.end * values;
         let data: Tensor<2> = self.device.tensor(batch.data[elements].to_vec(), shape);
@@ -211,7 +216,7 @@ fn pieces(batch: usize, device: &ComputeDevice) -> usize {
         .unwrap_or(1)
 }
 
-/// Trains `weights`. What `keeping` goes on from takes their place; without it, nothing is written.
+/// Trains `weights`: the adapters if there are some, and all otherwise. What `keeping` goes on from takes their place; without it, nothing is written.
 ///
 /// # Errors
 /// A loss or gradient that is not finite, an image that cannot be read, or a state that cannot be written (but for that after
@@ -230,11 +235,13 @@ pub fn pretrain(
         ..
     } = *parts;
     let layout = weights.layout().clone();
-    let trained: Arc<[bool]> = layout
-        .specs()
-        .iter()
-        .map(|spec| spec.kind == flow_core::ParamKind::Base)
-        .collect();
+    let trained = trained_mask(
+        &layout,
+        match layout.has_adapters() {
+            true => Trained::Lora,
+            false => Trained::Full,
+        },
+    )?;
     let kernels = &*plan.kernels;
     // In one piece, as its average is.
     let weights = weights.whole(kernels);
@@ -245,14 +252,16 @@ pub fn pretrain(
         optimizer: AdamW::new(settings.optimizer.clone(), &layout, trained.to_vec(), device),
         losses: Vec::new(),
     };
+    let contents = dataset.contents();
     if let Some(from) = keeping.and_then(|keeping| keeping.from.as_ref()) {
-        from.restore(&mut state, device)?;
+        from.expect_contents(contents.as_deref())?;
+        from.restore(&mut state, &trained, device)?;
     }
     let pieces = pieces(settings.batch, device);
     observer.phase(Phase::Pretraining, settings.steps as usize);
     let begin = state.step;
     observer.advance(begin as usize);
-    let mut savings = keeping.map(Savings::new);
+    let mut savings = keeping.map(|keeping| Savings::new(keeping, &trained, contents));
     let mut upcoming = batch(dataset, settings, begin);
     for step in begin..settings.steps {
         let watch = Stopwatch::start();
@@ -307,7 +316,13 @@ pub fn pretrain(
             .average_decay
             .min((1.0 + step as f64) / (10.0 + step as f64));
         let decay = device.plain(vec![decay as f32], &[1]);
-        let pairs = average.values_mut().iter_mut().zip(weights.stored());
+        // What is not trained stays one copy, of both.
+        let pairs = average
+            .values_mut()
+            .iter_mut()
+            .zip(weights.stored())
+            .zip(&*trained);
+        let pairs = pairs.filter_map(|(pair, trained)| trained.then_some(pair));
         device.with_persistent_allocation(|| kernels.ops().optimizer.average_all(pairs.collect(), &decay));
         losses.push(value);
         state.step = step + 1;

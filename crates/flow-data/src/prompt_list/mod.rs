@@ -2,7 +2,7 @@
 
 mod csv;
 mod error;
-mod read;
+pub(crate) mod read;
 mod split;
 
 pub use error::{LineProblem, PromptListError};
@@ -133,6 +133,11 @@ impl PromptList {
             PromptFormat::JsonLines => read::json_lines(&text, key).map_err(|problems| problems.of(path))?,
             PromptFormat::Table => csv::table(&text, key).map_err(|problems| problems.of(path))?,
         };
+        Self::of_rows(path, rows)
+    }
+
+    /// Of rows that were read, from the file or folder at `path`.
+    fn of_rows(path: &Path, rows: Vec<read::Row>) -> Result<Self, PromptListError> {
         if rows.is_empty() {
             return Err(PromptListError::Empty {
                 path: path.to_owned(),
@@ -150,6 +155,19 @@ impl PromptList {
             entries,
             notes,
         })
+    }
+
+    /// Captions that lie in files of their own below the folder `path`: text, metadata.
+    pub(crate) fn of_captions(
+        path: &Path,
+        captions: impl Iterator<Item = (String, Map<String, Value>)>,
+    ) -> Result<Self, PromptListError> {
+        let row = |(index, (text, metadata))| read::Row {
+            text,
+            metadata,
+            line: index + 1,
+        };
+        Self::of_rows(path, captions.enumerate().map(row).collect())
     }
 
     /// The file.

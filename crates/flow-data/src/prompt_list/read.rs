@@ -63,6 +63,14 @@ pub(super) fn text(bytes: &[u8]) -> Result<String, Wrong> {
     Ok(text.replace("\r\n", "\n").replace('\r', "\n"))
 }
 
+/// As [`text`], with what is wrong in words.
+pub(crate) fn text_in_words(bytes: &[u8]) -> Result<String, String> {
+    text(bytes).map_err(|wrong| match wrong {
+        Wrong::File(problem) => problem,
+        Wrong::Lines(problems) => problems.first().map(ToString::to_string).unwrap_or_default(),
+    })
+}
+
 /// The last letters before a fault, by which a person finds it.
 fn end_of(text: &str) -> String {
     let letters: Vec<char> = text.chars().rev().take(20).collect();
@@ -145,7 +153,7 @@ pub(super) fn prompt(text: String) -> Result<String, String> {
 }
 
 /// The prompts' key is not among `names`.
-pub(super) fn without<'a>(key: &str, names: impl Iterator<Item = &'a str> + Clone) -> String {
+pub(crate) fn without<'a>(key: &str, names: impl Iterator<Item = &'a str> + Clone) -> String {
     let nearest = flow_registry::nearest(key, names.clone())
         .map(|near| format!(" (did you mean `{near}`?)"))
         .unwrap_or_default();

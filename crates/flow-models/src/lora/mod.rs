@@ -13,7 +13,7 @@ mod write;
 pub use merge::merge;
 pub use original::{OriginalLayer, OriginalPart};
 pub use read::{AdapterFile, is_adapter, load_adapters};
-pub use write::{AdapterLayout, export_adapters};
+pub use write::{AdapterLayout, export_adapters, save_adapters};
 
 pub(crate) use read::is_made_of_factors;
 

@@ -8,6 +8,7 @@ use crate::{Architecture, ModelError};
 use flow_core::{ParamLayout, Weights};
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::fs;
 use std::path::Path;
 
@@ -54,12 +55,33 @@ pub fn export_adapters(
     };
     for layout in layouts {
         match layout {
-            AdapterLayout::Diffusers => export.diffusers()?,
+            AdapterLayout::Diffusers => export.diffusers(DIFFUSERS_FILE.as_ref())?,
             AdapterLayout::Peft => export.peft()?,
             AdapterLayout::Kohya => export.kohya(model.original_layers())?,
         }
     }
     Ok(())
+}
+
+/// Writes the adapters of `weights` to the file `path`, as [`AdapterLayout::Diffusers`] has them.
+///
+/// # Errors
+/// As [`export_adapters`].
+pub fn save_adapters(
+    weights: &Weights,
+    path: &Path,
+    dtype: StoredDtype,
+    metadata: &BTreeMap<String, String>,
+) -> Result<(), ModelError> {
+    let config = config_of(weights.layout())?;
+    let export = Export {
+        weights,
+        directory: path.parent().unwrap_or(Path::new("")),
+        config: &config,
+        dtype,
+        metadata,
+    };
+    export.diffusers(path.file_name().unwrap_or(DIFFUSERS_FILE.as_ref()))
 }
 
 struct Export<'a> {
@@ -78,7 +100,7 @@ struct Tensor {
 }
 
 impl Export<'_> {
-    fn diffusers(&self) -> Result<(), ModelError> {
+    fn diffusers(&self, file: &OsStr) -> Result<(), ModelError> {
         let rank = self.config.rank;
         // These three, for one that a version of `peft` does not know makes diffusers fail. Those that know of no metadata
         // take alpha = r, and so does this.
@@ -88,7 +110,7 @@ impl Export<'_> {
             "transformer.target_modules": self.config.targets,
         });
         let tensors = self.factors(DIFFUSERS_PREFIX, self.scale());
-        self.write(DIFFUSERS_FILE, tensors, Some(said))
+        self.write(file, tensors, Some(said))
     }
 
     fn peft(&self) -> Result<(), ModelError> {
@@ -99,7 +121,7 @@ impl Export<'_> {
             "base_model.model.lora_alpha": alpha,
             "base_model.model.target_modules": targets,
         });
-        self.write(WEIGHTS_FILE, self.factors(PREFIX, 1.0), Some(said))?;
+        self.write(WEIGHTS_FILE.as_ref(), self.factors(PREFIX, 1.0), Some(said))?;
         let config = json!({
             "peft_type": "LORA", "task_type": null, "base_model_name_or_path": null, "inference_mode": true,
             "r": rank, "lora_alpha": alpha, "target_modules": targets, "init_lora_weights": true,
@@ -161,7 +183,7 @@ impl Export<'_> {
             push("lora_up.weight", shapes.1, up);
             push("alpha", vec![], vec![self.scale() * ranks as f32]);
         }
-        self.write(KOHYA_FILE, tensors, None)
+        self.write(KOHYA_FILE.as_ref(), tensors, None)
     }
 
     fn scale(&self) -> f32 {
@@ -200,7 +222,7 @@ impl Export<'_> {
 
     fn write(
         &self,
-        file: &str,
+        file: &OsStr,
         tensors: Vec<Tensor>,
         said: Option<serde_json::Value>,
     ) -> Result<(), ModelError> {

@@ -23,11 +23,11 @@ pub(super) fn write(path: &Path, prompt: &EncodedPrompt, stored: StoredDtype) ->
         _ => prompt.pooled.clone().unwrap_or_default(),
     };
     // What is read back is hashed: the rounded values.
-    let mut hasher = blake3::Hasher::new();
-    for key in 0..tensors.len() {
-        hasher.update(&stored.encode(&values(key)).unwrap_or_default());
-    }
-    let metadata = BTreeMap::from([(HASH.to_owned(), hasher.finalize().to_hex().to_string())]);
+    let rounded: Vec<Vec<u8>> = (0..tensors.len())
+        .map(|key| stored.encode(&values(key)).unwrap_or_default())
+        .collect();
+    let rounded: Vec<&[u8]> = rounded.iter().map(Vec::as_slice).collect();
+    let metadata = BTreeMap::from([(HASH.to_owned(), hash_of(&rounded))]);
     write_tensors(tensors, &values, path, stored, &metadata).map_err(|error| match error {
         WriteError::Io { path, source } => PipelineError::Io {
             action: "write",
@@ -41,8 +41,17 @@ pub(super) fn write(path: &Path, prompt: &EncodedPrompt, stored: StoredDtype) ->
     })
 }
 
+/// A hash of the bytes of an entry's tensors, one after the other.
+pub(crate) fn hash_of(tensors: &[&[u8]]) -> String {
+    let mut hasher = blake3::Hasher::new();
+    for bytes in tensors {
+        hasher.update(bytes);
+    }
+    hasher.finalize().to_hex().to_string()
+}
+
 /// Whether an entry is as long as it says itself; none if there is no such file. Its values are looked at when they are read.
-pub(super) fn is_whole(path: &Path) -> Option<bool> {
+pub(crate) fn is_whole(path: &Path) -> Option<bool> {
     let mut file = File::open(path).ok()?;
     let length = file.metadata().ok()?.len();
     let whole = (|| {
@@ -78,12 +87,12 @@ pub(super) fn read(path: &Path) -> Result<EncodedPrompt, PipelineError> {
 fn values(parsed: &Parsed<'_>) -> Option<EncodedPrompt> {
     let find = |name: &str| parsed.tensors.iter().find(|tensor| tensor.name == name);
     let (text, pooled) = (find("text")?, find("pooled"));
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(text.bytes);
-    if let Some(pooled) = pooled {
-        hasher.update(pooled.bytes);
-    }
-    if parsed.metadata.get(HASH)? != hasher.finalize().to_hex().as_str() {
+    let tensors: Vec<&[u8]> = [Some(text), pooled]
+        .into_iter()
+        .flatten()
+        .map(|it| it.bytes)
+        .collect();
+    if *parsed.metadata.get(HASH)? != hash_of(&tensors) {
         return None;
     }
     let [tokens, channels] = *text.shape.as_slice() else {

@@ -40,7 +40,7 @@ impl FileHashes {
 }
 
 /// A hash of texts, in which one cannot go over into the next.
-pub(super) fn of_texts<'a>(texts: impl Iterator<Item = &'a str>) -> String {
+pub(crate) fn of_texts<'a>(texts: impl Iterator<Item = &'a str>) -> String {
     let mut hasher = blake3::Hasher::new();
     for text in texts {
         hasher.update(&(text.len() as u64).to_le_bytes());
@@ -57,6 +57,34 @@ pub(super) fn of_encoders(
     pipeline: &Pipeline,
     keep: bool,
 ) -> Result<String, PipelineError> {
+    of_files(cache, hashes, pipeline, files(pipeline)?, keep)
+}
+
+/// As [`of_encoders`], of the autoencoder.
+pub(crate) fn of_autoencoder(cache: &Path, pipeline: &Pipeline) -> Result<String, PipelineError> {
+    let folder = pipeline.autoencoder_folder();
+    let mut all = vec![folder.join("config.json")];
+    for component in pipeline.folder().components() {
+        if component.name == "vae" {
+            // The plain weights, as `Pipeline::autoencoder` reads them; of a folder that has a variant alone, that.
+            let plain = component.weight_files(None);
+            let weights = match plain {
+                Ok(weights) => weights,
+                Err(_) => component.weight_files(pipeline.variant())?,
+            };
+            all.extend(weights.files.iter().cloned());
+        }
+    }
+    of_files(cache, &FileHashes::default(), pipeline, all, true)
+}
+
+fn of_files(
+    cache: &Path,
+    hashes: &FileHashes,
+    pipeline: &Pipeline,
+    files: Vec<PathBuf>,
+    keep: bool,
+) -> Result<String, PipelineError> {
     let list = cache.join(HASHES);
     let stored = fs::read(&list)
         .ok()
@@ -65,7 +93,7 @@ pub(super) fn of_encoders(
     let mut known = stored.clone();
     known.extend(hashes.known());
     let mut parts = vec![pipeline.folder().class().to_owned()];
-    for path in files(pipeline)? {
+    for path in files {
         let name = path.strip_prefix(pipeline.folder().folder()).unwrap_or(&path);
         parts.push(name.to_string_lossy().into_owned());
         parts.push(hashed(&path, &mut known)?);

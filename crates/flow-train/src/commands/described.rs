@@ -27,8 +27,12 @@ pub fn inspect(
     let mut layers = Vec::new();
     let mut found = Vec::new();
     let mut inspection = flow_config::inspect(catalog, &arguments.config, &arguments.set);
-    // Pretraining makes weights, and those that are there do not matter to it.
-    if wanted != Use::Pretraining {
+    // Pretraining makes weights, and those that are there do not matter to it; but of a diffusers folder it begins from them.
+    let is_folder = inspection
+        .partial
+        .as_ref()
+        .is_some_and(|it| it.config.model.path.is_some());
+    if wanted != Use::Pretraining || is_folder {
         let base = flow_config::base_dir(&arguments.config);
         let ask: [&Ask<'_>; 3] = [
             &|config: &Config| said_by_folder(config, &base, folders),

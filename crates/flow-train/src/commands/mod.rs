@@ -4,9 +4,11 @@ mod audit;
 mod calibrate;
 mod check;
 mod completions;
+mod decode;
 mod described;
 mod doctor;
 mod drift;
+mod encode;
 mod eval;
 mod explain;
 mod fetch;
@@ -47,6 +49,8 @@ pub fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Train(arguments) => train::run(&arguments, quiet),
         Command::Pretrain(arguments) => pretrain::run(&arguments, quiet),
         Command::Sample(arguments) => sample::run(&arguments, quiet),
+        Command::Encode(arguments) => encode::run(&arguments, quiet),
+        Command::Decode(arguments) => decode::run(&arguments, quiet),
         Command::Eval(arguments) => eval::run(&arguments, quiet),
         Command::Check(arguments) => check::run(&arguments),
         Command::Plan(arguments) => plan::run(&arguments),

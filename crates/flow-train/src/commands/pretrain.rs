@@ -5,22 +5,27 @@ use crate::arguments::{ExistingFile, PretrainArguments};
 use crate::failure::{Failure, OrFailure};
 use crate::interrupt::Interrupt;
 use crate::output::Output;
+use crate::progress::Count;
 use crate::{command_line, progress, terminal};
 use flow_config::{Config, Finetune};
-use flow_data::Digits;
+use flow_data::{CaptionedPictures, Dataset, Digits};
 use flow_models::StoredDtype;
 use flow_models::weights::{MODEL_CONFIG_KEY, config_json};
 use flow_report::{Stopwatch, human_duration};
 use flow_rewards::classifier::{ClassifierTraining, train_classifier};
+use flow_trainer::description::Description;
 use flow_trainer::optimizer::{AdamWSettings, FloatDType, RateSchedule};
-use flow_trainer::pretrain::{Keeping, PretrainCheckpoint, PretrainSettings, Pretraining, pretrain};
-use flow_trainer::setup;
+use flow_trainer::pretrain::{
+    Examples, Keeping, PretrainCheckpoint, PretrainSettings, Pretrained, Pretraining, pretrain,
+};
+use flow_trainer::setup::{self, Environment};
 use flow_trainer::undone::{settle, shortfalls};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Trains and writes the weights.
@@ -44,7 +49,7 @@ pub fn run(arguments: &PretrainArguments, quiet: bool) -> Result<(), Failure> {
             path: files.state.clone(),
             every: Duration::from_secs(arguments.save_every),
             clock: Box::new(Stopwatch::start()),
-            description: description(&config),
+            description: state_description(&config, &loaded.base)?,
             from,
         };
         let (loss, steps) = weights_of(&loaded, &config, &keeping, &weights, quiet, interrupt)?;
@@ -88,16 +93,27 @@ fn weights_of(
 ) -> Result<(f64, usize), Failure> {
     parent(&keeping.path)?;
     loaded.compute(config, |environment| {
+        let dataset = setup::dataset(config, environment).or_bad_input()?;
+        // Pictures first: their autoencoder is dropped before the transformer is loaded.
+        let (examples, notices) = examples(config, environment, &dataset, quiet)?;
         let common = setup::common(config, environment)
             .and_then(|common| common.set_up())
             .or_bad_input()?;
-        let images = common.dataset.captioned_images().ok_or_else(|| {
-            Failure::Input(format!(
-                "the data set `{}` has no images, and `pretrain` learns from images; take another `data.kind`, or name weights in \
-                 `model.weights` or `model.path` and `train`",
-                common.dataset.name()
-            ))
-        })?;
+        let prepared = match config.model.path {
+            Some(_) => common
+                .conditioner
+                .prepare(setup::captions(&*dataset).or_bad_input()?.iter()),
+            None => Ok(Vec::new()),
+        };
+        for notice in notices
+            .iter()
+            .chain(&prepared.or_failed()?)
+            .chain(&dataset.notes())
+        {
+            if !quiet {
+                terminal::note(&format!("note: {notice}"));
+            }
+        }
         let settings = settings(config);
         // Fewer lines than steps, and at least some.
         let every = (settings.steps / 50).max(1);
@@ -105,7 +121,7 @@ fn weights_of(
         let parts = Pretraining {
             model: &common.model.model,
             plan: common.acceleration.training(),
-            dataset: images,
+            dataset: &*examples,
             conditioner: &common.conditioner,
             device: &environment.device,
         };
@@ -124,12 +140,7 @@ fn weights_of(
         drop(observer);
         let steps = trained.losses.len();
         if steps == config.pretrain.steps {
-            let mut metadata = metadata(config, steps, trained.final_loss);
-            let outline =
-                setup::outline(config, &environment.plugins.models, &environment.device).or_failed()?;
-            metadata.insert(MODEL_CONFIG_KEY.into(), config_json(&*outline.model).to_string());
-            output.make_room_and_say()?;
-            flow_models::save(&trained.weights, output.path(), StoredDtype::F32, &metadata).or_failed()?;
+            write(config, environment, &trained, output)?;
             // It is whole in the weights; that it cannot be removed harms nothing.
             let _ = fs::remove_file(&keeping.path);
         }
@@ -139,8 +150,49 @@ fn weights_of(
     })
 }
 
+/// What is learnt from: pictures in the latents of a diffusers folder, or images as they are. With them what is worth knowing.
+fn examples<'a>(
+    config: &Config,
+    environment: &Environment<'_>,
+    dataset: &'a Arc<dyn Dataset>,
+    quiet: bool,
+) -> Result<(Box<dyn Examples + 'a>, Vec<String>), Failure> {
+    if config.model.path.is_none() {
+        return Ok((
+            Box::new(setup::pixel_examples(&**dataset).or_bad_input()?),
+            Vec::new(),
+        ));
+    }
+    let pictures = dataset.captioned_pictures().map_or(0, CaptionedPictures::len);
+    let mut count = Count::new("encoding", pictures, quiet);
+    let found = setup::latent_examples(config, environment, dataset, &mut |_| count.advance());
+    drop(count);
+    let (examples, notices) = found.or_bad_input()?;
+    Ok((Box::new(examples), notices))
+}
+
+/// Writes what was trained: all weights, or the adapters as `load_lora_weights` of diffusers reads them.
+fn write(
+    config: &Config,
+    environment: &Environment<'_>,
+    trained: &Pretrained,
+    output: &Output,
+) -> Result<(), Failure> {
+    let mut metadata = metadata(config, trained.losses.len(), trained.final_loss);
+    let outline = setup::outline(config, &environment.plugins.models, &environment.device).or_failed()?;
+    output.make_room_and_say()?;
+    if trained.weights.layout().has_adapters() {
+        return flow_models::save_adapters(&trained.weights, output.path(), StoredDtype::F32, &metadata)
+            .or_failed();
+    }
+    metadata.insert(MODEL_CONFIG_KEY.into(), config_json(&*outline.model).to_string());
+    flow_models::save(&trained.weights, output.path(), StoredDtype::F32, &metadata).or_failed()
+}
+
 /// The files of a pretraining.
 struct Files {
+    /// Where relative paths of the config start.
+    base: PathBuf,
     weights: PathBuf,
     /// The state of one that is under way, beside the weights.
     state: PathBuf,
@@ -160,6 +212,7 @@ impl Files {
         let wanted = &config.pretrain.classifier;
         let reads = wanted.enabled && config.data.kind == "digits";
         Self {
+            base: base.to_owned(),
             state: weights.with_extension("pretraining.ckpt"),
             classifier: reads.then(|| under(base, &wanted.output)),
             weights,
@@ -207,7 +260,7 @@ impl Files {
                 nearest::path_in_words(path, |path| nearest::has_ending(path, "ckpt"))
             )));
         }
-        let from = PretrainCheckpoint::open(path, &description(config)).or_bad_input()?;
+        let from = PretrainCheckpoint::open(path, &state_description(config, &self.base)?).or_bad_input()?;
         Ok(Begin {
             weights: Some((Some(from), place(&self.weights, weights_key, overwrite)?)),
             classifier: classifier.transpose()?,
@@ -244,12 +297,15 @@ impl Files {
     }
 }
 
-/// The config as pretraining takes it: all weights, from random values of its own seed.
+/// The config as pretraining takes it: all weights, from random values of its own seed; of a diffusers folder its weights, all of
+/// them or a LoRA as the config says.
 pub fn fresh(config: &Config) -> Config {
     let mut config = config.clone();
-    config.model.weights = None;
-    config.model.adapter = None;
-    config.model.finetune = Finetune::Full;
+    if config.model.path.is_none() {
+        config.model.weights = None;
+        config.model.adapter = None;
+        config.model.finetune = Finetune::Full;
+    }
     config.run.seed = config.pretrain.seed;
     // There is no rollout.
     config.acceleration.rollout.clear();
@@ -287,6 +343,14 @@ fn description(config: &Config) -> Value {
         section.remove("output");
         section.remove("classifier");
     }
+    if config.model.path.is_some() {
+        // A published model's text, guidance and adapters are the config's.
+        relevant["text"] = json!(config.text);
+        relevant["embedded_guidance_scale"] = json!(config.sampling.embedded_guidance_scale);
+        if config.model.finetune == Finetune::Lora {
+            relevant["lora"] = json!(config.lora);
+        }
+    }
     // Nor does what the model does not have. These came later, and weights made before keep their hash.
     remove(&mut relevant["model"], "adapter");
     for later in ["flux", "qwen-image", "wan"] {
@@ -299,6 +363,29 @@ fn description(config: &Config) -> Value {
         remove(&mut relevant["pretrain"], "balance_weight");
     }
     relevant
+}
+
+/// As [`description`], for the state: of a diffusers folder the contents count, too, since weights that are not trained are in it and
+/// not in the state.
+fn state_description(config: &Config, base: &Path) -> Result<Value, Failure> {
+    let mut described = description(config);
+    if config.model.path.is_some() {
+        let contents = Description::of(config, base).or_bad_input()?.contents;
+        // Where the folder lies does not matter.
+        remove(&mut described["model"], "path");
+        remove(&mut described["model"], "weights");
+        remove(&mut described["data"], "cache");
+        let named = |key: &str| key.starts_with("model.");
+        let contents = contents
+            .unwrap_or_default()
+            .into_iter()
+            .filter(|(key, _)| named(key));
+        let contents: BTreeMap<String, String> = contents
+            .map(|(key, hash)| (key, hash.short().to_string()))
+            .collect();
+        described["contents"] = json!(contents);
+    }
+    Ok(described)
 }
 
 /// What made the weights, so that they can be made again and compared.

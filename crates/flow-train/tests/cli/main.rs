@@ -11,6 +11,7 @@ mod fetch;
 mod folders;
 mod names;
 mod outputs;
+mod pictures;
 mod resume;
 mod shells;
 mod support;

@@ -49,6 +49,7 @@ impl Clock for Stopwatch {
 pub struct PretrainCheckpoint {
     reader: CheckpointReader,
     optimizer_steps: u64,
+    contents: Option<String>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -56,6 +57,9 @@ struct Meta {
     what: String,
     optimizer_steps: u64,
     description: Value,
+    /// Of the examples, where they are files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    contents: Option<String>,
 }
 
 /// All that changes from step to step.
@@ -97,6 +101,7 @@ impl PretrainCheckpoint {
         }
         Ok(Self {
             optimizer_steps: meta.optimizer_steps,
+            contents: meta.contents,
             reader,
         })
     }
@@ -106,17 +111,35 @@ impl PretrainCheckpoint {
         self.reader.step()
     }
 
+    /// That the examples are those of then: their order is drawn by number, and another picture would have this one's.
+    pub(super) fn expect_contents(&self, contents: Option<&str>) -> Result<(), TrainError> {
+        match (self.contents.as_deref(), contents) {
+            (Some(then), Some(now)) if then != now => Err(TrainError::CheckpointMismatch {
+                path: self.reader.path().to_owned(),
+                problem: "it was begun with other pictures or captions, in another order or another size"
+                    .into(),
+                help: "Bring the data back, or begin anew with `--on-exists overwrite`".into(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
     /// Puts what was saved into `state`.
-    pub(super) fn restore(&self, state: &mut State, device: &ComputeDevice) -> Result<(), TrainError> {
+    pub(super) fn restore(
+        &self,
+        state: &mut State,
+        trained: &[bool],
+        device: &ComputeDevice,
+    ) -> Result<(), TrainError> {
         let sections = Sections {
             reader: &self.reader,
             device,
             help: "Begin anew with `--on-exists overwrite`",
         };
-        sections.weights("current", &mut state.weights, |_| true)?;
-        sections.weights("average", &mut state.average, |_| true)?;
-        let trained: Vec<bool> = (state.optimizer.moments().iter()).map(Option::is_some).collect();
-        let moments = sections.moments(state.weights.layout(), trained)?;
+        let is_trained = |index: usize| trained[index];
+        sections.weights("current", &mut state.weights, is_trained)?;
+        sections.weights("average", &mut state.average, is_trained)?;
+        let moments = sections.moments(state.weights.layout(), trained.iter().copied())?;
         device.with_persistent_allocation(|| state.optimizer.restore(self.optimizer_steps, moments));
         state.step = self.steps();
         state.losses = sections.values("losses", self.steps() as usize)?;
@@ -125,9 +148,10 @@ impl PretrainCheckpoint {
 }
 
 impl Keeping {
-    /// Writes the state, durably, in the place of the one before.
-    fn save(&self, state: &State) -> Result<(), TrainError> {
+    /// Writes the state, durably, in the place of the one before. Of weights that are not `trained` their files are the state.
+    fn save(&self, state: &State, trained: &[bool], contents: Option<&str>) -> Result<(), TrainError> {
         let meta = Meta {
+            contents: contents.map(str::to_owned),
             what: WHAT.into(),
             optimizer_steps: state.optimizer.steps(),
             description: self.description.clone(),
@@ -136,7 +160,7 @@ impl Keeping {
         let mut writer = CheckpointWriter::new(state.step, meta);
         let mut sections = || -> Result<(), flow_report::CheckpointError> {
             for (set, weights) in [("current", &state.weights), ("average", &state.average)] {
-                add_weights(&mut writer, set, weights, |_| true)?;
+                add_weights(&mut writer, set, weights, |index| trained[index])?;
             }
             add_moments(&mut writer, state.weights.layout(), &state.optimizer)?;
             let losses: Vec<u8> = state.losses.iter().copied().flat_map(f32::to_le_bytes).collect();
@@ -152,15 +176,22 @@ impl Keeping {
 /// When a pretraining under way saves its state.
 pub(super) struct Savings<'a> {
     keeping: &'a Keeping,
+    trained: &'a [bool],
+    contents: Option<String>,
     /// When the last saving was over, or the pretraining began.
     last: Duration,
 }
 
 impl<'a> Savings<'a> {
     /// Begins now.
-    pub fn new(keeping: &'a Keeping) -> Self {
+    pub fn new(keeping: &'a Keeping, trained: &'a [bool], contents: Option<String>) -> Self {
         let last = keeping.clock.elapsed();
-        Self { keeping, last }
+        Self {
+            keeping,
+            trained,
+            contents,
+            last,
+        }
     }
 
     /// Saves `state` if the time has come.
@@ -173,7 +204,7 @@ impl<'a> Savings<'a> {
 
     /// Saves `state`.
     pub fn save(&mut self, state: &State) -> Result<(), TrainError> {
-        self.keeping.save(state)?;
+        self.keeping.save(state, self.trained, self.contents.as_deref())?;
         // A saving that takes long does not make the next one come sooner.
         self.last = self.keeping.clock.elapsed();
         Ok(())

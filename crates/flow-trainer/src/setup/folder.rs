@@ -39,8 +39,8 @@ pub fn pipeline(config: &Config, base: &Path, folders: &PipelineFolders) -> Resu
     Ok(folders.open(&folder, model.variant.as_deref())?)
 }
 
-/// The size of what the model makes: the config's, and where it is silent that of the pipeline.
-fn size(config: &Config, pipeline: &Pipeline) -> Size {
+/// The size of what the model of a diffusers folder makes: the config's, and where it is silent that of the pipeline.
+pub fn folder_size(config: &Config, pipeline: &Pipeline) -> Size {
     let Size {
         width,
         height,
@@ -66,7 +66,7 @@ pub fn said_by_folder(
         return Ok(None);
     };
     let pipeline = pipeline(config, base, folders)?;
-    let constants = pipeline.transformer_constants(size(config, &pipeline))?;
+    let constants = pipeline.transformer_constants(folder_size(config, &pipeline))?;
     let constants = constants.as_object().cloned().unwrap_or_default();
     let mut said = Said {
         from: base.join(path).join("model_index.json"),

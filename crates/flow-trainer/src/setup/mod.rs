@@ -4,6 +4,7 @@
 
 mod checkpointing;
 mod described;
+mod examples;
 mod folder;
 mod folders;
 mod model;
@@ -15,7 +16,8 @@ mod served;
 
 pub use checkpointing::{TrainingSteps, regions};
 pub use described::{Said, said_by_adapter, said_by_weights};
-pub use folder::{completed_by_folder, decoder, pipeline, prompt_cache, said_by_folder};
+pub use examples::{captions, latent_examples, pixel_examples};
+pub use folder::{completed_by_folder, decoder, folder_size, pipeline, prompt_cache, said_by_folder};
 pub use folders::PipelineFolders;
 pub use model::{ModelOutline, ModelParts, model, outline};
 pub use optimizer::settings as optimizer_settings;

@@ -48,10 +48,11 @@ fn watched(
         seed,
         optimizer,
     };
+    let examples = setup::pixel_examples(&*dataset).expect("digits are images");
     let parts = Pretraining {
         model: &model.model,
         plan: &environment.plan,
-        dataset: dataset.captioned_images().expect("it has images"),
+        dataset: &examples,
         conditioner: &conditioner,
         device,
     };
