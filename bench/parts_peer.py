@@ -2,8 +2,11 @@
 
     parts_peer.py decode [--batch B] [--side PIXELS]   the decoder of `AutoencoderKL` (Stable Diffusion 3, FLUX.1)
     parts_peer.py t5 [--batch B] [--tokens S]          the encoder of T5-XXL v1.1, of `transformers`
+    parts_peer.py shards FOLDER [--shards N]           writes FLUX.1's transformer in bf16, as diffusers does: 24 GB
+    parts_peer.py load FOLDER                          its weights from the system's cache to the device
 
-Each prints a line of JSON for every mode: `eager`; `compile`, `torch.compile`; `tuned`, `max-autotune`, which replays CUDA
+`load` prints a line for each way: `direct`, safetensors' own reading to the device, and `mapped`, `.to("cuda")` of mapped tensors;
+`cargo run --release -p flow-trainer --example workload_speed -- time flux-1024 FOLDER load` reads the same. Each other prints a line of JSON for every mode: `eager`; `compile`, `torch.compile`; `tuned`, `max-autotune`, which replays CUDA
 graphs. Convolutions are channels last, and cuDNN measures its algorithms. `cargo run --release -p flow-autoencoder --example
 decode_speed` and `-p flow-text-encoder --example encode_speed` do the same work.
 """
@@ -11,8 +14,11 @@ decode_speed` and `-p flow-text-encoder --example encode_speed` do the same work
 import argparse
 import json
 import statistics
+import time
+from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.functional import interpolate, scaled_dot_product_attention, silu
 
@@ -89,6 +95,66 @@ def t5(options):
     return model.eval(), (ids,)
 
 
+def write_shards(options):
+    """Files of much the same size and the index that belongs to them."""
+    from two_streams import Flux, flux1_dev
+
+    with torch.device("meta"):
+        shapes = {name: value.shape for name, value in Flux(flux1_dev(128)).state_dict().items()}
+    folder = Path(options.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    total, shards, size = sum(shape.numel() for shape in shapes.values()), [{}], 0
+    for name, shape in shapes.items():
+        if size >= total / options.shards * len(shards):
+            shards.append({})
+        shards[-1][name] = shape
+        size += shape.numel()
+    placed = {}
+    for index, names in enumerate(shards):
+        file = f"diffusion_pytorch_model-{index + 1:05}-of-{len(shards):05}.safetensors"
+        tensors = {name: (torch.randn(shape, device="cuda") * 0.02).bfloat16().cpu() for name, shape in names.items()}
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+        placed |= dict.fromkeys(names, file)
+    index = {"metadata": {"total_size": 2 * total}, "weight_map": placed}
+    (folder / "diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps(index))
+    print(json.dumps({"part": "shards", "files": len(shards), "bytes": 2 * total}))
+
+
+def load(options):
+    files = sorted(Path(options.folder).glob("*.safetensors"))
+    if not files:
+        raise SystemExit(f"no *.safetensors in {options.folder}; `parts_peer.py shards {options.folder}` writes some")
+    size = sum(file.stat().st_size for file in files)
+    ways = {
+        "direct": lambda file: load_file(file, device="cuda"),
+        "mapped": lambda file: {name: value.to("cuda") for name, value in load_file(file).items()},
+    }
+    torch.zeros(1, device="cuda")
+    for file in files:
+        # Into the system's cache.
+        with file.open("rb", buffering=0) as opened:
+            while opened.read(1 << 26):
+                pass
+    for name, way in ways.items():
+        times = []
+        for _ in range(options.loads):
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            start = time.perf_counter()
+            loaded = [way(file) for file in files]
+            torch.cuda.synchronize()
+            times.append(time.perf_counter() - start)
+            del loaded
+        line = {"part": "load", "mode": name, "bytes": size, "median_ms": 1e3 * statistics.median(times)}
+        line |= {"least_ms": 1e3 * min(times), "gb_per_s": size / min(times) / 1e9}
+        print(json.dumps(line | about()), flush=True)
+
+
+def about():
+    peak = round(torch.cuda.max_memory_allocated() / 2**30, 3)
+    return {"peak_gib": peak, "torch": torch.__version__, "device": torch.cuda.get_device_name()}
+
+
 def milliseconds(call, repeats):
     for _ in range(5):
         call()
@@ -106,13 +172,21 @@ def milliseconds(call, repeats):
 @torch.inference_mode()
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("decode", "t5"))
+    parser.add_argument("part", choices=("decode", "t5", "shards", "load"))
+    parser.add_argument("folder", nargs="?", help="of shards and load")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--side", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--modes", nargs="+", default=["eager", "compile", "tuned"])
+    parser.add_argument("--shards", type=int, default=3)
+    parser.add_argument("--loads", type=int, default=3)
     options = parser.parse_args()
+    if options.part in ("shards", "load"):
+        if options.folder is None:
+            parser.error(f"{options.part} needs a FOLDER")
+        {"shards": write_shards, "load": load}[options.part](options)
+        return
     torch.backends.cudnn.benchmark = True
     model, inputs = {"decode": decode, "t5": t5}[options.part](options)
     for mode in options.modes:
@@ -128,10 +202,8 @@ def main():
                     "size": options.side if options.part == "decode" else options.tokens,
                     "median_ms": round(statistics.median(times), 3),
                     "least_ms": round(min(times), 3),
-                    "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 3),
-                    "torch": torch.__version__,
-                    "device": torch.cuda.get_device_name(),
                 }
+                | about()
             ),
             flush=True,
         )

@@ -236,4 +236,20 @@ class QwenImage(nn.Module):
         return unpack(self.proj_out(normed(h) * (1 + scale) + shift), self.latent)
 
 
+def flux1_dev(side):
+    """`transformer/config.json` of FLUX.1-dev, for latents of `side` by `side`: an eighth of the picture's side."""
+    return {
+        "latent_height": side,
+        "latent_width": side,
+        "in_channels": 64,
+        "num_layers": 19,
+        "num_single_layers": 38,
+        "attention_head_dim": 128,
+        "num_attention_heads": 24,
+        "joint_attention_dim": 4096,
+        "pooled_projection_dim": 768,
+        "guidance_embeds": True,
+    }
+
+
 ARCHITECTURES = {"flux": Flux, "qwen-image": QwenImage}

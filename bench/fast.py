@@ -1,0 +1,150 @@
+"""Ours and PyTorch's, row by row, within a time limit, for a GPU machine without Rust: our programs are brought built.
+
+    fast.py --list
+    fast.py --rows flux-512 qwen-image-1024 --programs FOLDER --to FILE [--limit SECONDS] [--each SECONDS] [--only ours|peers]
+
+FOLDER holds `workload_speed`, `encode_speed` and, for the row `grpo`, `flow-train` and `full_size_folder` (examples and program of a
+release build with CUDA). FILE gets a line of JSON for each measurement, besides what the programs write themselves: the row, who ran,
+the seconds the process took, and its end if that was not 0. A process is ended after `--each` seconds, and none begins after `--limit`.
+Rows of a model compare losses: their programs make the same weights and inputs.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+BENCH = Path(__file__).resolve().parent
+PYTHON = sys.executable
+
+
+class Row:
+    """What runs for a row: preparations, and contenders by name, each a command."""
+
+    def __init__(self, work, name):
+        self.prepared, self.ours, self.peers = [], {}, {}
+        getattr(self, name.split("-")[0])(work, name)
+
+    def model(self, work, name, batch=()):
+        ours, folder = str(work.programs / "workload_speed"), work.scratch / "".join([name, *batch])
+        threads = ["--threads", str(os.cpu_count())]
+        self.prepared = [[ours, "export", name, str(folder), "--made", *batch, *threads]]
+        peer = [PYTHON, str(BENCH / "step_peer.py"), "time", str(folder)]
+        for part, checkpoint in (("forward", "none"), ("step", "attn_only")):
+            options = ["--device", "cuda", "--checkpoint", checkpoint, "--repeats", str(work.repeats)]
+            for captured in ([], ["--capture"]):
+                key = " ".join([part, *captured])
+                self.ours[key] = [ours, "time", name, str(folder), part, "--made", *batch, *threads, *options, *captured]
+            trained = ["--trained-in", "f32"] if part == "step" else []
+            for mode in work.modes:
+                command = [*peer, part, "--mode", mode, *trained, *options, "--limit", str(work.each / 3)]
+                self.peers[f"{part} {mode}"] = command
+
+    flux = qwen = model
+
+    def one(self, work, name):
+        """FLUX.1 with a batch of one at 512 pixels."""
+        self.model(work, "flux-512", ["--batch", "1"])
+
+    def grpo(self, work, name):
+        for mode in work.modes:
+            command = [PYTHON, str(BENCH / "grpo_peer.py"), "--mode", mode, "--limit", str(work.each * 0.7)]
+            self.peers[f"iteration {mode}"] = command
+        if work.small is None:
+            return
+        folder = work.scratch / "sd35"
+        self.prepared = [[str(work.programs / "full_size_folder"), str(work.small), str(folder), "sd35-medium"]]
+        settings = [f'model.path="{folder}"', "run.steps=4", "sampling.prompts_per_step=2", "sampling.group_size=8"]
+        # Neither evaluation nor checkpoints in between, as in the measurement of 2026-11-26.
+        settings += ["optimizer.gradient_accumulation=2", "evaluation.every=0", "checkpoints.every=0"]
+        command = [str(work.programs / "flow-train"), "train", str(BENCH.parent / "configs/sd35-medium-grpo.toml")]
+        self.ours["iteration"] = command + [part for setting in settings for part in ("--set", setting)]
+
+    def t5(self, work, name):
+        self.ours["encode"] = [str(work.programs / "encode_speed"), "cuda", "16", "256"]
+        self.peers["encode"] = [PYTHON, str(BENCH / "parts_peer.py"), "t5", "--modes", "compile", "tuned"]
+
+    def load(self, work, name):
+        peer, folder = [PYTHON, str(BENCH / "parts_peer.py")], str(work.scratch / "shards")
+        self.prepared = [[*peer, "shards", folder]]
+        self.peers["load"] = [*peer, "load", folder]
+        ours = [str(work.programs / "workload_speed"), "time", "flux-1024", folder, "load"]
+        self.ours["load"] = [*ours, "--device", "cuda", "--repeats", "2", "--threads", str(os.cpu_count())]
+
+
+ROWS = ("flux-512", "one", "flux-1024", "qwen-image-1024", "grpo", "t5", "load")
+
+
+class Work:
+    def __init__(self, options):
+        self.programs, self.scratch, self.small = options.programs, options.scratch, options.small
+        self.modes, self.repeats, self.each, self.only = options.modes, options.repeats, options.each, options.only
+        self.ends, self.to = time.monotonic() + options.limit, options.to
+
+    def say(self, line):
+        print(json.dumps(line), flush=True)
+        if self.to:
+            with self.to.open("a") as file:
+                print(json.dumps(line), file=file)
+
+    def run(self, row, who, command):
+        """Whether it ended well. Every line of JSON that it writes is a measurement."""
+        left = min(self.each, self.ends - time.monotonic())
+        if left < 15:
+            self.say({"row": row, "who": who, "left_out": "no time was left"})
+            return False
+        began = time.monotonic()
+        environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+        started = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True)
+        try:
+            text, _ = started.communicate(timeout=left)
+            end = started.returncode
+        except subprocess.TimeoutExpired:
+            # With what it started: compilers of PyTorch's.
+            os.killpg(started.pid, signal.SIGKILL)
+            text, end = started.communicate()[0], "out of time"
+        for line in text.splitlines():
+            try:
+                found = json.loads(line)
+            except json.JSONDecodeError:
+                found = {"text": line}
+            self.say({"row": row, "who": who} | (found if isinstance(found, dict) else {"text": line}))
+        self.say({"row": row, "who": who, "process_s": round(time.monotonic() - began, 1), "end": end})
+        return end == 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", action="store_true", help="names of the rows")
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--programs", type=Path, default=Path("programs"))
+    parser.add_argument("--scratch", type=Path, default=Path("/tmp/fast"), help="for what is written: 24 GB for `load`, 17 GB for `grpo`")
+    parser.add_argument("--small", type=Path, help="a small folder of SD3's pipeline, for our part of `grpo`: tests/pipelines/sd3")
+    parser.add_argument("--modes", nargs="+", default=["compile"], help="of PyTorch: compile, tuned, graphs, tuned-graphs, eager")
+    parser.add_argument("--only", choices=("ours", "peers"))
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--limit", type=float, default=560, help="seconds of all")
+    parser.add_argument("--each", type=float, default=200, help="seconds of a process")
+    parser.add_argument("--to", type=Path)
+    options = parser.parse_args()
+    if options.list:
+        print("\n".join(ROWS))
+        return
+    work = Work(options)
+    work.scratch.mkdir(parents=True, exist_ok=True)
+    for name in options.rows:
+        row = Row(work, name)
+        prepared = all(work.run(name, "prepare", command) for command in row.prepared)
+        contenders = {} if options.only == "peers" else row.ours
+        contenders = contenders | ({} if options.only == "ours" else {f"PyTorch {key}": it for key, it in row.peers.items()})
+        for who, command in contenders.items():
+            if prepared or name == "grpo" and who.startswith("PyTorch"):
+                work.run(name, who, command)
+
+
+if __name__ == "__main__":
+    main()
