@@ -18,22 +18,31 @@ use std::fmt;
 use std::path::Path;
 
 /// Keys that name a file whose contents count, not its name. A list's place is written `[]`.
-const FILES: [&str; 6] = [
+const FILES: [&str; 12] = [
     "model.path",
     "model.weights",
     "model.adapter",
     "text.path",
     "rewards[].weights",
     "eval_rewards[].weights",
+    "rewards[].path",
+    "eval_rewards[].path",
+    "rewards[].tokenizer",
+    "eval_rewards[].tokenizer",
+    "rewards[].head",
+    "eval_rewards[].head",
 ];
+
+/// Endings of files that say what a network of a reward computes: weights, configs, vocabularies.
+const OF_NETWORKS: [&str; 3] = ["safetensors", "json", "txt"];
 
 /// A run's config and the contents of its files.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Description {
     /// The config with every default filled in.
     pub config: Value,
-    /// BLAKE3 of files (of a folder: of its `.safetensors`; of a diffusers folder: of its tokenizers, text encoders and autoencoder), by
-    /// the key that names them. None where nobody looked.
+    /// BLAKE3 of files (of a folder: of its `.safetensors`; of a reward's network: of its configs and vocabularies, too; of a diffusers
+    /// folder: of its tokenizers, text encoders and autoencoder), by the key that names them. None where nobody looked.
     pub contents: Option<BTreeMap<String, ContentHash>>,
 }
 
@@ -68,6 +77,7 @@ impl Description {
             }
             let hash = match key.as_str() {
                 "model.path" => folder_contents(config, base)?,
+                key if is_network(key) => network_contents(&path)?,
                 _ => ContentHash::of_path(&path, "safetensors")?,
             };
             contents.insert(key, hash);
@@ -216,6 +226,25 @@ fn general(key: &str) -> String {
         }
     }
     text
+}
+
+/// Whether a key names the folder or file of a reward's network.
+fn is_network(key: &str) -> bool {
+    let key = general(key);
+    let is_reward = ["rewards[].", "eval_rewards[]."].iter().any(|list| key.starts_with(list));
+    is_reward && !key.ends_with(".weights")
+}
+
+/// Of all files that say what the network of a reward computes.
+fn network_contents(path: &Path) -> Result<ContentHash, TrainError> {
+    if path.is_file() {
+        return Ok(ContentHash::of_path(path, "")?);
+    }
+    let hashes = OF_NETWORKS.iter().map(|ending| ContentHash::of_path(path, ending));
+    let hashes: Vec<String> = hashes
+        .map(|hash| hash.map(|hash| hash.to_string()))
+        .collect::<Result<_, _>>()?;
+    Ok(ContentHash::of(hashes.join(" ").as_bytes()))
 }
 
 /// Of the diffusers folder's parts that are no weights of the model: tokenizers, text encoders, autoencoder.
