@@ -87,7 +87,11 @@ impl Affine {
             let values = tensor
                 .to_f32()
                 .filter(|values| values.iter().all(|value| value.is_finite()));
-            let values = values.ok_or_else(|| wrong(format!("values of `{name}` are not finite numbers of 16 or 32 bits")))?;
+            let values = values.ok_or_else(|| {
+                wrong(format!(
+                    "values of `{name}` are not finite numbers of 16 or 32 bits"
+                ))
+            })?;
             Ok::<_, Refused>((tensor.shape.clone(), values))
         };
         // From the last layer to the first: y = a x + b of what the layers below give.
@@ -100,10 +104,16 @@ impl Affine {
             let (shape, weights) = values(format!("{name}.weight"))?;
             let (_, bias) = values(format!("{name}.bias"))?;
             let (&[outputs, inputs], true) = (shape.as_slice(), bias.len() == whole.weights.len()) else {
-                return Err(wrong(format!("`{name}` has the shapes {shape:?} and [{}]", bias.len())));
+                return Err(wrong(format!(
+                    "`{name}` has the shapes {shape:?} and [{}]",
+                    bias.len()
+                )));
             };
             if outputs != bias.len() {
-                return Err(wrong(format!("`{name}` has the shapes {shape:?} and [{}]", bias.len())));
+                return Err(wrong(format!(
+                    "`{name}` has the shapes {shape:?} and [{}]",
+                    bias.len()
+                )));
             }
             whole = whole.of_layer(&weights, &bias, inputs);
         }
@@ -118,7 +128,11 @@ impl Affine {
                 *sum += own * f64::from(*weight);
             }
         }
-        let products = self.weights.iter().zip(bias).map(|(own, bias)| own * f64::from(*bias));
+        let products = self
+            .weights
+            .iter()
+            .zip(bias)
+            .map(|(own, bias)| own * f64::from(*bias));
         Self {
             bias: self.bias + products.sum::<f64>(),
             weights: below,
@@ -127,7 +141,11 @@ impl Affine {
 
     /// Its value.
     pub fn at(&self, x: &[f32]) -> f64 {
-        let products = self.weights.iter().zip(x).map(|(weight, x)| weight * f64::from(*x));
+        let products = self
+            .weights
+            .iter()
+            .zip(x)
+            .map(|(weight, x)| weight * f64::from(*x));
         self.bias + products.sum::<f64>()
     }
 }

@@ -206,7 +206,6 @@ impl Clip {
         let preprocessor = Preprocessor::clip(resizing, towers.vision.image);
         loaded.clip(towers, preprocessor, open_tokenizer(tokenizer)?, computation)
     }
-
 }
 
 /// Dimensions of both towers.
@@ -251,7 +250,9 @@ impl Loading<'_> {
             )));
         }
         let scale = self.tensors.iter().find(|(_, tensor)| tensor.name == LOGIT_SCALE);
-        let logit_scale = scale.and_then(|(_, tensor)| tensor.scalar()).filter(|scale| scale.is_finite());
+        let logit_scale = scale
+            .and_then(|(_, tensor)| tensor.scalar())
+            .filter(|scale| scale.is_finite());
         let logit_scale = logit_scale.ok_or_else(|| {
             Refused::Files(format!(
                 "`{}` has no number `{LOGIT_SCALE}`, which a whole CLIP has",
@@ -260,7 +261,13 @@ impl Loading<'_> {
         })?;
         let (text, vision) = (ClipText::new(towers.text), ClipVision::new(towers.vision));
         let load = |wanted: Wanted<'_>| {
-            let loaded = load_tensors(wanted, self.from, self.tensors.clone(), &self.placed, &computation.device);
+            let loaded = load_tensors(
+                wanted,
+                self.from,
+                self.tensors.clone(),
+                &self.placed,
+                &computation.device,
+            );
             loaded.map(|(weights, _)| frozen(weights))
         };
         let text_weights = load(Wanted {
@@ -302,7 +309,9 @@ fn unit_rows(rows: &Tensor<2>) -> Vec<Vec<f32>> {
     let unit = |row: &[f32]| {
         let square: f64 = row.iter().map(|value| f64::from(*value).powi(2)).sum();
         let length = square.sqrt();
-        row.iter().map(|value| (f64::from(*value) / length) as f32).collect()
+        row.iter()
+            .map(|value| (f64::from(*value) / length) as f32)
+            .collect()
     };
     values.chunks_exact(width).map(unit).collect()
 }
@@ -345,7 +354,8 @@ fn preprocessor(folder: &Path, resizing: Resizing, side: usize) -> Result<Prepro
     }
     let wrong = |problem: String| Refused::Files(format!("`{}`: {problem}", path.display()));
     let text = fs::read(&path).map_err(|error| wrong(format!("cannot be read: {error}")))?;
-    let config: Value = serde_json::from_slice(&text).map_err(|error| wrong(format!("is no JSON: {error}")))?;
+    let config: Value =
+        serde_json::from_slice(&text).map_err(|error| wrong(format!("is no JSON: {error}")))?;
     let colours = |key: &str, usual: [f32; 3]| match config.get(key) {
         None | Some(Value::Null) => Ok(usual),
         Some(value) => serde_json::from_value(value.clone())
@@ -359,7 +369,9 @@ fn preprocessor(folder: &Path, resizing: Resizing, side: usize) -> Result<Prepro
     };
     for key in ["size", "crop_size"] {
         if let Some(other) = sizes(key).into_iter().find(|size| *size != side as u64) {
-            return Err(wrong(format!("`{key}` is {other}; the network reads images of {side}")));
+            return Err(wrong(format!(
+                "`{key}` is {other}; the network reads images of {side}"
+            )));
         }
     }
     const BICUBIC: u64 = 3;

@@ -34,7 +34,9 @@ pub fn towers(tensors: &[Placed<'_>]) -> Result<Towers, String> {
     let layers = |before: &str| {
         let ending = ".attn.in_proj_weight";
         let names = tensors.iter().map(|(_, tensor)| plain(&tensor.name));
-        names.filter(|name| name.starts_with(before) && name.ends_with(ending)).count()
+        names
+            .filter(|name| name.starts_with(before) && name.ends_with(ending))
+            .count()
     };
     let (vocabulary, width) = matrix("token_embedding.weight")?;
     let text = ClipConfig {
@@ -51,7 +53,10 @@ pub fn towers(tensors: &[Placed<'_>]) -> Result<Towers, String> {
     };
     let kernel = "visual.conv1.weight";
     let [wide, 3, patch, _] = *shape(kernel)? else {
-        return Err(format!("`{kernel}` is {:?}; it must be [channels, 3, patch, patch]", shape(kernel)?));
+        return Err(format!(
+            "`{kernel}` is {:?}; it must be [channels, 3, patch, patch]",
+            shape(kernel)?
+        ));
     };
     let patches = matrix("visual.positional_embedding")?.0.saturating_sub(1);
     let head = if wide == HUGE.0 { HUGE.1 } else { HEAD };
@@ -120,7 +125,11 @@ fn plain(name: &str) -> &str {
 fn of_transformers<'t>(path: &'t Path, tensor: StoredTensor<'t>, turned: &'t Turned) -> Vec<Placed<'t>> {
     let name = plain(&tensor.name).to_owned();
     if let Some((_, new)) = PROJECTIONS.iter().find(|(old, _)| *old == name) {
-        let bytes = turned.0.iter().find(|(of, _)| *of == name).map(|(_, bytes)| bytes.as_slice());
+        let bytes = turned
+            .0
+            .iter()
+            .find(|(of, _)| *of == name)
+            .map(|(_, bytes)| bytes.as_slice());
         let shape = tensor.shape.iter().rev().copied().collect();
         return vec![(
             path,
@@ -136,7 +145,15 @@ fn of_transformers<'t>(path: &'t Path, tensor: StoredTensor<'t>, turned: &'t Tur
         Some(rest) => ("vision_model.", rest),
         None => ("text_model.", name.as_str()),
     };
-    let one = |name: String| vec![(path, StoredTensor { name, ..tensor.clone() })];
+    let one = |name: String| {
+        vec![(
+            path,
+            StoredTensor {
+                name,
+                ..tensor.clone()
+            },
+        )]
+    };
     let Some(block) = rest.strip_prefix("transformer.resblocks.") else {
         return match outside_blocks(tower, rest) {
             Some(renamed) => one(renamed),
@@ -193,7 +210,9 @@ fn thirds<'t>(path: &'t Path, tensor: &StoredTensor<'t>, before: &str, ending: &
         Some(rows) if rows.is_multiple_of(3) && third > 0 => *rows /= 3,
         _ => return vec![(path, tensor.clone())],
     }
-    let parts = ["q_proj", "k_proj", "v_proj"].iter().zip(tensor.bytes.chunks_exact(third));
+    let parts = ["q_proj", "k_proj", "v_proj"]
+        .iter()
+        .zip(tensor.bytes.chunks_exact(third));
     parts
         .map(|(part, bytes)| {
             let name = format!("{before}self_attn.{part}.{ending}");

@@ -79,7 +79,11 @@ pub fn absent(path: &Path) -> Refused {
 
 /// What a file is, as the rest of a sentence, that begins with `bytes` and holds no weights.
 fn foreign(bytes: &[u8]) -> Option<&'static str> {
-    let begins = |with: &[u8]| bytes.get(..with.len()).is_some_and(|head| head.eq_ignore_ascii_case(with));
+    let begins = |with: &[u8]| {
+        bytes
+            .get(..with.len())
+            .is_some_and(|head| head.eq_ignore_ascii_case(with))
+    };
     if begins(b"version https://git-lfs") {
         return Some(
             "is a pointer of Git LFS, not the file that it stands for; run `git lfs pull` in its folder, or fetch the file again",

@@ -64,9 +64,7 @@ fn an_image_in_grey_is_that_of_three_equal_colours_and_values_outside_are_clampe
         height: 19,
         width: 40,
     };
-    let values: Vec<f32> = (0..shape.len())
-        .map(|at| (at as f32 * 0.7).sin() * 1.2)
-        .collect();
+    let values: Vec<f32> = (0..shape.len()).map(|at| (at as f32 * 0.7).sin() * 1.2).collect();
     let grey = Image::new(shape, values.clone()).unwrap();
     let clamped: Vec<f32> = values.iter().map(|value| value.clamp(-1.0, 1.0)).collect();
     let colours = ImageShape { channels: 3, ..shape };
@@ -94,13 +92,20 @@ fn a_line_of_pixels_and_one_pixel_are_resized_and_nothing_is_not() {
         };
         Image::filled(shape, 0.25)
     };
-    for resizing in [Resizing::Pillow, Resizing::TensorBilinear, Resizing::TensorBicubic] {
+    for resizing in [
+        Resizing::Pillow,
+        Resizing::TensorBilinear,
+        Resizing::TensorBicubic,
+    ] {
         let preprocessor = Preprocessor::clip(resizing, 24);
         for image in [of(1, 4001), of(3000, 1), of(1, 1)] {
             let pixels = preprocessor.pixels(&image).unwrap();
             let first = pixels[0];
             let plane = &pixels[..24 * 24];
-            assert!(plane.iter().all(|value| (value - first).abs() < 1e-5), "{resizing:?}");
+            assert!(
+                plane.iter().all(|value| (value - first).abs() < 1e-5),
+                "{resizing:?}"
+            );
         }
         assert!(preprocessor.pixels(&of(0, 5)).unwrap_err().contains("no pixels"));
         let mut broken = of(2, 2);

@@ -35,7 +35,10 @@ fn a_folder_that_is_not_there_or_of_something_else_says_so() {
     let folder = copy_of_clip();
     let config = folder.path().join("config.json");
     edit(&config, |config| config["model_type"] = json!("siglip"));
-    refused(clip_score(folder.path()), &["config.json", "model_type", "siglip"]);
+    refused(
+        clip_score(folder.path()),
+        &["config.json", "model_type", "siglip"],
+    );
 
     let folder = copy_of_clip();
     fs::remove_file(folder.path().join("model.safetensors")).unwrap();
@@ -49,18 +52,28 @@ fn a_folder_that_is_not_there_or_of_something_else_says_so() {
 
     let folder = copy_of_clip();
     fs::remove_file(folder.path().join("vocab.json")).unwrap();
-    refused(clip_score(folder.path()), &["`tokenizer` may name another folder"]);
+    refused(
+        clip_score(folder.path()),
+        &["`tokenizer` may name another folder"],
+    );
 }
 
 #[test]
 fn a_network_that_was_made_for_other_pixels_or_towers_is_refused() {
     let folder = copy_of_clip();
     let processor = folder.path().join("preprocessor_config.json");
-    edit(&processor, |config| config["size"] = json!({ "shortest_edge": 31 }));
-    refused(clip_score(folder.path()), &["preprocessor_config.json", "`size` is 31", "32"]);
+    edit(&processor, |config| {
+        config["size"] = json!({ "shortest_edge": 31 })
+    });
+    refused(
+        clip_score(folder.path()),
+        &["preprocessor_config.json", "`size` is 31", "32"],
+    );
     let folder = copy_of_clip();
     let config = folder.path().join("config.json");
-    edit(&config, |config| config["vision_config"]["num_hidden_layers"] = json!(3));
+    edit(&config, |config| {
+        config["vision_config"]["num_hidden_layers"] = json!(3)
+    });
     refused(
         clip_score(folder.path()),
         &["vision_model.encoder.layers.2", "missing"],
@@ -74,8 +87,14 @@ fn a_network_that_was_made_for_other_pixels_or_towers_is_refused() {
 
 #[test]
 fn a_head_for_another_clip_or_that_is_none_is_refused() {
-    refused(aesthetic(Path::new("head.pth")), &["reward `aesthetic`", "head.pth"]);
-    refused(aesthetic(&fixture("io.safetensors")), &["layers.7.weight", "missing"]);
+    refused(
+        aesthetic(Path::new("head.pth")),
+        &["reward `aesthetic`", "head.pth"],
+    );
+    refused(
+        aesthetic(&fixture("io.safetensors")),
+        &["layers.7.weight", "missing"],
+    );
     let folder = tempfile::tempdir().unwrap();
     let page = folder.path().join("head.pth");
     fs::write(&page, "<!DOCTYPE html><html>Access is restricted</html>").unwrap();
@@ -92,7 +111,10 @@ fn a_head_for_another_clip_or_that_is_none_is_refused() {
         tokenizer: None,
         ..HpsV2Settings::new(fixture("hpsv2.pt"), "")
     };
-    refused(HpsV2::new(&alone, &Computation::processor()), &["`tokenizer`", "is missing"]);
+    refused(
+        HpsV2::new(&alone, &Computation::processor()),
+        &["`tokenizer`", "is missing"],
+    );
 }
 
 /// The bytes of the head's file with one text in its place for another of the same length.
@@ -107,8 +129,15 @@ fn changed(from: &[u8], to: &[u8]) -> Vec<u8> {
 fn a_pickle_that_names_anything_but_tensors_is_refused_and_nothing_of_it_is_run() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("head.pth");
-    fs::write(&file, changed(b"ctorch._utils\n_rebuild_tensor_v2\n", b"cposix\nsystem\n")).unwrap();
-    refused(aesthetic(&file), &["`posix.system`", "not run", "weights_only=True"]);
+    fs::write(
+        &file,
+        changed(b"ctorch._utils\n_rebuild_tensor_v2\n", b"cposix\nsystem\n"),
+    )
+    .unwrap();
+    refused(
+        aesthetic(&file),
+        &["`posix.system`", "not run", "weights_only=True"],
+    );
     // An opcode for calls, in the place of the one that makes a dictionary.
     fs::write(&file, changed(b"}q\x00(", b"iq\x00(")).unwrap();
     refused(aesthetic(&file), &["opcode 0x69"]);

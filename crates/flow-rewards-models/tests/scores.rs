@@ -70,7 +70,10 @@ fn a_score_depends_on_its_sample_alone() {
     let recorded = Recorded::read();
     let samples = recorded.samples();
     let whole = bits(&clip_score(|_| {}), &samples);
-    assert_eq!(bits(&clip_score(|settings| settings.batch_size = 4), &samples), whole);
+    assert_eq!(
+        bits(&clip_score(|settings| settings.batch_size = 4), &samples),
+        whole
+    );
     let reward = clip_score(|settings| settings.batch_size = 1);
     assert_eq!(bits(&reward, &samples), whole);
     let backwards: Vec<RewardSample<'_>> = samples.iter().rev().copied().collect();
@@ -82,9 +85,17 @@ fn a_score_depends_on_its_sample_alone() {
 fn a_video_has_the_mean_of_its_frames() {
     let recorded = Recorded::read();
     let reward = clip_score(|_| {});
-    let frames = [recorded.images[0].clone(), recorded.images[0].clone(), recorded.images[2].clone()];
+    let frames = [
+        recorded.images[0].clone(),
+        recorded.images[0].clone(),
+        recorded.images[2].clone(),
+    ];
     let prompt = &recorded.prompts[0];
-    let sample = |image, frames| RewardSample { image, frames, prompt };
+    let sample = |image, frames| RewardSample {
+        image,
+        frames,
+        prompt,
+    };
     let of_frames = reward
         .score(&frames.each_ref().map(|frame| sample(frame, &[][..])))
         .unwrap();
@@ -127,5 +138,8 @@ fn a_config_finds_the_rewards_by_name_and_the_device_of_a_run_is_lent() {
     let ranks = registry
         .build_with("rank-in-group", wrapped.as_object().unwrap(), base, &lent)
         .unwrap();
-    assert_eq!(ranks.score(&recorded.samples()).unwrap().len(), recorded.images.len());
+    assert_eq!(
+        ranks.score(&recorded.samples()).unwrap().len(),
+        recorded.images.len()
+    );
 }

@@ -15,8 +15,8 @@ mod tokens;
 pub mod weights;
 
 pub use any::AnyTextEncoder;
-pub use config::of_folder as config_of_folder;
 pub use clip::{ClipConfig, ClipOutput, ClipText, ClipVision, ClipVisionConfig, ClipVisionOutput};
+pub use config::of_folder as config_of_folder;
 pub use encoder::{Padding, TextEncoder};
 pub use error::EncoderError;
 pub use prompts::PromptEmbeds;

@@ -231,7 +231,9 @@ fn general(key: &str) -> String {
 /// Whether a key names the folder or file of a reward's network.
 fn is_network(key: &str) -> bool {
     let key = general(key);
-    let is_reward = ["rewards[].", "eval_rewards[]."].iter().any(|list| key.starts_with(list));
+    let is_reward = ["rewards[].", "eval_rewards[]."]
+        .iter()
+        .any(|list| key.starts_with(list));
     is_reward && !key.ends_with(".weights")
 }
 
@@ -240,7 +242,9 @@ fn network_contents(path: &Path) -> Result<ContentHash, TrainError> {
     if path.is_file() {
         return Ok(ContentHash::of_path(path, "")?);
     }
-    let hashes = OF_NETWORKS.iter().map(|ending| ContentHash::of_path(path, ending));
+    let hashes = OF_NETWORKS
+        .iter()
+        .map(|ending| ContentHash::of_path(path, ending));
     let hashes: Vec<String> = hashes
         .map(|hash| hash.map(|hash| hash.to_string()))
         .collect::<Result<_, _>>()?;

@@ -108,7 +108,10 @@ impl<'p> Machine<'p> {
 
     fn number(&mut self, bytes: usize) -> Result<u64, String> {
         let bytes = self.take(bytes)?;
-        Ok(bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
+        Ok(bytes
+            .iter()
+            .rev()
+            .fold(0, |number, byte| number << 8 | u64::from(*byte)))
     }
 
     fn length(&mut self, bytes: usize) -> Result<usize, String> {
@@ -117,7 +120,9 @@ impl<'p> Machine<'p> {
 
     fn text(&mut self, length: usize) -> Result<Value<'p>, String> {
         let text = std::str::from_utf8(self.take(length)?);
-        Ok(Value::Text(text.map_err(|_| "a text in its pickle is not UTF-8")?))
+        Ok(Value::Text(
+            text.map_err(|_| "a text in its pickle is not UTF-8")?,
+        ))
     }
 
     fn line(&mut self) -> Result<&'p str, String> {
@@ -245,7 +250,11 @@ impl<'p> Machine<'p> {
             b'R' => self.make()?,
             // BUILD: attributes of an ordered dictionary, such as the `_metadata` of a state dict. They are no tensors.
             b'b' => drop(self.pop()?),
-            _ => return Err(format!("its pickle has the opcode {code:#04x}, which files of weights do not need")),
+            _ => {
+                return Err(format!(
+                    "its pickle has the opcode {code:#04x}, which files of weights do not need"
+                ));
+            }
         }
         Ok(())
     }

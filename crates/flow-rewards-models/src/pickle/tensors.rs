@@ -24,10 +24,14 @@ pub fn places(bytes: &[u8], entries: &Entries) -> Result<Vec<TensorPlace>, Strin
     let ending = format!("/{PICKLE}");
     let mut pickles = entries.iter().filter(|(name, _)| name.ends_with(&ending));
     let (Some((name, range)), None) = (pickles.next(), pickles.next()) else {
-        return Err(format!("it is a zip without the one `{PICKLE}` that `torch.save` writes"));
+        return Err(format!(
+            "it is a zip without the one `{PICKLE}` that `torch.save` writes"
+        ));
     };
     let folder = &name[..name.len() - PICKLE.len()];
-    if let Some(order) = entries.get(&format!("{folder}byteorder")).map(|order| &bytes[order.clone()])
+    if let Some(order) = entries
+        .get(&format!("{folder}byteorder"))
+        .map(|order| &bytes[order.clone()])
         && order != b"little"
     {
         return Err("its values are big-endian".into());
@@ -45,7 +49,9 @@ pub fn places(bytes: &[u8], entries: &Entries) -> Result<Vec<TensorPlace>, Strin
     });
     let places = tensors.map(|(name, tensor)| {
         let key = format!("{folder}data/{}", tensor.storage.key);
-        let storage = entries.get(&key).ok_or("values of it are not in the file".to_owned());
+        let storage = entries
+            .get(&key)
+            .ok_or("values of it are not in the file".to_owned());
         let place = storage.and_then(|storage| place(name, tensor, storage));
         place.map_err(|problem| format!("tensor `{}`: {problem}", name.escape_debug()))
     });
@@ -75,20 +81,34 @@ fn place(name: &str, tensor: &Tensor<'_>, storage: &Range<usize>) -> Result<Tens
         "Int" => (Dtype::I32, 4),
         "Byte" => (Dtype::U8, 1),
         "Bool" => (Dtype::BOOL, 1),
-        other => return Err(format!("it is of the precision `{}`, which is not read here", other.escape_debug())),
+        other => {
+            return Err(format!(
+                "it is of the precision `{}`, which is not read here",
+                other.escape_debug()
+            ));
+        }
     };
     let outside = || "it reaches beyond its values".to_owned();
     let sizes = tensor.shape.iter().map(|size| usize::try_from(*size));
     let shape: Vec<usize> = sizes.collect::<Result<_, _>>().map_err(|_| outside())?;
-    let count = shape.iter().try_fold(1usize, |count, size| count.checked_mul(*size));
+    let count = shape
+        .iter()
+        .try_fold(1usize, |count, size| count.checked_mul(*size));
     let count = count.ok_or_else(outside)?;
     if !is_row_major(&shape, &tensor.strides) {
-        return Err("its values are not in the order of its axes; call `.contiguous()` on it before it is saved".into());
+        return Err(
+            "its values are not in the order of its axes; call `.contiguous()` on it before it is saved"
+                .into(),
+        );
     }
-    let first = usize::try_from(tensor.offset).ok().and_then(|first| first.checked_mul(width));
+    let first = usize::try_from(tensor.offset)
+        .ok()
+        .and_then(|first| first.checked_mul(width));
     let start = first.and_then(|first| first.checked_add(storage.start));
     let length = count.checked_mul(width);
-    let end = start.zip(length).and_then(|(start, length)| start.checked_add(length));
+    let end = start
+        .zip(length)
+        .and_then(|(start, length)| start.checked_add(length));
     let bytes = start.zip(end).filter(|(_, end)| *end <= storage.end);
     let (start, end) = bytes.ok_or_else(outside)?;
     Ok(TensorPlace {

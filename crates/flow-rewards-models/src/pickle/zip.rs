@@ -43,12 +43,16 @@ pub fn entries(bytes: &[u8]) -> Result<Entries, String> {
 fn directory(bytes: &[u8]) -> Option<(u64, usize)> {
     let from = bytes.len().checked_sub(END)?;
     let until = from.saturating_sub(LONGEST_COMMENT);
-    let end = (until..=from).rev().find(|at| bytes[*at..].starts_with(b"PK\x05\x06"))?;
+    let end = (until..=from)
+        .rev()
+        .find(|at| bytes[*at..].starts_with(b"PK\x05\x06"))?;
     let (count, start) = (number(bytes, end + 10, 2)?, number(bytes, end + 16, 4)?);
     if start != ELSEWHERE && count != u64::from(u16::MAX) {
         return Some((count, usize::try_from(start).ok()?));
     }
-    let locator = end.checked_sub(20).filter(|at| bytes[*at..].starts_with(b"PK\x06\x07"))?;
+    let locator = end
+        .checked_sub(20)
+        .filter(|at| bytes[*at..].starts_with(b"PK\x06\x07"))?;
     let record = usize::try_from(number(bytes, locator + 8, 8)?).ok()?;
     bytes.get(record..)?.starts_with(b"PK\x06\x06").then_some(())?;
     let start = usize::try_from(number(bytes, record + 48, 8)?).ok()?;
@@ -67,7 +71,8 @@ struct Entry {
 
 impl Entry {
     fn read(header: &[u8]) -> Option<Self> {
-        let [name, extra, comment] = [28, 30, 32].map(|at| number(header, at, 2).map(|length| length as usize));
+        let [name, extra, comment] =
+            [28, 30, 32].map(|at| number(header, at, 2).map(|length| length as usize));
         let (name, extra, comment) = (name?, extra?, comment?);
         let mut entry = Self {
             name: String::from_utf8(header.get(46..46 + name)?.to_vec()).ok()?,
@@ -122,5 +127,10 @@ fn place(bytes: &[u8], local: u64, size: u64) -> Option<Range<usize>> {
 /// A little-endian number of `count` bytes.
 fn number(bytes: &[u8], at: usize, count: usize) -> Option<u64> {
     let bytes = bytes.get(at..at.checked_add(count)?)?;
-    Some(bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
+    Some(
+        bytes
+            .iter()
+            .rev()
+            .fold(0, |number, byte| number << 8 | u64::from(*byte)),
+    )
 }

@@ -5,10 +5,10 @@
 
 use super::block::{BlockShape, ClipBlock};
 use super::config::{ClipActivation, check_heads, projection_of};
+use crate::EncoderError;
 use crate::config::{self as json, Reader};
 use crate::parts::{LayerNorm, declared, product, table};
 use crate::weights::Role;
-use crate::EncoderError;
 use burn::tensor::{Int, Tensor, TensorData};
 use flow_core::exec::{Exec, Linear};
 use flow_core::ops::LinearWeights;

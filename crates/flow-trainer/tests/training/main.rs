@@ -4,6 +4,7 @@ mod accelerators;
 mod guards;
 mod guidance;
 mod losses;
+mod networks;
 mod on_policy;
 mod optimizer;
 mod outcome;
