@@ -39,6 +39,14 @@ pub enum RewardError {
         /// What is wrong, and how to mend it.
         problem: String,
     },
+    /// A pretrained network whose files cannot be read, or are those of something else.
+    #[error("reward `{reward}`: {problem}")]
+    Network {
+        /// Name of the reward.
+        reward: String,
+        /// What is wrong, with the file, and how to mend it.
+        problem: String,
+    },
     /// A sample that a reward cannot score; what [`crate::Reward::score`] returns for it.
     #[error("sample {index}: {problem}")]
     Sample {

@@ -95,7 +95,7 @@ impl RankInGroup {
             "The rank of another reward within the group, 0 (worst) to 1 (best).",
             RewardKind::Groupwise,
             |context, RankInGroupSettings { reward, params }| {
-                let inner = context.rewards.build(&reward, &params, context.base)?;
+                let inner = context.build(&reward, &params)?;
                 Ok(Arc::new(Self::new(inner)))
             },
         );

@@ -12,6 +12,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use crate::error::RewardError;
+use crate::lent::Lent;
 use crate::reward::{Reward, RewardKind};
 
 /// Parameters as a config gives them: by name, untyped.
@@ -26,6 +27,19 @@ pub struct RewardContext<'a> {
     pub rewards: &'a RewardRegistry,
     /// Where relative paths start: the folder of the config.
     pub base: &'a Path,
+    /// What the program lends to its rewards.
+    pub lent: &'a Lent,
+}
+
+impl RewardContext<'_> {
+    /// Builds another reward in this context, to wrap it.
+    ///
+    /// # Errors
+    /// As [`RewardRegistry::build`].
+    pub fn build(&self, name: &str, params: &Params) -> Result<Arc<dyn Reward>, RewardError> {
+        let factory = self.rewards.get(name)?;
+        (factory.build)(self, &factory.plugin.located(params, self.base))
+    }
 }
 
 /// Builds a reward from its parameters.
@@ -177,8 +191,25 @@ impl RewardRegistry {
     /// # Errors
     /// Those of [`RewardRegistry::get`], and what the reward says of its parameters.
     pub fn build(&self, name: &str, params: &Params, base: &Path) -> Result<Arc<dyn Reward>, RewardError> {
-        let factory = self.get(name)?;
-        let context = RewardContext { rewards: self, base };
-        (factory.build)(&context, &factory.plugin.located(params, base))
+        self.build_with(name, params, base, &Lent::default())
+    }
+
+    /// As [`RewardRegistry::build`]; the reward may use what is `lent`.
+    ///
+    /// # Errors
+    /// As [`RewardRegistry::build`].
+    pub fn build_with(
+        &self,
+        name: &str,
+        params: &Params,
+        base: &Path,
+        lent: &Lent,
+    ) -> Result<Arc<dyn Reward>, RewardError> {
+        let context = RewardContext {
+            rewards: self,
+            base,
+            lent,
+        };
+        context.build(name, params)
     }
 }

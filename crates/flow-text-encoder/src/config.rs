@@ -120,7 +120,10 @@ impl<'a> Reader<'a> {
 }
 
 /// The `config.json` of `folder`, and where it is.
-pub(crate) fn of_folder(folder: &Path) -> Result<(PathBuf, Value), EncoderError> {
+///
+/// # Errors
+/// [`EncoderError::Folder`] for a folder without one, [`EncoderError::Config`] for one that is no JSON.
+pub fn of_folder(folder: &Path) -> Result<(PathBuf, Value), EncoderError> {
     let path = folder.join(FILE);
     let text = fs::read_to_string(&path).map_err(|error| EncoderError::Folder {
         path: folder.to_owned(),

@@ -29,6 +29,9 @@ pub enum EncoderError {
     /// Tokens do not fit an encoder.
     #[error("tokens: {0}")]
     Tokens(String),
+    /// Pixels do not fit an encoder.
+    #[error("pixels: {0}")]
+    Pixels(String),
     /// Outputs of encoders do not make the embeddings of a pipeline.
     #[error("prompt embeddings: {0}")]
     Embeds(String),

@@ -1,4 +1,4 @@
-//! Text encoders of diffusion pipelines: CLIP, T5, UMT5 and Qwen2.5-VL's text path.
+//! Text encoders of diffusion pipelines: CLIP, T5, UMT5 and Qwen2.5-VL's text path; and CLIP's encoder of images.
 #![doc = include_str!("../README.md")]
 #![deny(missing_docs)]
 
@@ -15,7 +15,8 @@ mod tokens;
 pub mod weights;
 
 pub use any::AnyTextEncoder;
-pub use clip::{ClipConfig, ClipOutput, ClipText};
+pub use clip::{ClipConfig, ClipOutput, ClipText, ClipVision, ClipVisionConfig, ClipVisionOutput};
+pub use config::of_folder as config_of_folder;
 pub use encoder::{Padding, TextEncoder};
 pub use error::EncoderError;
 pub use prompts::PromptEmbeds;

@@ -7,11 +7,14 @@ use flow_core::{Handle, Init, ParamLayout, Rows};
 use std::fmt::Display;
 use std::sync::Arc;
 
-/// The layout that `declare` fills, and what it gives. Everything in it is applied to tokens of text.
-pub(crate) fn declared<T>(declare: impl FnOnce(&mut LayoutBuilder<'_>) -> T) -> (Arc<ParamLayout>, T) {
+/// The layout that `declare` fills, and what it gives. Everything in it is applied to `rows`.
+pub(crate) fn declared<T>(
+    rows: Rows,
+    declare: impl FnOnce(&mut LayoutBuilder<'_>) -> T,
+) -> (Arc<ParamLayout>, T) {
     let mut layout = ParamLayout::default();
     let mut builder = LayoutBuilder::new(&mut layout);
-    let parts = declare(&mut builder.applied_to(Rows::Text));
+    let parts = declare(&mut builder.applied_to(rows));
     (Arc::new(layout), parts)
 }
 

@@ -19,23 +19,32 @@ use std::fmt;
 use std::path::Path;
 
 /// Keys that name a file whose contents count, not its name. A list's place is written `[]`.
-const FILES: [&str; 6] = [
+const FILES: [&str; 12] = [
     "model.path",
     "model.weights",
     "model.adapter",
     "text.path",
     "rewards[].weights",
     "eval_rewards[].weights",
+    "rewards[].path",
+    "eval_rewards[].path",
+    "rewards[].tokenizer",
+    "eval_rewards[].tokenizer",
+    "rewards[].head",
+    "eval_rewards[].head",
 ];
+
+/// Endings of files that say what a network of a reward computes: weights, configs, vocabularies.
+const OF_NETWORKS: [&str; 3] = ["safetensors", "json", "txt"];
 
 /// A run's config and the contents of its files.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Description {
     /// The config with every default filled in.
     pub config: Value,
-    /// BLAKE3 of files (of a folder: of its `.safetensors`; of a diffusers folder: of its tokenizers, text encoders and autoencoder), by
-    /// the key that names them, and of more that belongs to them, by the key and a name behind a slash: `model.path/vae/config.json`.
-    /// None where nobody looked.
+    /// BLAKE3 of files (of a folder: of its `.safetensors`; of a reward's network: of its configs and vocabularies, too; of a diffusers
+    /// folder: of its tokenizers, text encoders and autoencoder), by the key that names them, and of more that belongs to them, by the
+    /// key and a name behind a slash: `model.path/vae/config.json`. None where nobody looked.
     pub contents: Option<BTreeMap<String, ContentHash>>,
 }
 
@@ -71,6 +80,7 @@ impl Description {
             }
             let found = match key.as_str() {
                 "model.path" => contents::of_folder(config, base, folders)?,
+                key if is_network(key) => vec![("", network_contents(&path)?)],
                 _ => contents::of_weights(&path)?,
             };
             for (part, hash) in found {
@@ -221,6 +231,29 @@ fn general(key: &str) -> String {
         }
     }
     text
+}
+
+/// Whether a key names the folder or file of a reward's network.
+fn is_network(key: &str) -> bool {
+    let key = general(key);
+    let is_reward = ["rewards[].", "eval_rewards[]."]
+        .iter()
+        .any(|list| key.starts_with(list));
+    is_reward && !key.ends_with(".weights")
+}
+
+/// Of all files that say what the network of a reward computes.
+fn network_contents(path: &Path) -> Result<ContentHash, TrainError> {
+    if path.is_file() {
+        return Ok(ContentHash::of_path(path, "")?);
+    }
+    let hashes = OF_NETWORKS
+        .iter()
+        .map(|ending| ContentHash::of_path(path, ending));
+    let hashes: Vec<String> = hashes
+        .map(|hash| hash.map(|hash| hash.to_string()))
+        .collect::<Result<_, _>>()?;
+    Ok(ContentHash::of(hashes.join(" ").as_bytes()))
 }
 
 /// The values of a config that are in use, by key, with what they stand for where they are left out.

@@ -1,4 +1,4 @@
-//! Rewards. Flow-Factory's own are large models, none of which exists here; what people plug in may.
+//! Rewards. Flow-Factory's own are large models; those that exist here read their weights from a folder, which a YAML does not name.
 
 use toml_edit::{InlineTable, Value};
 
@@ -8,15 +8,19 @@ use crate::draft::{Draft, Item, Origin, quoted};
 use crate::note::Rank;
 use crate::yaml::Node;
 
-/// The part of flow-train that is nearest to a reward model of Flow-Factory.
-fn nearest(model: &str) -> &'static str {
+/// Why a reward model of Flow-Factory is not converted, and what of flow-train is nearest to it.
+fn reason(model: &str) -> &'static str {
     let model = model.to_lowercase();
-    if model.contains("ocr") {
-        "the nearest is `digit-classifier`, which reads digits"
+    if model.contains("pickscore") || model.contains("pick_score") {
+        "flow-train's `pickscore` reads its weights from a folder: add that reward with its `path`"
+    } else if model.contains("clip") {
+        "flow-train's `clip-score` reads its weights from a folder: add that reward with its `path`"
+    } else if model.contains("ocr") {
+        "flow-train has no such reward; the nearest is `digit-classifier`, which reads digits"
     } else if model.contains("geneval") || model.contains("vllm") || model.contains("rational") {
-        "the nearest is `shapes-rules`, which checks scenes by rule"
+        "flow-train has no such reward; the nearest is `shapes-rules`, which checks scenes by rule"
     } else {
-        "flow-train has digit-classifier, shapes-rules, jpeg-compressibility and target-colour"
+        "flow-train has no such reward; flow-train has digit-classifier, shapes-rules, jpeg-compressibility and target-colour"
     }
 }
 
@@ -97,8 +101,7 @@ fn reward(draft: &mut Draft<'_>, list: &'static str, origin: &Origin, node: &Nod
         } else {
             Rank::Result
         };
-        let reason = format!("flow-train has no such reward; {}", nearest(model));
-        draft.keep_as(rank, list, origin, reason);
+        draft.keep_as(rank, list, origin, reason(model));
         return;
     }
     let mut table = InlineTable::new();

@@ -1,18 +1,34 @@
-//! One block of a CLIP text encoder.
+//! One block of either of CLIP's towers.
 
-use super::config::{ClipActivation, ClipConfig};
+use super::config::ClipActivation;
 use crate::parts::{LayerNorm, heads_of, linear, side_by_side};
 use burn::tensor::Tensor;
 use flow_core::exec::{Block, Exec, Linear, RegionKind};
-use flow_core::ops::attention::Mask;
 use flow_core::params::LayoutBuilder;
 use flow_core::{Activation, AttentionSpec};
 use std::sync::Arc;
 
+/// What a tower's blocks have in common.
+#[derive(Clone, Debug)]
+pub(super) struct BlockShape {
+    /// Channels.
+    pub width: usize,
+    /// Channels within the feed-forward parts.
+    pub inner: usize,
+    /// Attention heads.
+    pub heads: usize,
+    /// Between the feed-forward layers.
+    pub activation: ClipActivation,
+    /// Added to the variance in layer norms.
+    pub epsilon: f32,
+    /// Which token sees which.
+    pub attention: AttentionSpec,
+}
+
 /// Sharpness of [`ClipActivation::QuickGelu`].
 const QUICK: f32 = 1.702;
 
-/// Attention to the tokens before, then a feed-forward part, each after a layer norm.
+/// Attention, then a feed-forward part, each after a layer norm.
 #[derive(Debug)]
 pub(super) struct ClipBlock {
     attention_norm: LayerNorm,
@@ -30,8 +46,8 @@ pub(super) struct ClipBlock {
 }
 
 impl ClipBlock {
-    pub fn new(mut parts: LayoutBuilder<'_>, config: &ClipConfig) -> Self {
-        let (width, inner) = (config.width, config.inner);
+    pub fn new(mut parts: LayoutBuilder<'_>, shape: &BlockShape) -> Self {
+        let (width, inner) = (shape.width, shape.inner);
         let mut attention = parts.under("self_attn");
         let [key, value, query, out] =
             ["k_proj", "v_proj", "q_proj", "out_proj"].map(|name| linear(&mut attention, name, width, width));
@@ -44,13 +60,10 @@ impl ClipBlock {
             up: linear(&mut parts, "mlp.fc1", width, inner),
             down: linear(&mut parts, "mlp.fc2", inner, width),
             inner_norm: LayerNorm::new(&mut parts, "layer_norm2", width),
-            heads: config.heads,
-            activation: config.activation,
-            epsilon: config.epsilon,
-            attention: AttentionSpec {
-                mask: Some(Arc::new(Mask::Causal)),
-                ..AttentionSpec::default()
-            },
+            heads: shape.heads,
+            activation: shape.activation,
+            epsilon: shape.epsilon,
+            attention: shape.attention.clone(),
         }
     }
 

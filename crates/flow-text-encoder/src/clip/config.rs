@@ -18,6 +18,26 @@ pub enum ClipActivation {
     Gelu,
 }
 
+impl ClipActivation {
+    /// The one that a config names.
+    pub(super) fn read(reader: &Reader<'_>) -> Result<Self, EncoderError> {
+        let word = reader.word_or("hidden_act", "quick_gelu", &["quick_gelu", "gelu"])?;
+        Ok(match word {
+            "gelu" => Self::Gelu,
+            _ => Self::QuickGelu,
+        })
+    }
+}
+
+/// Ok if heads share the channels evenly.
+pub(super) fn check_heads(reader: &Reader<'_>, width: usize, heads: usize) -> Result<(), EncoderError> {
+    if width.is_multiple_of(heads) {
+        return Ok(());
+    }
+    let problem = format!("is {width}; it must be a multiple of `num_attention_heads` = {heads}");
+    Err(reader.wrong("hidden_size", problem))
+}
+
 /// Where the pooled row of a prompt is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndToken {
@@ -52,6 +72,15 @@ pub struct ClipConfig {
     pub end: EndToken,
 }
 
+/// Channels of the projections. A whole CLIP has them at the top of its config: those in the tables of its towers are defaults that
+/// nothing reads.
+pub(super) fn projection_of(whole: &Reader<'_>, tower: &Reader<'_>) -> Result<usize, EncoderError> {
+    match whole.get("projection_dim") {
+        Some(_) => whole.count("projection_dim", 1 << 16),
+        None => tower.count("projection_dim", 1 << 16),
+    }
+}
+
 impl ClipConfig {
     /// Of `config`, the `config.json` in the file `from`, of the class `class`: the config's own word counts where the caller has
     /// none. The text tower's table of a whole CLIP's config is taken.
@@ -65,7 +94,7 @@ impl ClipConfig {
             .get("architectures")
             .and_then(|classes| classes.get(0)?.as_str());
         let has_projection = class.or(own) != Some("CLIPTextModel");
-        let activation = reader.word_or("hidden_act", "quick_gelu", &["quick_gelu", "gelu"])?;
+        let activation = ClipActivation::read(&reader)?;
         let end = match reader.get("eos_token_id") {
             None => EndToken::Largest,
             Some(value) => match value.as_u64() {
@@ -87,23 +116,14 @@ impl ClipConfig {
             layers: reader.count("num_hidden_layers", 1024)?,
             heads: reader.count("num_attention_heads", 1024)?,
             projection: match has_projection {
-                true => Some(reader.count("projection_dim", 1 << 16)?),
+                true => Some(projection_of(&whole, &reader)?),
                 false => None,
             },
-            activation: match activation {
-                "gelu" => ClipActivation::Gelu,
-                _ => ClipActivation::QuickGelu,
-            },
+            activation,
             epsilon: reader.positive_or("layer_norm_eps", 1e-5)? as f32,
             end,
         };
-        if !config.width.is_multiple_of(config.heads) {
-            let problem = format!(
-                "is {}; it must be a multiple of `num_attention_heads` = {}",
-                config.width, config.heads
-            );
-            return Err(reader.wrong("hidden_size", problem));
-        }
+        check_heads(&reader, config.width, config.heads)?;
         Ok(config)
     }
 }

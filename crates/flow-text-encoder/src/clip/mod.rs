@@ -1,21 +1,24 @@
-//! CLIP's text encoder, with or without projection.
+//! CLIP's text encoder, with or without projection, and its encoder of images.
 //!
 //! Sources: Radford et al. 2021, arXiv:2103.00020, and transformers 5.24.0, `models/clip/modeling_clip.py`, whose weight names
-//! and numerics it has. Attention is causal and nothing else: pipelines pass no mask of padding.
+//! and numerics it has. Attention of text is causal and nothing else: pipelines pass no mask of padding.
 
 mod block;
 mod config;
+mod vision;
 
 pub use config::{ClipActivation, ClipConfig, EndToken};
+pub use vision::{ClipVision, ClipVisionConfig, ClipVisionOutput};
 
 use crate::encoder::check_ids;
 use crate::parts::{LayerNorm, declared, product, table};
 use crate::weights::Role;
 use crate::{EncoderError, TextEncoder, Tokens, config as json};
-use block::ClipBlock;
+use block::{BlockShape, ClipBlock};
 use burn::tensor::{Int, Tensor, TensorData};
 use flow_core::exec::{Exec, Linear};
-use flow_core::{Handle, ParamLayout};
+use flow_core::ops::attention::Mask;
+use flow_core::{AttentionSpec, Handle, ParamLayout, Rows};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -54,7 +57,18 @@ pub struct ClipOutput {
 impl ClipText {
     /// The encoder that `config` describes.
     pub fn new(config: ClipConfig) -> Self {
-        let (layout, encoder) = declared(|parts| {
+        let shape = BlockShape {
+            width: config.width,
+            inner: config.inner,
+            heads: config.heads,
+            activation: config.activation,
+            epsilon: config.epsilon,
+            attention: AttentionSpec {
+                mask: Some(Arc::new(Mask::Causal)),
+                ..AttentionSpec::default()
+            },
+        };
+        let (layout, encoder) = declared(Rows::Text, |parts| {
             let width = config.width;
             let mut model = parts.under("text_model");
             let mut embeddings = model.under("embeddings");
@@ -63,7 +77,7 @@ impl ClipText {
             let blocks = (0..config.layers)
                 .map(|index| {
                     let block = model.under(format_args!("encoder.layers.{index}"));
-                    Arc::new(ClipBlock::new(block, &config))
+                    Arc::new(ClipBlock::new(block, &shape))
                 })
                 .collect();
             let norm = LayerNorm::new(&mut model, "final_layer_norm", width);

@@ -15,7 +15,7 @@ use crate::{EncoderError, TextEncoder, Tokens, config as json};
 use block::{Positions, QwenBlock, QwenCall};
 use burn::tensor::Tensor;
 use flow_core::exec::Exec;
-use flow_core::{Handle, ParamLayout};
+use flow_core::{Handle, ParamLayout, Rows};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ pub struct QwenText {
 impl QwenText {
     /// The encoder that `config` describes.
     pub fn new(config: QwenConfig) -> Self {
-        let (layout, (tokens, blocks, norm)) = declared(|parts| {
+        let (layout, (tokens, blocks, norm)) = declared(Rows::Text, |parts| {
             let mut model = parts.under("model");
             let tokens = table(&mut model, "embed_tokens", config.vocabulary, config.width);
             let blocks = (0..config.layers)

@@ -16,7 +16,7 @@ use crate::{EncoderError, Padding, TextEncoder, Tokens, config as json};
 use block::{T5Block, T5Call, bias_of};
 use burn::tensor::{Int, Tensor, TensorData};
 use flow_core::exec::Exec;
-use flow_core::{Handle, ParamLayout};
+use flow_core::{Handle, ParamLayout, Rows};
 use position::buckets_of;
 use std::path::Path;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ pub struct T5Encoder {
 impl T5Encoder {
     /// The encoder that `config` describes.
     pub fn new(config: T5Config) -> Self {
-        let (layout, (tokens, blocks, norm)) = declared(|parts| {
+        let (layout, (tokens, blocks, norm)) = declared(Rows::Text, |parts| {
             let tokens = table(parts, "shared", config.vocabulary, config.width);
             let mut encoder = parts.under("encoder");
             let blocks = (0..config.layers)

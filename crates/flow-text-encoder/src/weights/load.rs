@@ -8,12 +8,13 @@ use flow_core::tensors::cast;
 use flow_core::{ParamLayout, ParamSpec, RawTensor, Weights};
 use flow_models::ModelError;
 use flow_models::weights::{
-    Duplicated, FileMap, LoadReport, Misplaced, Misshapen, Missing, NotFinite, Parsed, Source, StoredTensor,
-    Unknown, Unreadable,
+    Duplicated, LoadReport, Misplaced, Misshapen, Missing, NotFinite, Source, StoredTensor, Unknown,
+    Unreadable,
 };
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// What loading found besides the values.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -35,25 +36,59 @@ pub fn load(
     variant: Option<&str>,
     device: &ComputeDevice,
 ) -> Result<(Weights, Loaded), EncoderError> {
-    let source = Source::open(&weights_of(folder, variant)?)?;
-    let parsed: Vec<Parsed<'_>> = source
-        .files
-        .iter()
-        .map(FileMap::parse)
-        .collect::<Result<_, _>>()?;
-    let layout = encoder.layout();
+    let source = open(folder, variant)?;
+    let mut tensors = Vec::new();
+    for file in &source.files {
+        let parsed = file.parse()?.tensors.into_iter();
+        tensors.extend(parsed.map(|tensor| (file.path.as_path(), tensor)));
+    }
+    let wanted = Wanted {
+        layout: encoder.layout(),
+        role: &|name| encoder.role(name),
+    };
+    load_tensors(wanted, folder, tensors, &source.placed, device)
+}
+
+/// The weight files of `folder`, one file or shards, in `variant` if one is named; or a file or an index of shards.
+///
+/// # Errors
+/// As [`load`], which opens them so.
+pub fn open(folder: &Path, variant: Option<&str>) -> Result<Source, EncoderError> {
+    Ok(Source::open(&weights_of(folder, variant)?)?)
+}
+
+/// What is wanted of files: the weights of a layout, which may have other names there.
+#[derive(Clone, Copy)]
+pub struct Wanted<'a> {
+    /// The weights.
+    pub layout: &'a Arc<ParamLayout>,
+    /// What a tensor of this name is to them.
+    pub role: &'a dyn Fn(&str) -> Role,
+}
+
+/// As [`load`], of `tensors`, each with the file it is in, of which `placed` says in which one the index has it. `from` is where they
+/// come from, for errors.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_tensors<'t>(
+    wanted: Wanted<'_>,
+    from: &Path,
+    tensors: Vec<(&'t Path, StoredTensor<'t>)>,
+    placed: &BTreeMap<String, PathBuf>,
+    device: &ComputeDevice,
+) -> Result<(Weights, Loaded), EncoderError> {
+    let layout = wanted.layout;
     let mut found = Found::default();
-    for (file, parsed) in source.files.iter().zip(parsed) {
-        for tensor in parsed.tensors {
-            found.add(encoder, layout, &file.path, tensor);
-        }
+    for (file, tensor) in tensors {
+        found.add(wanted, file, tensor);
     }
     found.settle();
-    let report = found.report(folder, layout, &source);
+    let report = found.report(from, layout, placed);
     if !report.is_clean() {
         return Err(ModelError::Mismatch(Box::new(report)).into());
     }
-    let value = |index: usize, spec: &ParamSpec| found.value(folder, index, spec, device);
+    let value = |index: usize, spec: &ParamSpec| found.value(from, index, spec, device);
     let weights = Weights::from_values(layout.clone(), device, value)?;
     // A device keeps what it took for f32 values that were rounded.
     device.release_unused();
@@ -75,19 +110,13 @@ struct Found<'a> {
 }
 
 impl<'a> Found<'a> {
-    fn add(
-        &mut self,
-        encoder: &dyn TextEncoder,
-        layout: &ParamLayout,
-        file: &'a Path,
-        tensor: StoredTensor<'a>,
-    ) {
-        let (name, among) = match encoder.role(&tensor.name) {
+    fn add(&mut self, wanted: Wanted<'_>, file: &'a Path, tensor: StoredTensor<'a>) {
+        let (name, among) = match (wanted.role)(&tensor.name) {
             Role::Ignored => return self.ignored.push(tensor.name),
             Role::Weight(name) => (name, &mut self.weights),
             Role::Stead(name) => (name, &mut self.steads),
         };
-        match layout.position(&name) {
+        match wanted.layout.position(&name) {
             Ok(index) => among.entry(index).or_default().push((file, tensor)),
             Err(_) => self.unknown.push(tensor.name),
         }
@@ -109,7 +138,7 @@ impl<'a> Found<'a> {
     }
 
     /// Everything that does not fit.
-    fn report(&self, folder: &Path, layout: &ParamLayout, source: &Source) -> LoadReport {
+    fn report(&self, folder: &Path, layout: &ParamLayout, placed: &BTreeMap<String, PathBuf>) -> LoadReport {
         let mut report = LoadReport {
             path: folder.to_owned(),
             ..LoadReport::default()
@@ -149,14 +178,10 @@ impl<'a> Found<'a> {
                     dtype: format!("{:?}", tensor.dtype),
                 });
             }
-            if let Some(placed) = source
-                .placed
-                .get(&tensor.name)
-                .filter(|placed| **placed != copies[0].0)
-            {
+            if let Some(elsewhere) = placed.get(&tensor.name).filter(|place| **place != copies[0].0) {
                 report.misplaced.push(Misplaced {
                     name: tensor.name.clone(),
-                    file: placed.clone(),
+                    file: elsewhere.clone(),
                 });
             }
         }

@@ -3,7 +3,7 @@
 mod files;
 mod load;
 
-pub use load::{Loaded, load};
+pub use load::{Loaded, Wanted, load, load_tensors, open};
 
 /// What a tensor of a file is to an encoder.
 #[derive(Clone, Debug, PartialEq, Eq)]

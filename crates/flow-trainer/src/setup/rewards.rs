@@ -6,7 +6,8 @@ use crate::error::TrainError;
 use crate::session::RewardWeight;
 use flow_config::RewardConfig;
 use flow_report::ValueRange;
-use flow_rewards::{NamedReward, RewardError, RewardWorkers};
+use flow_rewards::{Lent, NamedReward, RewardError, RewardWorkers};
+use flow_rewards_models::Computation;
 use std::path::Path;
 
 /// Worker threads with their rewards, and the rewards' weights in the same order.
@@ -26,15 +27,25 @@ pub(super) fn threads() -> usize {
 fn located(error: RewardError, config: &RewardConfig, environment: &Environment<'_>) -> RewardError {
     let factory = environment.plugins.rewards.get(&config.kind).ok();
     let missing = factory.and_then(|factory| factory.plugin().missing_path(&config.params, environment.base));
-    match (error, missing) {
-        (RewardError::Weights { file, problem }, Some(path)) => RewardError::Weights {
+    let Some(missing) = missing else {
+        return error;
+    };
+    let located = |problem: String| {
+        format!(
+            "{problem}; {}",
+            start_in_config(Path::new(&missing), environment.base)
+        )
+    };
+    match error {
+        RewardError::Weights { file, problem } => RewardError::Weights {
             file,
-            problem: format!(
-                "{problem}; {}",
-                start_in_config(Path::new(&path), environment.base)
-            ),
+            problem: located(problem),
         },
-        (error, _) => error,
+        RewardError::Network { reward, problem } => RewardError::Network {
+            reward,
+            problem: located(problem),
+        },
+        error => error,
     }
 }
 
@@ -49,9 +60,13 @@ pub fn rewards(
 ) -> Result<RewardParts, TrainError> {
     let mut named = Vec::new();
     let mut weights = Vec::new();
+    let lent = Lent::default().with(Computation {
+        device: environment.device.clone(),
+        plan: environment.plan.clone(),
+    });
     for config in configs {
         let registry = &environment.plugins.rewards;
-        let reward = registry.build(&config.kind, &config.params, environment.base);
+        let reward = registry.build_with(&config.kind, &config.params, environment.base, &lent);
         let reward = reward.map_err(|error| located(error, config, environment))?;
         let (low, high) = reward.range();
         named.push(NamedReward {

@@ -341,3 +341,37 @@ fn a_config_of_an_older_version_lacks_keys_and_is_the_same_run() {
     older.config["model"]["gone"] = json!(1);
     assert!(keys(&older.changes(&now, &test_catalog::CATALOG)).contains(&"model.gone"));
 }
+
+#[test]
+fn a_rewards_network_is_compared_by_its_weights_its_config_and_its_vocabulary() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, bytes: &str| fs::write(folder.path().join(name), bytes).unwrap();
+    for clip in ["clip", "moved"] {
+        fs::create_dir(folder.path().join(clip)).unwrap();
+        for name in ["model.safetensors", "config.json", "merges.txt"] {
+            file(&format!("{clip}/{name}"), name);
+        }
+    }
+    file("head.pth", "head");
+    let of = |clip: &str| {
+        let reward = format!("rewards=[{{ kind = 'aesthetic', path = '{clip}', head = 'head.pth' }}]");
+        Description::of(&config(&[&reward]), folder.path()).unwrap()
+    };
+    let before = of("clip");
+    assert!(before.changes(&of("moved"), &test_catalog::CATALOG).is_empty());
+    let changed = |key: &str| {
+        let changes = before.changes(&of("clip"), &test_catalog::CATALOG);
+        assert_eq!(
+            keys(&changes),
+            [format!("eval_rewards[0].{key}"), format!("rewards[0].{key}")]
+        );
+        assert_eq!(forbidden(&changes).len(), 1);
+    };
+    for name in ["model.safetensors", "config.json", "merges.txt"] {
+        file(&format!("clip/{name}"), "other");
+        changed("path");
+        file(&format!("clip/{name}"), name);
+    }
+    file("head.pth", "other");
+    changed("head");
+}

@@ -5,6 +5,7 @@ mod frozen;
 mod guards;
 mod guidance;
 mod losses;
+mod networks;
 mod on_policy;
 mod optimizer;
 mod outcome;

@@ -1,0 +1,45 @@
+//! What can be wrong with a reward before it scores, and with a batch.
+
+use flow_core::CoreError;
+use flow_models::ModelError;
+use flow_rewards::RewardError;
+use flow_text_encoder::EncoderError;
+use flow_tokenizer::TokenizerError;
+
+/// Why a reward cannot be built, without its name.
+#[derive(Debug)]
+pub enum Refused {
+    /// A parameter, with what is allowed.
+    Params(String),
+    /// Files.
+    Files(String),
+}
+
+impl Refused {
+    /// With the reward's name.
+    pub fn of(self, reward: &str) -> RewardError {
+        let reward = reward.to_owned();
+        match self {
+            Self::Params(problem) => RewardError::Params { reward, problem },
+            Self::Files(problem) => RewardError::Network { reward, problem },
+        }
+    }
+}
+
+impl From<String> for Refused {
+    fn from(problem: String) -> Self {
+        Self::Files(problem)
+    }
+}
+
+macro_rules! told_as_it_is {
+    ($($error:ty),*) => {$(
+        impl From<$error> for Refused {
+            fn from(error: $error) -> Self {
+                Self::Files(error.to_string())
+            }
+        }
+    )*};
+}
+
+told_as_it_is!(EncoderError, ModelError, TokenizerError, CoreError);
