@@ -29,6 +29,7 @@ impl Plugins {
         let mut models = ModelRegistry::new();
         flow_models::register(&mut models)?;
         let mut rewards = RewardRegistry::with_built_in()?;
+        flow_rewards_ocr::register(&mut rewards)?;
         flow_rewards_remote::register(&mut rewards)?;
         Ok(Self {
             algorithms: AlgorithmRegistry::with_built_in()?,

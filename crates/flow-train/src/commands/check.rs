@@ -9,7 +9,7 @@ use crate::terminal;
 use flow_config::{Config, Diagnostic, Report};
 use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
-use flow_trainer::setup::{self, Environment};
+use flow_trainer::setup::{self, Environment, ScoredPrompts};
 
 /// Reads the config, builds what it describes, and says everything that is wrong.
 pub fn run(arguments: &CheckArguments) -> Result<(), Failure> {
@@ -107,8 +107,12 @@ fn build_for_elsewhere(
         ));
     }
     if purpose == Purpose::Train {
-        setup::rewards(&config.rewards, environment, 1)?;
-        setup::rewards(config.effective_eval_rewards(), environment, 1)?;
+        let dataset = setup::dataset(config, environment)?;
+        let dataset = &*dataset;
+        let of = |prompts| ScoredPrompts { dataset, prompts };
+        setup::rewards(&config.rewards, environment, of(&dataset.train_prompts()), 1)?;
+        let evaluated = setup::evaluation_prompts(dataset, config.evaluation.prompts);
+        setup::rewards(config.effective_eval_rewards(), environment, of(&evaluated), 1)?;
     }
     Ok(())
 }
