@@ -89,10 +89,10 @@ fn lines_are_found_and_read_row_by_row() {
     let reader = PaddleReader::open(&OcrSettings::new(folder())).unwrap();
     let scene = image(&[("éC", [140, 60]), ("éAb", [24, 130]), ("Cé", [28, 20])]);
     let found = texts(&reader, &[scene, image(&[])]);
-    // The bright sum of channels is that of white alone; a pure colour is found where it touches white.
+    // A box has a margin, whose black is a space.
+    let trimmed: Vec<&str> = found[0].iter().map(|text| text.trim()).collect();
+    assert_eq!(trimmed, ["Cé", "éAb", "éC"]);
     assert_eq!(found[1], Vec::<String>::new());
-    assert_eq!(found[0].len(), 3, "{found:?}");
-    assert!(found[0][0].ends_with('é') && found[0][1].starts_with('é') && found[0][2].starts_with('é'), "{found:?}");
 }
 
 #[test]
@@ -215,7 +215,7 @@ fn files_that_do_not_fit_are_refused_with_what_to_do() {
 #[test]
 fn a_pinned_file_is_verified_and_a_pin_of_no_file_is_told() {
     // As `sha256sum tests/fixtures/tiny_rec.onnx` prints.
-    const SHA256: &str = "a3108ce73f0305d4fc19bc43a2c02c3dce3a869cfd514c13eb602ae4c43f4660";
+    const SHA256: &str = "4399c5648f3580d750bbc96edc1d9bd088b2f94afdbea99ae0424346ccec382e";
     let pinned = |name: &str, hash: &str| OcrSettings {
         sha256: [(name.to_owned(), hash.to_owned())].into(),
         ..without_detection()
