@@ -15,17 +15,23 @@ pub(crate) fn greedy(probabilities: &[f32], classes: usize) -> (Vec<usize>, f32)
     let mut last = 0;
     for step in probabilities.chunks_exact(classes) {
         // The first of equal ones, as NumPy's argmax.
-        let (class, probability) = step.iter().enumerate().fold(
-            (0, f32::NEG_INFINITY),
-            |best, (class, &value)| if value > best.1 { (class, value) } else { best },
-        );
+        let (class, probability) = step
+            .iter()
+            .enumerate()
+            .fold((0, f32::NEG_INFINITY), |best, (class, &value)| {
+                if value > best.1 { (class, value) } else { best }
+            });
         if class != 0 && class != last {
             text.push(class);
             sum += f64::from(probability);
         }
         last = class;
     }
-    let confidence = if text.is_empty() { 0.0 } else { sum / text.len() as f64 };
+    let confidence = if text.is_empty() {
+        0.0
+    } else {
+        sum / text.len() as f64
+    };
     (text, confidence as f32)
 }
 
@@ -125,16 +131,25 @@ mod tests {
             let probabilities = rows(steps, 4);
             let found = log_probability_per_letter(&probabilities, 4, &target);
             let wanted = by_all_paths(&probabilities, 4, &target);
-            assert!((found - wanted).abs() < 1e-9, "{steps} steps, {target:?}: {found}, not {wanted}");
+            assert!(
+                (found - wanted).abs() < 1e-9,
+                "{steps} steps, {target:?}: {found}, not {wanted}"
+            );
         }
     }
 
     #[test]
     fn what_cannot_be_spelt_has_the_smallest_score() {
         // Two equal letters need a blank between them.
-        assert_eq!(log_probability_per_letter(&rows(2, 4), 4, &[1, 1]), MIN_LOG_PROBABILITY);
+        assert_eq!(
+            log_probability_per_letter(&rows(2, 4), 4, &[1, 1]),
+            MIN_LOG_PROBABILITY
+        );
         assert_eq!(log_probability_per_letter(&[], 4, &[1]), MIN_LOG_PROBABILITY);
-        assert_eq!(log_probability_per_letter(&[1.0, 0.0], 2, &[1]), MIN_LOG_PROBABILITY);
+        assert_eq!(
+            log_probability_per_letter(&[1.0, 0.0], 2, &[1]),
+            MIN_LOG_PROBABILITY
+        );
         assert_eq!(log_probability_per_letter(&[0.0, 1.0], 2, &[1]), 0.0);
     }
 

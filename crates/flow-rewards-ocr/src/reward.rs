@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use flow_data::Prompt;
 use flow_registry::NameTaken;
-use flow_rewards::{Reward, RewardError, RewardFactory, RewardKind, RewardRegistry, RewardSample, check_finite};
+use flow_rewards::{
+    Reward, RewardError, RewardFactory, RewardKind, RewardRegistry, RewardSample, check_finite,
+};
 
 use crate::ctc::{MIN_LOG_PROBABILITY, log_probability_per_letter};
 use crate::paddle::PaddleReader;
@@ -97,7 +99,9 @@ impl OcrReward {
         if self.settings.mode == OcrMode::LogProbability {
             return log_probability(wanted, lines);
         }
-        let sure = lines.iter().filter(|line| line.confidence >= self.settings.confidence());
+        let sure = lines
+            .iter()
+            .filter(|line| line.confidence >= self.settings.confidence());
         let read = normalised(&sure.map(|line| line.text.as_str()).collect::<String>());
         if self.settings.mode == OcrMode::Exact {
             return f32::from(u8::from(read == wanted.text));
@@ -110,10 +114,12 @@ impl OcrReward {
         let mut wanted = Vec::with_capacity(samples.len());
         for (index, sample) in (first..).zip(samples) {
             check_finite(index, sample)?;
-            let of_prompt = self.wanted(sample.prompt).map_err(|problem| RewardError::Sample {
-                index,
-                problem: format!("the prompt `{}`: {problem}", sample.prompt.text),
-            })?;
+            let of_prompt = self
+                .wanted(sample.prompt)
+                .map_err(|problem| RewardError::Sample {
+                    index,
+                    problem: format!("the prompt `{}`: {problem}", sample.prompt.text),
+                })?;
             wanted.push(of_prompt);
         }
         let requests: Vec<ReadRequest<'_>> = samples
@@ -128,7 +134,11 @@ impl OcrReward {
             index: first + error.index,
             problem: error.problem,
         })?;
-        Ok(wanted.iter().zip(&read).map(|(wanted, lines)| self.of_lines(wanted, lines)).collect())
+        Ok(wanted
+            .iter()
+            .zip(&read)
+            .map(|(wanted, lines)| self.of_lines(wanted, lines))
+            .collect())
     }
 }
 

@@ -138,13 +138,17 @@ impl OcrSettings {
 
     /// What is wrong with them, with the name of the parameter.
     pub(crate) fn problem(&self) -> Option<String> {
-        let not_hex = |hash: &String| hash.len() != 64 || !hash.bytes().all(|digit| digit.is_ascii_hexdigit());
+        let not_hex =
+            |hash: &String| hash.len() != 64 || !hash.bytes().all(|digit| digit.is_ascii_hexdigit());
         if let Some((name, hash)) = self.sha256.iter().find(|(_, hash)| not_hex(hash)) {
             Some(format!(
                 "`sha256`: \"{hash}\" of \"{name}\" is no SHA-256; it has 64 hexadecimal digits, as `sha256sum` prints"
             ))
         } else if !(0.0..=1.0).contains(&self.confidence()) {
-            Some(format!("`min_confidence`: {} is not from 0 to 1", self.confidence()))
+            Some(format!(
+                "`min_confidence`: {} is not from 0 to 1",
+                self.confidence()
+            ))
         } else if !(1..=256).contains(&self.batch) {
             Some(format!("`batch`: {} is not from 1 to 256", self.batch))
         } else {

@@ -57,10 +57,7 @@ fn of_metadata<'a>(prompt: &'a Prompt, key: &str) -> Result<&'a str, String> {
         )),
         None => {
             let names: Vec<String> = prompt.metadata.keys().map(|name| format!("`{name}`")).collect();
-            Err(format!(
-                "its metadata has no `{key}`, but {}",
-                names.join(", ")
-            ))
+            Err(format!("its metadata has no `{key}`, but {}", names.join(", ")))
         }
     }
 }

@@ -46,7 +46,11 @@ fn rendered_words_are_read() {
     println!("{:?} an image in a batch of 6", begun.elapsed() / 6);
     let log = OcrReward::new(lines(folder, OcrMode::LogProbability, 6)).unwrap();
     let right = scores(&log, &samples).unwrap();
-    let others: Vec<_> = words.iter().zip(words.iter().cycle().skip(1)).map(|(a, b)| (&a.0, &b.1)).collect();
+    let others: Vec<_> = words
+        .iter()
+        .zip(words.iter().cycle().skip(1))
+        .map(|(a, b)| (&a.0, &b.1))
+        .collect();
     let wrong = scores(&log, &others).unwrap();
     println!("log-probability per letter: {right:?}; of another word: {wrong:?}");
     assert!(right.iter().all(|score| *score > -0.5) && wrong.iter().all(|score| *score < -5.0));
@@ -73,7 +77,9 @@ fn bits_depend_neither_on_the_batch_nor_on_threads() {
         assert_eq!(open(batch).read(&requests).unwrap(), alone, "batch {batch}");
     }
     std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..3).map(|_| scope.spawn(|| reader.read(&requests).unwrap())).collect();
+        let threads: Vec<_> = (0..3)
+            .map(|_| scope.spawn(|| reader.read(&requests).unwrap()))
+            .collect();
         for thread in threads {
             assert_eq!(thread.join().unwrap(), alone);
         }

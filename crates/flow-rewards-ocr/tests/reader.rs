@@ -76,8 +76,16 @@ fn texts(reader: &PaddleReader, images: &[Image]) -> Vec<Vec<String>> {
 fn a_line_is_read_in_the_order_of_its_colours_whatever_its_size() {
     let reader = PaddleReader::open(&without_detection()).unwrap();
     // Shorter than what the network sees at least, as long, and longer; with a space; equal letters with one between.
-    let images = [line("Ab", 20), line("CéA bbA", 48), line("A bA bA bCé", 9), line("A A", 31)];
-    assert_eq!(texts(&reader, &images), [["Ab"], ["CéA bA"], ["A bA bA bCé"], ["A A"]]);
+    let images = [
+        line("Ab", 20),
+        line("CéA bbA", 48),
+        line("A bA bA bCé", 9),
+        line("A A", 31),
+    ];
+    assert_eq!(
+        texts(&reader, &images),
+        [["Ab"], ["CéA bA"], ["A bA bA bCé"], ["A A"]]
+    );
     // Grey is repeated on three channels.
     let mut grey = common::grey(20, 40);
     grey.pixels_chw.fill(1.0);
@@ -97,8 +105,22 @@ fn lines_are_found_and_read_row_by_row() {
 
 #[test]
 fn bits_depend_neither_on_the_batch_nor_on_threads() {
-    let words = ["Ab", "CéA", "A bA bA bCé", "b", "éééA", "CbA", "A A", "bC", "AbCAbCAbC"];
-    let images: Vec<Image> = words.iter().enumerate().map(|(index, word)| line(word, 17 + 3 * index)).collect();
+    let words = [
+        "Ab",
+        "CéA",
+        "A bA bA bCé",
+        "b",
+        "éééA",
+        "CbA",
+        "A A",
+        "bC",
+        "AbCAbCAbC",
+    ];
+    let images: Vec<Image> = words
+        .iter()
+        .enumerate()
+        .map(|(index, word)| line(word, 17 + 3 * index))
+        .collect();
     let letters = ['a', 'b', 'c', 'é'];
     let requests: Vec<_> = images
         .iter()
@@ -115,14 +137,23 @@ fn bits_depend_neither_on_the_batch_nor_on_threads() {
         PaddleReader::open(&settings).unwrap()
     };
     let one_by_one = reader(1);
-    let alone: Vec<_> = requests.iter().map(|request| one_by_one.read(&[*request]).unwrap().remove(0)).collect();
-    assert!(alone.iter().all(|lines| lines[0].probabilities.len() % 5 == 0 && !lines[0].probabilities.is_empty()));
+    let alone: Vec<_> = requests
+        .iter()
+        .map(|request| one_by_one.read(&[*request]).unwrap().remove(0))
+        .collect();
+    assert!(
+        alone
+            .iter()
+            .all(|lines| lines[0].probabilities.len() % 5 == 0 && !lines[0].probabilities.is_empty())
+    );
     for batch in [2, 8, 64] {
         assert_eq!(reader(batch).read(&requests).unwrap(), alone, "batch {batch}");
     }
     let shared = reader(4);
     std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..5).map(|_| scope.spawn(|| shared.read(&requests).unwrap())).collect();
+        let threads: Vec<_> = (0..5)
+            .map(|_| scope.spawn(|| shared.read(&requests).unwrap()))
+            .collect();
         for thread in threads {
             assert_eq!(thread.join().unwrap(), alone);
         }
@@ -135,26 +166,42 @@ fn the_reward_of_the_registry_scores_by_the_files_that_the_config_names() {
     flow_rewards_ocr::register(&mut registry).unwrap();
     let build = |mode: &str| {
         let params = json!({ "path": ".", "detect": false, "mode": mode, "target": "prompt" });
-        registry.build("ocr", params.as_object().unwrap(), &folder()).unwrap()
+        registry
+            .build("ocr", params.as_object().unwrap(), &folder())
+            .unwrap()
     };
     let (right, wrong) = (line("AbC", 24), line("AAA", 24));
     let prompt = Prompt::free(0, "abc");
     let images = [(&right, &prompt), (&wrong, &prompt)];
     let distance = scores(&*build("distance"), &images).unwrap();
-    assert!((distance[0] - 1.0).abs() < 1e-6 && (distance[1] - 1.0 / 3.0).abs() < 1e-6, "{distance:?}");
+    assert!(
+        (distance[0] - 1.0).abs() < 1e-6 && (distance[1] - 1.0 / 3.0).abs() < 1e-6,
+        "{distance:?}"
+    );
     assert_eq!(scores(&*build("exact"), &images).unwrap(), [1.0, 0.0]);
     let log = build("log-probability");
     let log_scores = scores(&*log, &images).unwrap();
     assert!(log_scores[0] > -0.1 && log_scores[1] < -5.0, "{log_scores:?}");
     let (low, high) = log.range();
-    assert!(log_scores.iter().all(|score| (low..=high).contains(&f64::from(*score))));
-    assert!(log.check_prompt(&Prompt::free(0, "abd")).unwrap_err().contains("never reads `d`"));
+    assert!(
+        log_scores
+            .iter()
+            .all(|score| (low..=high).contains(&f64::from(*score)))
+    );
+    assert!(
+        log.check_prompt(&Prompt::free(0, "abd"))
+            .unwrap_err()
+            .contains("never reads `d`")
+    );
 }
 
 /// The error of files in a folder.
 fn refused(settings: OcrSettings) -> String {
     let error = OcrReward::new(settings).unwrap_err();
-    assert!(matches!(error, RewardError::File { .. } | RewardError::Params { .. }), "{error:?}");
+    assert!(
+        matches!(error, RewardError::File { .. } | RewardError::Params { .. }),
+        "{error:?}"
+    );
     error.to_string()
 }
 
@@ -193,12 +240,18 @@ fn files_that_do_not_fit_are_refused_with_what_to_do() {
     })
     .unwrap();
     for (content, words) in [
-        ("version https://git-lfs.github.com/spec/v1\noid sha256:12", "git lfs pull"),
+        (
+            "version https://git-lfs.github.com/spec/v1\noid sha256:12",
+            "git lfs pull",
+        ),
         ("<html>", "cannot be read as an ONNX file"),
         ("", "cannot be read as an ONNX file"),
     ] {
         std::fs::write(path.join("rec_b.onnx"), content).unwrap();
-        assert!(refused(OcrSettings::new(path.join("rec_b.onnx"))).contains(words), "{words}");
+        assert!(
+            refused(OcrSettings::new(path.join("rec_b.onnx"))).contains(words),
+            "{words}"
+        );
     }
     std::fs::write(path.join("letters.txt"), "A\nb\nC\n").unwrap();
     let with_dictionary = |name: &str| OcrSettings {
@@ -206,7 +259,9 @@ fn files_that_do_not_fit_are_refused_with_what_to_do() {
         dictionary: Some(path.join(name)),
         ..OcrSettings::new(path.join("my_rec.onnx"))
     };
-    assert!(refused(with_dictionary("letters.txt")).contains("3 characters, and the recogniser has 6 classes"));
+    assert!(
+        refused(with_dictionary("letters.txt")).contains("3 characters, and the recogniser has 6 classes")
+    );
     std::fs::write(path.join("letters.txt"), "x\ny\nz\nw\n").unwrap();
     let reader = PaddleReader::open(&with_dictionary("letters.txt")).unwrap();
     assert_eq!(texts(&reader, &[line("AbCé", 20)]), [["xyzw"]]);
@@ -223,7 +278,13 @@ fn a_pinned_file_is_verified_and_a_pin_of_no_file_is_told() {
     OcrReward::new(pinned("tiny_rec.onnx", SHA256)).unwrap();
     OcrReward::new(pinned("tiny_rec.onnx", &SHA256.to_uppercase())).unwrap();
     let other = refused(pinned("tiny_rec.onnx", &SHA256.replace('0', "1")));
-    assert!(other.contains(SHA256) && other.contains("another file, or one that is damaged"), "{other}");
+    assert!(
+        other.contains(SHA256) && other.contains("another file, or one that is damaged"),
+        "{other}"
+    );
     let none = refused(pinned("rec.onnx", SHA256));
-    assert!(none.contains("`sha256` has `rec.onnx`") && none.contains("`tiny_rec.onnx`"), "{none}");
+    assert!(
+        none.contains("`sha256` has `rec.onnx`") && none.contains("`tiny_rec.onnx`"),
+        "{none}"
+    );
 }

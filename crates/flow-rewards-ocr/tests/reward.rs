@@ -6,7 +6,8 @@ use common::{grey, scores};
 use flow_data::{Image, Prompt};
 use flow_rewards::{Reward, RewardError};
 use flow_rewards_ocr::{
-    OcrMode, OcrReward, OcrSettings, OcrTarget, ReadError, ReadLine, ReadRequest, Reader, distance, distance_score, normalised,
+    OcrMode, OcrReward, OcrSettings, OcrTarget, ReadError, ReadLine, ReadRequest, Reader, distance,
+    distance_score, normalised,
 };
 use serde::Deserialize;
 use serde_json::json;
@@ -83,7 +84,10 @@ fn scores_are_those_of_flow_grpos_formula_in_python() {
         assert_eq!(distance(&read, &case.target), case.distance, "{}", case.prompt);
         assert!((f64::from(distance_score(&read, &case.target)) - case.score).abs() < 1e-7);
         // The same through the reward, in two lines.
-        let middle = case.recognised.char_indices().nth(case.recognised.chars().count() / 2);
+        let middle = case
+            .recognised
+            .char_indices()
+            .nth(case.recognised.chars().count() / 2);
         let (first, second) = case.recognised.split_at(middle.map_or(0, |(place, _)| place));
         let lines = vec![line(first, 0.9), line(second, 0.9)];
         let found = score(with_mode(OcrMode::Distance), lines, &Prompt::free(0, case.prompt)).unwrap();
@@ -125,13 +129,21 @@ fn the_log_probability_is_that_of_the_lines_one_behind_the_other() {
         ..line("", 0.0)
     };
     let lines = vec![of(&[0.1, 0.1, 0.8, 0.3, 0.6, 0.1]), of(&[0.25, 0.5, 0.25])];
-    let found = score(with_mode(OcrMode::LogProbability), lines, &Prompt::free(0, "\"Oe E\"")).unwrap();
+    let found = score(
+        with_mode(OcrMode::LogProbability),
+        lines,
+        &Prompt::free(0, "\"Oe E\""),
+    )
+    .unwrap();
     let wanted = (0.8_f64 * 0.6 * 0.5).ln() / 3.0;
     assert!((f64::from(found) - wanted).abs() < 1e-6, "{found}, not {wanted}");
     // Nothing was found in the image: the least score there is, within the range.
     let reward = told(with_mode(OcrMode::LogProbability), vec![vec![]]);
     let least = scores(&reward, &[(&grey(4, 1), &Prompt::free(0, "\"oe\""))]).unwrap()[0];
-    assert!(least.is_finite() && f64::from(least) >= reward.range().0 && least < -23.0, "{least}");
+    assert!(
+        least.is_finite() && f64::from(least) >= reward.range().0 && least < -23.0,
+        "{least}"
+    );
 }
 
 #[test]
@@ -144,7 +156,11 @@ fn the_target_is_between_quotes_or_the_prompt_or_in_the_metadata() {
         mode: OcrMode::Exact,
         ..OcrSettings::new("not-read")
     };
-    for (key, text) in [("quotes", "AB"), ("prompt", "say\"ab\"or\"cd\""), ("metadata:text", "ef")] {
+    for (key, text) in [
+        ("quotes", "AB"),
+        ("prompt", "say\"ab\"or\"cd\""),
+        ("metadata:text", "ef"),
+    ] {
         let found = score(target(key), vec![line(text, 1.0)], &prompt).unwrap();
         assert_eq!(found, 1.0, "{key}");
         assert_eq!(target(key).target.to_string(), key);
@@ -158,7 +174,10 @@ fn the_target_is_between_quotes_or_the_prompt_or_in_the_metadata() {
         let problem = reward.check_prompt(prompt).unwrap_err();
         // Where nobody asked before, the sample is refused and gets no score.
         let error = scores(&reward, &[(&grey(4, 1), prompt)]).unwrap_err().to_string();
-        assert!(error.starts_with("sample 0: ") && error.contains(&problem), "{error}");
+        assert!(
+            error.starts_with("sample 0: ") && error.contains(&problem),
+            "{error}"
+        );
         problem
     };
     let free = |text: &str| Prompt::free(0, text);
@@ -178,14 +197,19 @@ fn a_text_that_can_never_be_read_is_refused_but_where_parts_count() {
         let problem = told(with_mode(mode), vec![]).check_prompt(&prompt).unwrap_err();
         assert!(problem.contains("never reads `q`"), "{problem}");
     }
-    assert_eq!(told(with_mode(OcrMode::Distance), vec![]).check_prompt(&prompt), Ok(()));
+    assert_eq!(
+        told(with_mode(OcrMode::Distance), vec![]).check_prompt(&prompt),
+        Ok(())
+    );
     let found = score(with_mode(OcrMode::Distance), vec![line("ueue", 1.0)], &prompt).unwrap();
     assert_eq!(found, 0.8);
 }
 
 #[test]
 fn images_are_read_in_batches_and_an_error_names_the_sample() {
-    let lines: Vec<Vec<ReadLine>> = ["a", "ab", "abc", "abcd", ""].map(|text| vec![line(text, 1.0)]).to_vec();
+    let lines: Vec<Vec<ReadLine>> = ["a", "ab", "abc", "abcd", ""]
+        .map(|text| vec![line(text, 1.0)])
+        .to_vec();
     let reader = Arc::new(Told {
         lines,
         ..Told::default()
@@ -198,7 +222,10 @@ fn images_are_read_in_batches_and_an_error_names_the_sample() {
     let prompt = Prompt::free(0, "\"abcd\"");
     let images: Vec<Image> = (1..=6).map(|width| grey(3, width)).collect();
     let samples: Vec<(&Image, &Prompt)> = images.iter().map(|image| (image, &prompt)).collect();
-    assert_eq!(scores(&reward, &samples[..5]).unwrap(), [0.25, 0.5, 0.75, 1.0, 0.0]);
+    assert_eq!(
+        scores(&reward, &samples[..5]).unwrap(),
+        [0.25, 0.5, 0.75, 1.0, 0.0]
+    );
     assert_eq!(*reader.calls.lock().unwrap(), [2, 2, 1]);
     let error = scores(&reward, &samples).unwrap_err().to_string();
     assert_eq!(error, "sample 5: it is too wide");

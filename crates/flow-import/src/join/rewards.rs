@@ -12,7 +12,7 @@ use crate::yaml::Node;
 fn nearest(model: &str) -> &'static str {
     let model = model.to_lowercase();
     if model.contains("ocr") {
-        "the nearest is `digit-classifier`, which reads digits"
+        "the nearest is `ocr`, which takes the files of PP-OCR"
     } else if model.contains("geneval") || model.contains("vllm") || model.contains("rational") {
         "the nearest is `shapes-rules`, which checks scenes by rule"
     } else {

@@ -24,7 +24,11 @@ impl Alphabet {
     pub fn new(lines: &str, classes: usize) -> Result<Self, String> {
         let lines = lines.strip_suffix('\n').unwrap_or(lines);
         let mut characters: Vec<String> = std::iter::once("")
-            .chain(lines.split('\n').map(|line| line.strip_suffix('\r').unwrap_or(line)))
+            .chain(
+                lines
+                    .split('\n')
+                    .map(|line| line.strip_suffix('\r').unwrap_or(line)),
+            )
             .map(str::to_owned)
             .collect();
         let found = characters.len() - 1;
@@ -63,7 +67,10 @@ impl Alphabet {
 
     /// The text of classes.
     pub fn text(&self, classes: &[usize]) -> String {
-        classes.iter().map(|class| self.characters[*class].as_str()).collect()
+        classes
+            .iter()
+            .map(|class| self.characters[*class].as_str())
+            .collect()
     }
 
     /// Those of the letters that no class is.
@@ -75,7 +82,11 @@ impl Alphabet {
     /// `[steps, 1 + letters]` from `[steps, classes]`: the probabilities of no letter, and of each letter, in order.
     pub fn of_letters(&self, probabilities: &[f32], letters: &[char]) -> Vec<f32> {
         let mut columns: Vec<&[usize]> = vec![&self.no_letter];
-        columns.extend(letters.iter().map(|letter| self.of_letter.get(letter).map_or(&[][..], Vec::as_slice)));
+        columns.extend(
+            letters
+                .iter()
+                .map(|letter| self.of_letter.get(letter).map_or(&[][..], Vec::as_slice)),
+        );
         let sum = |step: &[f32], classes: &[usize]| -> f32 { classes.iter().map(|class| step[*class]).sum() };
         probabilities
             .chunks_exact(self.classes())
@@ -97,7 +108,10 @@ mod tests {
         }
         for classes in [1, 2, 5] {
             let problem = Alphabet::new("a\nB\n", classes).unwrap_err();
-            assert!(problem.contains("2 characters") && problem.contains(&classes.to_string()), "{problem}");
+            assert!(
+                problem.contains("2 characters") && problem.contains(&classes.to_string()),
+                "{problem}"
+            );
         }
     }
 

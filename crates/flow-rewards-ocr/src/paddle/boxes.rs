@@ -75,8 +75,18 @@ fn mean_within(map: &[f32], width: usize, rectangle: &Rectangle) -> f64 {
     let extent = |axis: usize, length: usize| {
         let of_axis = corners.map(|corner| corner[axis]);
         let last = (length - 1) as f64;
-        let low = of_axis.iter().copied().fold(f64::INFINITY, f64::min).floor().clamp(0.0, last);
-        let high = of_axis.iter().copied().fold(f64::NEG_INFINITY, f64::max).ceil().clamp(0.0, last);
+        let low = of_axis
+            .iter()
+            .copied()
+            .fold(f64::INFINITY, f64::min)
+            .floor()
+            .clamp(0.0, last);
+        let high = of_axis
+            .iter()
+            .copied()
+            .fold(f64::NEG_INFINITY, f64::max)
+            .ceil()
+            .clamp(0.0, last);
         (low, high)
     };
     let ((left, right), (top, bottom)) = (extent(0, width), extent(1, height));
@@ -155,7 +165,13 @@ mod tests {
 
     #[test]
     fn boxes_are_read_row_by_row_though_a_row_is_not_quite_level() {
-        let boxes = vec![at(200.0, 11.0), at(5.0, 60.0), at(10.0, 15.0), at(100.0, 7.0), at(90.0, 52.0)];
+        let boxes = vec![
+            at(200.0, 11.0),
+            at(5.0, 60.0),
+            at(10.0, 15.0),
+            at(100.0, 7.0),
+            at(90.0, 52.0),
+        ];
         let starts: Vec<f32> = in_reading_order(boxes).iter().map(|found| found[0][0]).collect();
         assert_eq!(starts, [10.0, 100.0, 200.0, 5.0, 90.0]);
     }
@@ -181,7 +197,9 @@ mod tests {
         assert_eq!(found.len(), 1);
         let extremes = |axis: usize| {
             let of_axis = found[0].map(|corner| corner[axis]);
-            of_axis.iter().fold((f64::MAX, f64::MIN), |(low, high), &v| (low.min(v), high.max(v)))
+            of_axis
+                .iter()
+                .fold((f64::MAX, f64::MIN), |(low, high), &v| (low.min(v), high.max(v)))
         };
         for (found, wanted) in [(extremes(0), (10.0, 40.0)), (extremes(1), (40.0, 48.0))] {
             assert!((found.0 - (wanted.0 - grown)).abs() < 1e-9, "{found:?}");
@@ -194,7 +212,11 @@ mod tests {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
         let picture = image::open(folder.join("map.png")).unwrap().to_luma8();
         let (width, height) = (picture.width() as usize, picture.height() as usize);
-        let map: Vec<f32> = picture.as_raw().iter().map(|&byte| f32::from(byte) / 255.0).collect();
+        let map: Vec<f32> = picture
+            .as_raw()
+            .iter()
+            .map(|&byte| f32::from(byte) / 255.0)
+            .collect();
         let size = [301, 199];
         let scale = [301.0 / width as f64, 199.0 / height as f64];
         let found = of_map(&map, width);
@@ -204,7 +226,10 @@ mod tests {
         let wanted: Vec<Quadrilateral> = serde_json::from_str(&wanted).unwrap();
         assert_eq!(found.len(), wanted.len(), "{found:?}");
         for (found, wanted) in found.iter().zip(&wanted) {
-            let distances = found.iter().zip(wanted).flat_map(|(a, b)| [(a[0] - b[0]).abs(), (a[1] - b[1]).abs()]);
+            let distances = found
+                .iter()
+                .zip(wanted)
+                .flat_map(|(a, b)| [(a[0] - b[0]).abs(), (a[1] - b[1]).abs()]);
             // Clipper rounds corners to whole pixels of the map, 1.35 of these, before it puts a rectangle around them.
             assert!(distances.fold(0.0, f32::max) <= 2.0, "{found:?}, not {wanted:?}");
         }

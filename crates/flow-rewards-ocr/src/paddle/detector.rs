@@ -61,7 +61,12 @@ impl Detector {
     }
 
     /// Of each pixel, the probability that it belongs to text.
-    fn map(&self, [height, width]: [usize; 2], values: Vec<f32>, thread: &Arc<ThreadPool>) -> Result<Vec<f32>, String> {
+    fn map(
+        &self,
+        [height, width]: [usize; 2],
+        values: Vec<f32>,
+        thread: &Arc<ThreadPool>,
+    ) -> Result<Vec<f32>, String> {
         let (shape, map) = self.network.run::<4>([1, 3, height, width], values, thread)?;
         if shape != [1, 1, height, width] || map.iter().any(|value| !(0.0..=1.0).contains(value)) {
             return Err(format!(
@@ -75,7 +80,11 @@ impl Detector {
 /// Height and width that the network sees: not enlarged, rounded to the stride, half to even as Python's `round`.
 fn sides(height: usize, width: usize) -> [usize; 2] {
     let longer = height.max(width);
-    let ratio = if longer > MAX_SIDE { MAX_SIDE as f64 / longer as f64 } else { 1.0 };
+    let ratio = if longer > MAX_SIDE {
+        MAX_SIDE as f64 / longer as f64
+    } else {
+        1.0
+    };
     [height, width].map(|side| {
         let scaled = (side as f64 * ratio).floor() / STRIDE as f64;
         (scaled.round_ties_even() as usize).max(1) * STRIDE

@@ -64,7 +64,8 @@ impl Files {
         };
         let dictionary = settings.dictionary.as_deref().map(|path| {
             let content = reader.read(path)?;
-            String::from_utf8(content.bytes).map_err(|_| refused(path, "it is no text in UTF-8, as a dictionary is"))
+            String::from_utf8(content.bytes)
+                .map_err(|_| refused(path, "it is no text in UTF-8, as a dictionary is"))
         });
         let dictionary = dictionary.transpose()?;
         reader.all_read()?;
@@ -92,13 +93,22 @@ impl Verifying<'_> {
             ),
             _ => refused(path, format!("it cannot be read: {error}")),
         })?;
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let name = path
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
         if let Some(wanted) = self.settings.sha256.get(&name) {
-            let found: String = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+            let found: String = Sha256::digest(&bytes)
+                .iter()
+                .map(|byte| format!("{byte:02x}"))
+                .collect();
             if !found.eq_ignore_ascii_case(wanted) {
                 return Err(refused(
                     path,
-                    format!("its SHA-256 is {found}, and `sha256` says {wanted}; it is another file, or one that is damaged"),
+                    format!(
+                        "its SHA-256 is {found}, and `sha256` says {wanted}; it is another file, or one that is damaged"
+                    ),
                 ));
             }
         }
@@ -111,7 +121,12 @@ impl Verifying<'_> {
 
     /// Refuses a hash that nothing was compared with.
     fn all_read(&self) -> Result<(), RewardError> {
-        let Some(name) = self.settings.sha256.keys().find(|name| !self.read.contains(*name)) else {
+        let Some(name) = self
+            .settings
+            .sha256
+            .keys()
+            .find(|name| !self.read.contains(*name))
+        else {
             return Ok(());
         };
         let read: Vec<String> = self.read.iter().map(|name| format!("`{name}`")).collect();
@@ -127,7 +142,11 @@ impl Verifying<'_> {
 
 /// The one ONNX file in a folder that has `part` in its name; `key` is the setting that can name it.
 fn network(folder: &Path, part: &str, key: &str) -> Result<PathBuf, RewardError> {
-    let shown = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    let shown = if folder.as_os_str().is_empty() {
+        Path::new(".")
+    } else {
+        folder
+    };
     let entries = fs::read_dir(shown).map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => refused(
             shown,
@@ -135,12 +154,20 @@ fn network(folder: &Path, part: &str, key: &str) -> Result<PathBuf, RewardError>
         ),
         _ => refused(shown, format!("it cannot be read: {error}")),
     })?;
-    let names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let names = entries
+        .flatten()
+        .map(|entry| entry.file_name().to_string_lossy().into_owned());
     let mut onnx: Vec<String> = names
         .filter(|name| name.to_ascii_lowercase().ends_with(".onnx"))
         .collect();
     onnx.sort_unstable();
-    let list = |names: &[String]| names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+    let list = |names: &[String]| {
+        names
+            .iter()
+            .map(|name| format!("`{name}`"))
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
     let fitting: Vec<String> = onnx
         .iter()
         .filter(|name| name.to_ascii_lowercase().contains(part))
@@ -154,11 +181,17 @@ fn network(folder: &Path, part: &str, key: &str) -> Result<PathBuf, RewardError>
         )),
         [] => Err(refused(
             shown,
-            format!("of its ONNX files, {}, none has `{part}` in its name; name one as `{key}`", list(&onnx)),
+            format!(
+                "of its ONNX files, {}, none has `{part}` in its name; name one as `{key}`",
+                list(&onnx)
+            ),
         )),
         several => Err(refused(
             shown,
-            format!("several ONNX files have `{part}` in their names, {}; name one as `{key}`", list(several)),
+            format!(
+                "several ONNX files have `{part}` in their names, {}; name one as `{key}`",
+                list(several)
+            ),
         )),
     }
 }

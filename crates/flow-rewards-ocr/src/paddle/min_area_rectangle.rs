@@ -54,7 +54,11 @@ pub(super) fn min_area_rectangle(pixels: &[[i64; 2]]) -> Rectangle {
         let (along_x, along_y) = ((to_x - from_x) as f64, (to_y - from_y) as f64);
         let length = along_x.hypot(along_y);
         // A hull of one pixel has one side, which has no direction.
-        let direction = if length == 0.0 { [1.0, 0.0] } else { [along_x / length, along_y / length] };
+        let direction = if length == 0.0 {
+            [1.0, 0.0]
+        } else {
+            [along_x / length, along_y / length]
+        };
         around(&hull, direction)
     };
     let rectangles = (0..hull.len()).map(of_side);
@@ -129,7 +133,9 @@ mod tests {
         let rectangle = min_area_rectangle(&pixels);
         assert!((rectangle.area() - 200.0).abs() < 1e-9);
         assert!((rectangle.grown(1.0).shorter_side() - (200.0_f64.sqrt() + 2.0)).abs() < 1e-9);
-        let mut corners = rectangle.corners().map(|corner| corner.map(|place| place.round() as i64));
+        let mut corners = rectangle
+            .corners()
+            .map(|corner| corner.map(|place| place.round() as i64));
         corners.sort_unstable();
         assert_eq!(corners, [[40, 60], [50, 50], [50, 70], [60, 60]]);
     }

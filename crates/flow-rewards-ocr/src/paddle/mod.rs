@@ -42,10 +42,12 @@ impl PaddleReader {
         let files = Files::read(settings)?;
         let threads = Threads::default();
         let (mut recogniser, mut detector) = (files.recogniser, files.detector);
-        let networks = threads.lend(|thread| {
+        let networks: Result<_, RewardError> = threads.lend(|thread| {
             let bytes = std::mem::take(&mut recogniser.bytes);
             let reads = Network::new(bytes)
-                .and_then(|network| Recogniser::new(network, files.dictionary.as_deref(), settings.batch, thread))
+                .and_then(|network| {
+                    Recogniser::new(network, files.dictionary.as_deref(), settings.batch, thread)
+                })
                 .map_err(|problem| recogniser.refused(problem))?;
             let finds = detector.as_mut().map(|content| {
                 let bytes = std::mem::take(&mut content.bytes);

@@ -71,7 +71,8 @@ impl Network {
         values: Vec<f32>,
         thread: &Arc<ThreadPool>,
     ) -> Result<([usize; N], Vec<f32>), String> {
-        let in_words = |error: &dyn fmt::Display| format!("the network failed on an input of {shape:?}: {error}");
+        let in_words =
+            |error: &dyn fmt::Display| format!("the network failed on an input of {shape:?}: {error}");
         let input = Value::from_shape(shape, values).map_err(|error| in_words(&error))?;
         let options = RunOptions::default().with_thread_pool(Some(thread.clone()));
         let output = self

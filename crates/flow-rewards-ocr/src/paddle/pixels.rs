@@ -163,7 +163,9 @@ mod tests {
 
     /// A picture that OpenCV wrote, or reads; see `tests/fixtures/make.py`.
     fn fixture(name: &str) -> Pixels {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
+        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("tests/fixtures")
+            .join(name);
         let rgb = image::open(path).unwrap().to_rgb8();
         let (width, height) = (rgb.width() as usize, rgb.height() as usize);
         let image = Image::from_rgb8(height, width, rgb.as_raw()).unwrap();
@@ -205,11 +207,14 @@ mod tests {
         let picture = Pixels {
             height: 6,
             width: 2,
-            bgr: (0..6_u8).flat_map(|row| [row * 40, 0, 9, row * 40, 1, 9]).collect(),
+            bgr: (0..6_u8)
+                .flat_map(|row| [row * 40, 0, 9, row * 40, 1, 9])
+                .collect(),
         };
         let line = picture.cut_out(&[[0.0, 0.0], [2.0, 0.0], [2.0, 6.0], [0.0, 6.0]]);
         assert_eq!((line.height, line.width), (2, 6));
-        let blue = |row: usize| -> Vec<u8> { (0..6).map(|column| line.bgr[(row * 6 + column) * 3]).collect() };
+        let blue =
+            |row: usize| -> Vec<u8> { (0..6).map(|column| line.bgr[(row * 6 + column) * 3]).collect() };
         assert_eq!(blue(0), [0, 40, 80, 120, 160, 200]);
         let green = |row: usize| line.bgr[row * 18 + 1];
         assert_eq!((green(0), green(1)), (1, 0));

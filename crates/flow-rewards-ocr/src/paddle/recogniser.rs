@@ -45,7 +45,8 @@ impl Recogniser {
         thread: &Arc<ThreadPool>,
     ) -> Result<Self, String> {
         let blank = vec![0.0; 3 * HEIGHT * MIN_WIDTH];
-        let ([lines, _, classes], probabilities) = network.run::<3>([1, 3, HEIGHT, MIN_WIDTH], blank, thread)?;
+        let ([lines, _, classes], probabilities) =
+            network.run::<3>([1, 3, HEIGHT, MIN_WIDTH], blank, thread)?;
         let sum: f32 = probabilities.iter().take(classes).sum();
         if lines != 1 || !(0.99..1.01).contains(&sum) {
             return Err(format!(
@@ -78,7 +79,10 @@ impl Recogniser {
     ) -> Result<Vec<ReadLine>, (usize, String)> {
         let mut of_width: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         for (index, line) in lines.iter().enumerate() {
-            of_width.entry(padded_width(&line.pixels)).or_default().push(index);
+            of_width
+                .entry(padded_width(&line.pixels))
+                .or_default()
+                .push(index);
         }
         let mut read: Vec<Option<ReadLine>> = lines.iter().map(|_| None).collect();
         for (width, indices) in of_width {
@@ -91,8 +95,11 @@ impl Recogniser {
                 let shape = [batch.len(), 3, HEIGHT, width];
                 let ([_, steps, classes], probabilities) =
                     self.network.run::<3>(shape, values, thread).map_err(failed)?;
-                if classes != self.alphabet.classes() || probabilities.len() != batch.len() * steps * classes {
-                    return Err(failed(format!("the recogniser has {classes} classes of a sudden")));
+                if classes != self.alphabet.classes() || probabilities.len() != batch.len() * steps * classes
+                {
+                    return Err(failed(format!(
+                        "the recogniser has {classes} classes of a sudden"
+                    )));
                 }
                 for (place, index) in batch.iter().enumerate() {
                     let own = &probabilities[place * steps * classes..(place + 1) * steps * classes];

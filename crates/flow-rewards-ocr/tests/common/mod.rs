@@ -7,7 +7,9 @@ use std::path::PathBuf;
 
 /// A file of `tests/fixtures`; `make.py` there wrote it.
 pub fn fixture(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures")
+        .join(name)
 }
 
 /// A picture of `tests/fixtures`.

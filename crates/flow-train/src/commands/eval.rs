@@ -21,7 +21,8 @@ pub fn run(arguments: &EvalArguments, quiet: bool) -> Result<(), Failure> {
             dataset: &*common.dataset,
             prompts: &common.evaluation.prompts,
         };
-        let rewards = setup::rewards(config.effective_eval_rewards(), environment, scored, 1).or_bad_input()?;
+        let rewards =
+            setup::rewards(config.effective_eval_rewards(), environment, scored, 1).or_bad_input()?;
         let mut observer = progress::observer(1, 1, quiet, Interrupt::default());
         let settings = &common.evaluation;
         let subject = Subject {

@@ -30,7 +30,12 @@ fn located(error: RewardError, config: &RewardConfig, environment: &Environment<
     let Some(path) = missing else {
         return error;
     };
-    let with_start = |problem| format!("{problem}; {}", start_in_config(Path::new(&path), environment.base));
+    let with_start = |problem| {
+        format!(
+            "{problem}; {}",
+            start_in_config(Path::new(&path), environment.base)
+        )
+    };
     match error {
         RewardError::Weights { file, problem } => RewardError::Weights {
             file,
