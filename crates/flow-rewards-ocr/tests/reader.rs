@@ -10,47 +10,36 @@ use flow_rewards_ocr::{OcrMode, OcrReward, OcrSettings, PaddleReader, ReadReques
 use serde_json::json;
 use std::path::Path;
 
-/// 200×240 pixels, black, with each text in colours at its place: 24 pixels high, 24 wide a letter.
-fn image(texts: &[(&str, [usize; 2])]) -> Image {
+/// The colour of a letter.
+fn colour(letter: char) -> [f32; 3] {
+    match letter {
+        'A' => [1.0, -1.0, -1.0],
+        'b' => [-1.0, 1.0, -1.0],
+        'C' => [-1.0, -1.0, 1.0],
+        ' ' => [-1.0; 3],
+        _ => [1.0; 3],
+    }
+}
+
+/// A black image with texts in colours at their places, `[top, left]`; letters are as wide as they are high.
+fn image([height, width]: [usize; 2], side: usize, texts: &[(&str, [usize; 2])]) -> Image {
     let shape = ImageShape {
         channels: 3,
-        height: 200,
-        width: 240,
+        height,
+        width,
     };
     let mut image = Image::filled(shape, -1.0);
     for (text, [top, left]) in texts {
         for (index, letter) in text.chars().enumerate() {
-            let colour = match letter {
-                'A' => [1.0, -1.0, -1.0],
-                'b' => [-1.0, 1.0, -1.0],
-                'C' => [-1.0, -1.0, 1.0],
-                _ => [1.0; 3],
-            };
-            paint(&mut image, [*top, left + 24 * index], [24, 24], colour);
+            paint(&mut image, [*top, left + side * index], [side; 2], colour(letter));
         }
     }
     image
 }
 
-/// One line, without anything around it: letters as wide as they are high.
+/// One line, without anything around it.
 fn line(text: &str, side: usize) -> Image {
-    let shape = ImageShape {
-        channels: 3,
-        height: side,
-        width: side * text.chars().count(),
-    };
-    let mut whole = Image::filled(shape, -1.0);
-    for (index, letter) in text.chars().enumerate() {
-        let colour = match letter {
-            'A' => [1.0, -1.0, -1.0],
-            'b' => [-1.0, 1.0, -1.0],
-            'C' => [-1.0, -1.0, 1.0],
-            ' ' => [-1.0; 3],
-            _ => [1.0; 3],
-        };
-        paint(&mut whole, [0, side * index], [side, side], colour);
-    }
-    whole
+    image([side, side * text.chars().count()], side, &[(text, [0, 0])])
 }
 
 fn folder() -> std::path::PathBuf {
@@ -95,8 +84,12 @@ fn a_line_is_read_in_the_order_of_its_colours_whatever_its_size() {
 #[test]
 fn lines_are_found_and_read_row_by_row() {
     let reader = PaddleReader::open(&OcrSettings::new(folder())).unwrap();
-    let scene = image(&[("éC", [140, 60]), ("éAb", [24, 130]), ("Cé", [28, 20])]);
-    let found = texts(&reader, &[scene, image(&[])]);
+    let scene = image(
+        [200, 240],
+        24,
+        &[("éC", [140, 60]), ("éAb", [24, 130]), ("Cé", [28, 20])],
+    );
+    let found = texts(&reader, &[scene, image([200, 240], 24, &[])]);
     // A box has a margin, whose black is a space.
     let trimmed: Vec<&str> = found[0].iter().map(|text| text.trim()).collect();
     assert_eq!(trimmed, ["Cé", "éAb", "éC"]);

@@ -203,7 +203,7 @@ mod tests {
 
     #[test]
     fn an_upright_line_is_turned_to_the_left() {
-        // Rows 1, 2, 3 of one column: read from left to right as 3, 2, 1 would be turned to the right.
+        // Blue rises from top to bottom, green is that of the column. The right column becomes the first row.
         let picture = Pixels {
             height: 6,
             width: 2,

@@ -40,15 +40,11 @@ pub fn paint(image: &mut Image, [top, left]: [usize; 2], [height, width]: [usize
 
 /// The scores of images, each with its prompt.
 pub fn scores(reward: &dyn Reward, images: &[(&Image, &Prompt)]) -> Result<Vec<f32>, RewardError> {
-    let sample = |&(image, prompt): &(&'_ Image, &'_ Prompt)| (image.clone(), prompt.clone());
-    let owned: Vec<_> = images.iter().map(sample).collect();
-    let samples: Vec<RewardSample<'_>> = owned
-        .iter()
-        .map(|(image, prompt)| RewardSample {
-            image,
-            frames: &[],
-            prompt,
-        })
-        .collect();
+    let sample = |&(image, prompt): &(_, _)| RewardSample {
+        image,
+        frames: &[],
+        prompt,
+    };
+    let samples: Vec<RewardSample<'_>> = images.iter().map(sample).collect();
     reward.score(&samples)
 }

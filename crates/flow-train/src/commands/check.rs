@@ -110,7 +110,8 @@ fn build_for_elsewhere(
         let dataset = setup::dataset(config, environment)?;
         let dataset = &*dataset;
         let of = |prompts| ScoredPrompts { dataset, prompts };
-        setup::rewards(&config.rewards, environment, of(&dataset.train_prompts()), 1)?;
+        let trained_on = dataset.train_prompts();
+        setup::rewards(&config.rewards, environment, of(&trained_on), 1)?;
         let evaluated = setup::evaluation_prompts(dataset, config.evaluation.prompts);
         setup::rewards(config.effective_eval_rewards(), environment, of(&evaluated), 1)?;
     }
