@@ -57,6 +57,11 @@ pub trait Dataset: Send + Sync {
         None
     }
 
+    /// Where a prompt stands, in words, if it stands somewhere: "`prompts.txt`, line 3".
+    fn place(&self, _prompt: &Prompt) -> Option<String> {
+        None
+    }
+
     /// What the owner of the data may want to know, such as prompts that are there twice.
     fn notes(&self) -> Vec<String> {
         Vec::new()

@@ -10,7 +10,7 @@ use flow_config::{DataFacts, Rules};
 use flow_registry::NameTaken;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Settings of [`Prompts`].
@@ -68,8 +68,17 @@ impl PromptsSettings {
 #[derive(Debug, Clone)]
 pub struct Prompts {
     prompts: Vec<Prompt>,
-    held_out: Vec<bool>,
+    /// Of each prompt.
+    entries: Vec<Entry>,
     notes: Vec<String>,
+}
+
+/// What is known of a prompt beside what everybody sees.
+#[derive(Debug, Clone)]
+struct Entry {
+    is_held_out: bool,
+    file: Arc<Path>,
+    line: usize,
 }
 
 impl Prompts {
@@ -98,14 +107,20 @@ impl Prompts {
         let read = |path| PromptList::read(path, &settings.key).map_err(failed);
         let train = read(&settings.path)?;
         let mut notes: Vec<String> = noted(&train);
-        let mut all: Vec<(Prompt, bool)> = Vec::new();
-        let mut add = |list: &PromptList, held_out: bool| {
+        let mut all: Vec<(Prompt, Entry)> = Vec::new();
+        let mut add = |list: &PromptList, is_held_out: bool| {
+            let file: Arc<Path> = list.path().into();
             let prompts = list.entries().iter().map(|entry| {
                 let prompt = Prompt {
                     metadata: entry.metadata.clone(),
                     ..Prompt::free(entry.id, entry.text.clone())
                 };
-                (prompt, held_out)
+                let place = Entry {
+                    is_held_out,
+                    file: file.clone(),
+                    line: entry.line,
+                };
+                (prompt, place)
             });
             all.extend(prompts);
         };
@@ -146,10 +161,10 @@ impl Prompts {
         for (id, (prompt, _)) in (0..).zip(&mut all) {
             prompt.id = id;
         }
-        let (prompts, held_out) = all.into_iter().unzip();
+        let (prompts, entries) = all.into_iter().unzip();
         Ok(Self {
             prompts,
-            held_out,
+            entries,
             notes,
         })
     }
@@ -185,7 +200,9 @@ impl Dataset for Prompts {
     }
 
     fn is_held_out(&self, prompt: &Prompt) -> bool {
-        self.held_out.get(prompt.id as usize) == Some(&true)
+        self.entries
+            .get(prompt.id as usize)
+            .is_some_and(|entry| entry.is_held_out)
     }
 
     fn parse_prompt(&self, text: &str) -> Result<Prompt, PromptError> {
@@ -193,6 +210,11 @@ impl Dataset for Prompts {
         Ok(listed
             .cloned()
             .unwrap_or_else(|| Prompt::free(FREE_PROMPT_ID, text)))
+    }
+
+    fn place(&self, prompt: &Prompt) -> Option<String> {
+        let entry = self.entries.get(prompt.id as usize)?;
+        Some(format!("`{}`, line {}", entry.file.display(), entry.line))
     }
 
     fn notes(&self) -> Vec<String> {

@@ -35,6 +35,16 @@ fn a_share_of_one_file_is_held_out_and_every_prompt_keeps_its_place() {
 }
 
 #[test]
+fn a_prompt_that_the_files_do_not_have_stands_nowhere() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(folder.path(), "all.txt", "a cat\n\n\na dog\n");
+    let data = Prompts::read(&PromptsSettings::new(&path)).unwrap();
+    let place = |text| data.place(&data.parse_prompt(text).unwrap());
+    assert!(place("a dog").unwrap().ends_with("all.txt`, line 4"));
+    assert_eq!(place("a cow"), None);
+}
+
+#[test]
 fn a_second_file_is_for_evaluation_and_what_both_have_is_told() {
     let folder = tempfile::tempdir().unwrap();
     let train = write(folder.path(), "train.txt", "a cat\na dog\na cat\n");
@@ -47,6 +57,9 @@ fn a_second_file_is_for_evaluation_and_what_both_have_is_told() {
     assert_eq!(texts(&data.train_prompts()), ["a cat", "a dog"]);
     assert_eq!(texts(&data.held_out_prompts()), ["a cow", "a dog"]);
     assert_eq!(data.prompt(3).unwrap().text, "a dog");
+    let place = |id| data.place(data.prompt(id).unwrap()).unwrap();
+    assert!(place(1).ends_with("train.txt`, line 2"), "{}", place(1));
+    assert!(place(2).ends_with("test.txt`, line 1"), "{}", place(2));
     let notes = data.notes().join("\n");
     assert!(
         notes.contains("are there more than once and count once (line 3)"),

@@ -25,7 +25,9 @@ pub use lora::{
 };
 pub use mmdit::{Mmdit, MmditConfig};
 pub use qwen_image::{QwenImage, QwenImageConfig};
-pub use registry::{Architecture, ModelFactory, ModelRegistry, initialize, initialize_adapters};
+pub use registry::{
+    Architecture, ModelFactory, ModelRegistry, initialize, initialize_adapters, initialize_adapters_on_frozen,
+};
 pub use wan::{Wan, WanConfig};
 pub use weights::{LoadReport, Loaded, StoredDtype, load, load_into, save, save_tensors};
 

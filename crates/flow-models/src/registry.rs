@@ -70,6 +70,19 @@ pub fn initialize_adapters(
     with_buffers(Weights::init_adapters(layout.clone(), seed, device), model)
 }
 
+/// As [`initialize_adapters`], where only some weights are `trained`, one flag each: what the file gives for the others never lies on the
+/// device in f32 ([`Weights::init_adapters_on_frozen`]).
+pub fn initialize_adapters_on_frozen(
+    model: &dyn Architecture,
+    layout: &Arc<ParamLayout>,
+    seed: u64,
+    device: &ComputeDevice,
+    trained: &[bool],
+) -> Weights {
+    let weights = Weights::init_adapters_on_frozen(layout.clone(), seed, device, trained);
+    with_buffers(weights, model)
+}
+
 fn with_buffers(mut weights: Weights, model: &dyn Architecture) -> Weights {
     for (index, values) in model.buffers() {
         weights

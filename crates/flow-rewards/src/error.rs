@@ -47,6 +47,29 @@ pub enum RewardError {
         /// What is wrong, with the file, and how to mend it.
         problem: String,
     },
+    /// A file or folder of a reward that cannot be used.
+    #[error("reward `{reward}`, {file}: {problem}")]
+    File {
+        /// Name of the reward.
+        reward: String,
+        /// The file or folder.
+        file: String,
+        /// What is wrong, and how to mend it.
+        problem: String,
+    },
+    /// Prompts that a reward cannot score images of; see [`crate::Reward::check_prompt`].
+    #[error(
+        "reward `{reward}` cannot score images of {} of {asked} prompts:{}; correct these prompts, or the parameters of the reward",
+        problems.len(), listed(problems)
+    )]
+    Prompts {
+        /// Name of the reward.
+        reward: String,
+        /// Every such prompt with where it stands, and what is wrong with it.
+        problems: Vec<String>,
+        /// Prompts that were looked at.
+        asked: usize,
+    },
     /// A sample that a reward cannot score; what [`crate::Reward::score`] returns for it.
     #[error("sample {index}: {problem}")]
     Sample {
@@ -120,4 +143,19 @@ pub enum RewardError {
         /// What happened.
         problem: String,
     },
+}
+
+/// Prompts shown; the error holds all.
+const SHOWN: usize = 10;
+
+fn listed(problems: &[String]) -> String {
+    let mut text: String = problems
+        .iter()
+        .take(SHOWN)
+        .map(|problem| format!("\n  {problem}"))
+        .collect();
+    if problems.len() > SHOWN {
+        text.push_str(&format!("\n  and {} more", problems.len() - SHOWN));
+    }
+    text
 }

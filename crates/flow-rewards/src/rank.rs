@@ -8,6 +8,7 @@ use std::sync::Arc;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use flow_data::Prompt;
 use flow_registry::NameTaken;
 
 use crate::error::RewardError;
@@ -41,6 +42,10 @@ impl Reward for RankInGroup {
 
     fn kind(&self) -> RewardKind {
         RewardKind::Groupwise
+    }
+
+    fn check_prompt(&self, prompt: &Prompt) -> Result<(), String> {
+        self.inner.check_prompt(prompt)
     }
 
     fn score(&self, samples: &[RewardSample<'_>]) -> Result<Vec<f32>, RewardError> {

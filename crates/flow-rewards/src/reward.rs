@@ -49,6 +49,14 @@ pub trait Reward: Send + Sync {
         false
     }
 
+    /// Whether images of a prompt can be scored. A trainer asks it of every prompt before it begins.
+    ///
+    /// # Errors
+    /// Why they cannot, as a sentence part: "there is no text in double quotes". [`score`](Self::score) fails for such a prompt.
+    fn check_prompt(&self, _prompt: &Prompt) -> Result<(), String> {
+        Ok(())
+    }
+
     /// One score per sample, in the order of the samples.
     ///
     /// For a group-wise reward the samples are exactly one group.

@@ -30,6 +30,7 @@ impl Plugins {
         flow_models::register(&mut models)?;
         let mut rewards = RewardRegistry::with_built_in()?;
         flow_rewards_models::register(&mut rewards)?;
+        flow_rewards_ocr::register(&mut rewards)?;
         flow_rewards_remote::register(&mut rewards)?;
         Ok(Self {
             algorithms: AlgorithmRegistry::with_built_in()?,

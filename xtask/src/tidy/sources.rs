@@ -64,6 +64,11 @@ const HIDDEN_STATE_ALLOWED: &[(&str, &str, &str)] = &[
         "the tokens of reward servers, in variables that the config names; `RemoteReward::new` gets the lookup as an argument",
     ),
     (
+        "crates/flow-rewards-ocr/tests/paddle.rs",
+        concat!("env::", "var"),
+        "where somebody's files of PP-OCR are; without them the tests say that they are skipped",
+    ),
+    (
         "crates/flow-import/tests/examples.rs",
         concat!("env::", "var"),
         "where somebody's checkout of Flow-Factory is; without it the test says that it is skipped",
@@ -96,6 +101,7 @@ const NOT_TEXT: &[&str] = &[
     "lock",
     "ckpt",
     "xz",
+    "onnx",
 ];
 
 /// Checks every file.

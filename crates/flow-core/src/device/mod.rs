@@ -300,6 +300,21 @@ impl ComputeDevice {
         }
         cpu::from_vec(values, shape)
     }
+
+    /// A tensor in bf16 whose rank is erased, from its values as files have them, row-major and little-endian: they go to the device
+    /// as they are. Nothing on the processor, which has no such tensors.
+    pub fn plain_bf16(&self, bytes: &[u8], shape: &[usize]) -> Option<RawTensor> {
+        #[cfg(feature = "cube")]
+        if !self.is_processor() {
+            use burn::backend::{Dispatch, ops::FloatTensorOps};
+            use burn::tensor::DType;
+            let flat = TensorData::from_bytes_vec(bytes.to_vec(), [bytes.len() / 2], DType::BF16);
+            let flat = Tensor::<1>::from_data(flat, (&self.device, DType::BF16));
+            return Some(Dispatch::float_reshape(flat.into_dispatch(), shape.into()));
+        }
+        let _ = (bytes, shape);
+        None
+    }
 }
 
 /// The processor's name as the system gives it, else its architecture.

@@ -45,6 +45,44 @@ impl Weights {
         Self::drawn(layout, seed, device, |spec| spec.kind == ParamKind::Adapter)
     }
 
+    /// As [`init_adapters`](Self::init_adapters), where only some are `trained` (one flag each): what the file gives for the others is
+    /// [frozen](Self::freeze) as it comes, so that a device never holds them in f32.
+    ///
+    /// # Panics
+    /// If `trained` has another length than the layout.
+    pub fn init_adapters_on_frozen(
+        layout: Arc<ParamLayout>,
+        seed: u64,
+        device: &ComputeDevice,
+        trained: &[bool],
+    ) -> Self {
+        assert_eq!(trained.len(), layout.len(), "one flag per weight");
+        let frozen = |index: usize| device.compute_dtype().filter(|_| !trained[index]);
+        let value = |index: usize, spec: &ParamSpec| -> Result<RawTensor, CoreError> {
+            let value = match spec.kind {
+                ParamKind::Adapter => {
+                    let drawn = spec.init.values(&spec.name, &spec.shape, seed, Purpose::Adapter);
+                    device.plain(drawn, &spec.shape)
+                }
+                _ => device.zeros(&spec.shape),
+            };
+            Ok(match frozen(index) {
+                Some(dtype) => cast(&value, dtype),
+                None => value,
+            })
+        };
+        let weights = Self::from_values(layout.clone(), device, value);
+        let mut weights = weights.expect("values have the shapes that they were made for");
+        if device.compute_dtype().is_some() {
+            weights.stored = Some(Stored {
+                trained: trained.into(),
+                storage: WeightStorage::Whole,
+            });
+        }
+        device.release_unused();
+        weights
+    }
+
     /// All zero: for values that a file is about to give.
     pub fn zeros(layout: Arc<ParamLayout>, device: &ComputeDevice) -> Self {
         Self::drawn(layout, 0, device, |_| false)
@@ -184,6 +222,32 @@ impl Weights {
         Arc::make_mut(&mut self.lowers)[index] = None;
     }
 
+    /// The type that the weight at `index` is kept in, if that is not f32: what is not trained is frozen as it comes.
+    fn frozen_dtype(&self, index: usize) -> Option<FloatDType> {
+        let stored = self.stored.as_ref()?;
+        self.device.compute_dtype().filter(|_| !stored.trained[index])
+    }
+
+    /// Replaces the value at `index` by bf16 values as files have them, row-major and little-endian, in memory that lasts. What is
+    /// frozen in bf16 takes them without a copy in f32.
+    ///
+    /// # Errors
+    /// [`CoreError::Shape`] if there are not as many as the declared shape has.
+    pub fn set_host_bf16(&mut self, index: usize, bytes: &[u8]) -> Result<(), CoreError> {
+        let spec = &self.layout.specs()[index];
+        let whole = bytes.len() == 2 * spec.shape.iter().product::<usize>();
+        if whole && self.frozen_dtype(index) == Some(FloatDType::BF16) {
+            let device = &self.device;
+            let value = device.with_persistent_allocation(|| device.plain_bf16(bytes, &spec.shape));
+            if let Some(value) = value {
+                self.replace(index, value);
+                return Ok(());
+            }
+        }
+        let wide = |two: &[u8]| f32::from_bits(u32::from(u16::from_le_bytes([two[0], two[1]])) << 16);
+        self.set_host(index, bytes.chunks_exact(2).map(wide).collect())
+    }
+
     /// Replaces the value at `index` by host values, row-major, in memory that lasts.
     ///
     /// # Errors
@@ -198,7 +262,14 @@ impl Weights {
             });
         }
         let device = &self.device;
-        let value = device.with_persistent_allocation(|| device.plain(values, &spec.shape));
+        let value = match self.frozen_dtype(index) {
+            // The f32 values are gone after this, so they need no memory that lasts.
+            Some(dtype) => {
+                let value = device.plain(values, &spec.shape);
+                device.with_persistent_allocation(|| cast(&value, dtype))
+            }
+            None => device.with_persistent_allocation(|| device.plain(values, &spec.shape)),
+        };
         self.replace(index, value);
         Ok(())
     }

@@ -16,7 +16,7 @@ fn reason(model: &str) -> &'static str {
     } else if model.contains("clip") {
         "flow-train's `clip-score` reads its weights from a folder: add that reward with its `path`"
     } else if model.contains("ocr") {
-        "flow-train has no such reward; the nearest is `digit-classifier`, which reads digits"
+        "flow-train's `ocr` reads by the files of PP-OCR: add that reward with its `path`"
     } else if model.contains("geneval") || model.contains("vllm") || model.contains("rational") {
         "flow-train has no such reward; the nearest is `shapes-rules`, which checks scenes by rule"
     } else {

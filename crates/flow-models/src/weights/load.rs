@@ -102,8 +102,13 @@ fn load_from(weights: &mut Weights, path: &Path, source: &Source) -> Result<Load
         let [(_, tensor)] = copies.as_slice() else {
             unreachable!("duplicates were reported");
         };
+        let position = layout.position(&name)?;
+        if StoredDtype::of(tensor.dtype) == Some(StoredDtype::Bf16) {
+            weights.set_host_bf16(position, tensor.bytes)?;
+            continue;
+        }
         let values = tensor.to_f32().expect("unreadable precisions were reported");
-        weights.set_host(layout.position(&name)?, values)?;
+        weights.set_host(position, values)?;
     }
     Ok(Loaded { metadata, kept })
 }

@@ -9,7 +9,7 @@ use crate::terminal;
 use flow_config::{Config, Diagnostic};
 use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
-use flow_trainer::setup::{self, Environment, PipelineFolders};
+use flow_trainer::setup::{self, Environment, PipelineFolders, ScoredPrompts};
 use serde_json::Value;
 
 /// Reads the config, builds what it describes, and says everything that is wrong.
@@ -135,8 +135,13 @@ fn build_for_elsewhere(
         ));
     }
     if purpose == Purpose::Train {
-        setup::rewards(&config.rewards, environment, 1)?;
-        setup::rewards(config.effective_eval_rewards(), environment, 1)?;
+        let dataset = setup::dataset(config, environment)?;
+        let dataset = &*dataset;
+        let of = |prompts| ScoredPrompts { dataset, prompts };
+        let trained_on = dataset.train_prompts();
+        setup::rewards(&config.rewards, environment, of(&trained_on), 1)?;
+        let evaluated = setup::evaluation_prompts(dataset, config.evaluation.prompts);
+        setup::rewards(config.effective_eval_rewards(), environment, of(&evaluated), 1)?;
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use crate::failure::{Failure, OrFailure};
 use crate::interrupt::Interrupt;
 use crate::{progress, terminal};
 use flow_trainer::session::Subject;
-use flow_trainer::setup;
+use flow_trainer::setup::{self, ScoredPrompts};
 
 /// Measures and prints one row per prompt, and the mean of each reward with its 95 % interval.
 pub fn run(arguments: &EvalArguments, quiet: bool) -> Result<(), Failure> {
@@ -17,7 +17,12 @@ pub fn run(arguments: &EvalArguments, quiet: bool) -> Result<(), Failure> {
     let text = loaded.compute(config, |environment| {
         let common = setup::common(config, environment).or_bad_input()?;
         let common = common.set_up().or_bad_input()?;
-        let rewards = setup::rewards(config.effective_eval_rewards(), environment, 1).or_bad_input()?;
+        let scored = ScoredPrompts {
+            dataset: &*common.dataset,
+            prompts: &common.evaluation.prompts,
+        };
+        let rewards =
+            setup::rewards(config.effective_eval_rewards(), environment, scored, 1).or_bad_input()?;
         let mut observer = progress::observer(1, 1, quiet, Interrupt::default());
         let settings = &common.evaluation;
         let subject = Subject {

@@ -8,11 +8,12 @@ use crate::failure::{Failure, OrFailure};
 use crate::output::{self, Output};
 use crate::picture_size::PictureSize;
 use crate::terminal;
-use flow_data::{FREE_PROMPT_ID, Prompt};
+use flow_data::{Dataset, FREE_PROMPT_ID, Prompt};
 use flow_report::{ImageGrid, Tile};
-use flow_rewards::RewardScores;
+use flow_rewards::{RewardError, RewardScores, RewardWorkers};
+use flow_trainer::TrainError;
 use flow_trainer::decoder::Decoded;
-use flow_trainer::setup::{self, Environment};
+use flow_trainer::setup::{self, Environment, ScoredPrompts};
 use std::path::{Path, PathBuf};
 
 /// Generates, scores with the config's rewards if it has some, and writes the pictures.
@@ -51,6 +52,7 @@ pub fn run(arguments: &SampleArguments, quiet: bool) -> Result<(), Failure> {
             .map(|text| common.dataset.parse_prompt(text))
             .collect::<Result<_, _>>()
             .or_bad_input()?;
+        let workers = workers(&loaded, environment, &*common.dataset, &prompts)?;
         let wanted: Vec<Prompt> = prompts
             .iter()
             .flat_map(|prompt| vec![prompt.clone(); count])
@@ -61,7 +63,10 @@ pub fn run(arguments: &SampleArguments, quiet: bool) -> Result<(), Failure> {
                 terminal::note(&format!("note: {undone}"));
             }
         }
-        let scores = scores(&loaded, environment, &wanted, &made, count)?;
+        let scores = match workers {
+            Some(workers) => scores(&workers, &wanted, &made, count)?,
+            None => Vec::new(),
+        };
         let scale = config.evaluation.grid.scale.max(1) as u32;
         let grid = grid(&prompts, &made, scores.first(), count)
             .map(|grid| grid.scale(scale))
@@ -99,19 +104,34 @@ fn with_options(mut place: ConfigArguments, arguments: &SampleArguments, is_fold
     place
 }
 
-/// The scores of every image by the config's rewards, if it has some.
-fn scores(
+/// The config's rewards, if it has some and they can score images of these prompts. Asked before images are made.
+fn workers(
     loaded: &Loaded,
     environment: &Environment<'_>,
+    dataset: &dyn Dataset,
+    prompts: &[Prompt],
+) -> Result<Option<RewardWorkers>, Failure> {
+    let rewards = loaded.config().effective_eval_rewards();
+    if rewards.is_empty() {
+        return Ok(None);
+    }
+    match setup::rewards(rewards, environment, ScoredPrompts { dataset, prompts }, 1) {
+        Ok(parts) => Ok(Some(parts.workers)),
+        Err(TrainError::Reward(error @ RewardError::Prompts { .. })) => {
+            terminal::note(&format!("note: the images get no scores: {error}"));
+            Ok(None)
+        }
+        Err(error) => Err(error).or_bad_input(),
+    }
+}
+
+/// The scores of every image.
+fn scores(
+    workers: &RewardWorkers,
     wanted: &[Prompt],
     made: &[Decoded],
     count: usize,
 ) -> Result<Vec<RewardScores>, Failure> {
-    let rewards = loaded.config().effective_eval_rewards();
-    if rewards.is_empty() {
-        return Ok(Vec::new());
-    }
-    let workers = setup::rewards(rewards, environment, 1).or_bad_input()?.workers;
     let samples = wanted.iter().zip(made).enumerate();
     let samples = samples.map(|(index, (prompt, made))| made.clone().sample(prompt, (index / count) as u64));
     let scored = workers

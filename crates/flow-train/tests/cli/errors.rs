@@ -124,6 +124,32 @@ fn missing_weights_are_named_with_their_path() {
 }
 
 #[test]
+fn prompts_that_a_reward_cannot_score_are_named_before_the_run() {
+    let place = Place::new();
+    let networks = concat!(env!("CARGO_MANIFEST_DIR"), "/../flow-rewards-ocr/tests/fixtures");
+    let reward = format!("rewards=[{{ kind = \"ocr\", path = \"{networks}\", name = \"reads\" }}]");
+    for command in ["check", "train"] {
+        let error = place.fail(2, &[command, "tiny.toml", "--set", &reward]);
+        // What has a place in the config is drawn with it, and long lines of that are broken.
+        let error = error.replace("\n  │ ", " ");
+        contains(
+            &error,
+            &[
+                "reward `reads` cannot score images of",
+                "no text in double quotes",
+                "correct these prompts",
+            ],
+        );
+    }
+    let missing = reward.replace("tests/fixtures", "tests/none");
+    let error = place.fail(2, &["check", "tiny.toml", "--set", &missing]);
+    contains(
+        &error.replace("\n  │ ", " "),
+        &["reward `ocr`", "tests/none", "it is not there"],
+    );
+}
+
+#[test]
 fn a_file_that_is_not_there_is_named_with_the_folder_that_its_path_starts_from() {
     let place = Place::new();
     std::fs::create_dir(place.path("configs")).unwrap();

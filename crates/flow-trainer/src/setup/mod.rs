@@ -22,7 +22,7 @@ pub use folders::PipelineFolders;
 pub use model::{ModelOutline, ModelParts, model, outline};
 pub use optimizer::settings as optimizer_settings;
 pub use paths::{start_in_config, start_on_command_line};
-pub use rewards::{RewardParts, rewards};
+pub use rewards::{RewardParts, ScoredPrompts, rewards};
 pub use schedule::{average, deterministic, schedule, step_sigmas};
 
 use crate::algorithm::{Algorithm, AlgorithmContext, ReferenceWeights, SamplingWeights};
@@ -425,8 +425,13 @@ pub fn parts_of<A: Algorithm>(
         device,
     );
     let threads = rewards::threads();
-    let trained_on = rewards(&config.rewards, environment, threads)?;
-    let evaluated_by = rewards(config.effective_eval_rewards(), environment, threads)?;
+    let of = |prompts| ScoredPrompts {
+        dataset: &*dataset,
+        prompts,
+    };
+    let trained_on = rewards(&config.rewards, environment, of(&prompts), threads)?;
+    let eval_rewards = config.effective_eval_rewards();
+    let evaluated_by = rewards(eval_rewards, environment, of(&evaluation.prompts), threads)?;
     let keep = NonZeroUsize::new(config.checkpoints.keep).unwrap_or(NonZeroUsize::MAX);
     let settings = SessionSettings {
         seed: config.run.seed,

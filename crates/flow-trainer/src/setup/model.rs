@@ -114,7 +114,7 @@ pub(super) fn model_with_absent_files(
     let seed = config.lora.seed.unwrap_or(config.run.seed);
     let mut weights = match &config.model.weights {
         None => flow_models::initialize(&*model, &layout, seed, device),
-        Some(_) => flow_models::initialize_adapters(&*model, &layout, seed, device),
+        Some(_) => flow_models::initialize_adapters_on_frozen(&*model, &layout, seed, device, &trained),
     };
     let mut absent = Vec::new();
     if let Some(path) = &config.model.weights {

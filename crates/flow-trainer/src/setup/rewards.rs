@@ -5,8 +5,9 @@ use super::paths::start_in_config;
 use crate::error::TrainError;
 use crate::session::RewardWeight;
 use flow_config::RewardConfig;
+use flow_data::{Dataset, Prompt};
 use flow_report::ValueRange;
-use flow_rewards::{Lent, NamedReward, RewardError, RewardWorkers};
+use flow_rewards::{Lent, NamedReward, Reward, RewardError, RewardWorkers};
 use flow_rewards_models::Computation;
 use std::path::Path;
 
@@ -27,35 +28,84 @@ pub(super) fn threads() -> usize {
 fn located(error: RewardError, config: &RewardConfig, environment: &Environment<'_>) -> RewardError {
     let factory = environment.plugins.rewards.get(&config.kind).ok();
     let missing = factory.and_then(|factory| factory.plugin().missing_path(&config.params, environment.base));
-    let Some(missing) = missing else {
+    let Some(path) = missing else {
         return error;
     };
-    let located = |problem: String| {
+    let with_start = |problem| {
         format!(
             "{problem}; {}",
-            start_in_config(Path::new(&missing), environment.base)
+            start_in_config(Path::new(&path), environment.base)
         )
     };
     match error {
         RewardError::Weights { file, problem } => RewardError::Weights {
             file,
-            problem: located(problem),
+            problem: with_start(problem),
         },
         RewardError::Network { reward, problem } => RewardError::Network {
             reward,
-            problem: located(problem),
+            problem: with_start(problem),
+        },
+        RewardError::File {
+            reward,
+            file,
+            problem,
+        } => RewardError::File {
+            reward,
+            file,
+            problem: with_start(problem),
         },
         error => error,
+    }
+}
+
+/// The prompts whose images a run will score.
+#[derive(Clone, Copy)]
+pub struct ScoredPrompts<'a> {
+    /// Where they are from.
+    pub dataset: &'a dyn Dataset,
+    /// The prompts.
+    pub prompts: &'a [Prompt],
+}
+
+impl ScoredPrompts<'_> {
+    /// Asks a reward about every prompt, so that a run does not end at the first image of one that cannot be scored.
+    fn check(&self, name: &str, reward: &dyn Reward) -> Result<(), RewardError> {
+        let problem = |prompt: &Prompt| {
+            let problem = reward.check_prompt(prompt).err()?;
+            let place = self.dataset.place(prompt);
+            let place = place.map(|place| format!("{place}: ")).unwrap_or_default();
+            Some(format!("{place}`{}`: {problem}", excerpt(&prompt.text)))
+        };
+        let problems: Vec<String> = self.prompts.iter().filter_map(problem).collect();
+        if problems.is_empty() {
+            return Ok(());
+        }
+        Err(RewardError::Prompts {
+            reward: name.to_owned(),
+            problems,
+            asked: self.prompts.len(),
+        })
+    }
+}
+
+/// The first words of a prompt, by which a person finds it.
+fn excerpt(text: &str) -> String {
+    const SHOWN: usize = 60;
+    match text.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
     }
 }
 
 /// Builds rewards and starts their threads.
 ///
 /// # Errors
-/// A parameter or file that does not fit, or no reward at all.
+/// A parameter or file that does not fit, a prompt whose images a reward cannot score, or no reward at all.
 pub fn rewards(
     configs: &[RewardConfig],
     environment: &Environment<'_>,
+    scored: ScoredPrompts<'_>,
     threads: usize,
 ) -> Result<RewardParts, TrainError> {
     let mut named = Vec::new();
@@ -68,6 +118,7 @@ pub fn rewards(
         let registry = &environment.plugins.rewards;
         let reward = registry.build_with(&config.kind, &config.params, environment.base, &lent);
         let reward = reward.map_err(|error| located(error, config, environment))?;
+        scored.check(config.name(), &*reward)?;
         let (low, high) = reward.range();
         named.push(NamedReward {
             name: config.name().into(),
