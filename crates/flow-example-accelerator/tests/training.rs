@@ -81,6 +81,7 @@ fn train(config: &Config) -> Result<Vec<Value>, TrainError> {
         plugins: &test_catalog::PLUGINS,
         base: Path::new("."),
         gauge: None,
+        exchange: std::sync::Arc::new(flow_trainer::distributed::Alone),
     };
     let root = tempfile::tempdir().expect("a folder");
     let tokens = 16;

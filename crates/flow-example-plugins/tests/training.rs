@@ -47,6 +47,7 @@ fn a_run_of_plug_ins_from_outside_trains() {
         plugins: &plugins,
         base: Path::new("."),
         gauge: None,
+        exchange: std::sync::Arc::new(flow_trainer::distributed::Alone),
     };
     let root = tempfile::tempdir().expect("a folder");
     let algorithm = setup::algorithm(&config, &plugins, 16).expect("it is registered");

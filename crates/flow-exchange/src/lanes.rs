@@ -114,6 +114,11 @@ impl<T> Partials<T> {
     }
 
     /// The sums that have no sibling yet, in order, with their nodes.
+    pub fn sums(&self) -> impl Iterator<Item = &(Range<usize>, T)> {
+        self.sums.iter()
+    }
+
+    /// The same, given away.
     pub fn into_sums(self) -> Vec<(Range<usize>, T)> {
         self.sums
     }

@@ -257,6 +257,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         plugins: &plugins,
         base: Path::new("."),
         gauge: None,
+        exchange: std::sync::Arc::new(flow_trainer::distributed::Alone),
     };
 
     // The algorithm is an argument; everything else comes from the config first.

@@ -139,6 +139,7 @@ fn main() -> Result<(), Failure> {
         plugins: &plugins,
         base,
         gauge: None,
+        exchange: std::sync::Arc::new(flow_trainer::distributed::Alone),
     };
     let watch = Stopwatch::start();
     match task.as_str() {

@@ -73,6 +73,7 @@ fn export(path: &str, folder: &Path, set: &[String]) -> Result<(), Box<dyn Error
         plugins: &plugins,
         base: &flow_config::base_dir(path),
         gauge: None,
+        exchange: std::sync::Arc::new(flow_trainer::distributed::Alone),
     };
     let model = setup::model(&config, &environment)?;
     let dataset = setup::dataset(&config, &environment)?;

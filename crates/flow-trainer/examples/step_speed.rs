@@ -94,6 +94,7 @@ impl Job {
             plugins: &plugins,
             base: &base,
             gauge: None,
+            exchange: std::sync::Arc::new(flow_trainer::distributed::Alone),
         };
         let model = setup::model(&config, &environment)?;
         let dataset = setup::dataset(&config, &environment)?;

@@ -12,6 +12,7 @@ mod memory;
 mod operations;
 mod resolve;
 mod rules;
+mod several;
 mod validate;
 
 pub use check::{Entry, Trainer, check};
@@ -24,4 +25,5 @@ pub use memory::{Load, MemoryEstimate, Stored, features, gib};
 pub use operations::Operations;
 pub use resolve::resolve;
 pub use rules::{RULES, Rule};
+pub use several::{lanes, several};
 pub use validate::{Capabilities, Machine, Question, errors, validate};

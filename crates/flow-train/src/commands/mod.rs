@@ -13,6 +13,7 @@ mod fetch;
 mod import;
 mod init;
 mod json_report;
+mod launch;
 mod list;
 mod migrate;
 mod nearest;
@@ -31,8 +32,9 @@ use crate::arguments::{Arguments, Command, ConfigArguments, TargetArguments};
 use crate::diagnostics;
 use crate::failure::{Failure, OrFailure};
 use flow_config::{Catalog, Config, DeviceKind, Resolved};
+use flow_exchange::Exchange;
 use flow_runtime::Applied;
-use flow_train::{EnvironmentError, Registries};
+use flow_train::{EnvironmentError, Registries, distributed};
 use flow_trainer::TrainError;
 use flow_trainer::setup::Environment;
 use std::path::PathBuf;
@@ -44,6 +46,7 @@ pub fn run(arguments: Arguments) -> Result<(), Failure> {
     let quiet = arguments.quiet;
     match arguments.command {
         Command::Train(arguments) => train::run(&arguments, quiet),
+        Command::Launch(arguments) => launch::run(&arguments),
         Command::Pretrain(arguments) => pretrain::run(&arguments, quiet),
         Command::Sample(arguments) => sample::run(&arguments, quiet),
         Command::Eval(arguments) => eval::run(&arguments, quiet),
@@ -82,6 +85,8 @@ struct Loaded {
     options: OnceLock<Vec<Applied>>,
     /// The device that the config was judged for.
     target: Target,
+    /// To the other processes of the run, if there are any.
+    exchange: Arc<dyn Exchange>,
 }
 
 impl Loaded {
@@ -91,6 +96,16 @@ impl Loaded {
         let Survey { report, loaded } = Survey::of(arguments, wanted, &here)?;
         diagnostics::settle(&report)?;
         loaded.ok_or_else(|| Failure::Input(report.render()))
+    }
+
+    /// Meets the other processes of the run, if the launcher started several.
+    fn join(&mut self) -> Result<(), Failure> {
+        let launch = distributed::launched().or_bad_input()?;
+        let ranks = launch.as_ref().map_or(1, |launch| launch.ranks);
+        let refused = distributed::refused_on(self.config(), ranks, &self.registries);
+        diagnostics::settle(&self.resolved.located(refused))?;
+        self.exchange = distributed::join(launch, self.config()).or_failed()?;
+        Ok(())
     }
 
     fn config(&self) -> &Config {
@@ -122,7 +137,7 @@ impl Loaded {
             let applied = flow_train::apply_runtime_options(&self.resolved, &self.base).or_bad_input()?;
             self.options.get_or_init(|| applied);
         }
-        flow_train::worker_pool(self.config())
+        flow_train::worker_pool_beside(self.config(), self.exchange.world().local_ranks)
             .or_bad_input()?
             .install(task)
     }
@@ -135,6 +150,7 @@ impl Loaded {
     /// As [`environment`](Self::environment), with the error that names a key.
     fn try_environment(&self, config: &Config) -> Result<Environment<'_>, EnvironmentError> {
         let mut environment = flow_train::environment(config, &self.base, &self.registries)?;
+        environment.exchange = self.exchange.clone();
         if config.device.kind == DeviceKind::Cpu {
             environment.gauge = Some(Arc::new(&crate::MEMORY));
         }

@@ -6,12 +6,13 @@ use crate::arguments::{ConfigArguments, TargetArguments};
 use crate::failure::{Failure, OrFailure};
 use flow_config::{Catalog, Config, Diagnostic, Report, Resolved, Severity};
 use flow_core::device::ComputeDevice;
+use flow_exchange::Alone;
 use flow_train::Registries;
 use flow_train::checkpoint::Policy;
 use flow_trainer::setup::{self, ModelOutline};
 use flow_validate::codes::{NO_CHECKPOINTING, REFUSED, UNUSABLE};
 use flow_validate::{Capabilities, Question, Trainer, checkpoint_policy, validate};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 /// What a config is wanted for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +64,7 @@ impl Survey {
                 catalog,
                 options: OnceLock::new(),
                 target: place,
+                exchange: Arc::new(Alone),
             }),
         })
     }

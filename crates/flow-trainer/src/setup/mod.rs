@@ -24,6 +24,7 @@ pub use schedule::{average, deterministic, schedule, step_sigmas};
 use crate::algorithm::{Algorithm, AlgorithmContext, ReferenceWeights, SamplingWeights};
 use crate::conditions::Conditioner;
 use crate::description::Description;
+use crate::distributed::Distribution;
 use crate::error::TrainError;
 use crate::geometry::{Geometry, PromptSampler};
 use crate::geometry_history::GeometryHistory;
@@ -39,6 +40,7 @@ use flow_checkpoint::{MemoryProbe, Policy as CheckpointPolicy};
 use flow_config::{Config, EvalWeights, OnPolicyAudit, TextConfig};
 use flow_core::{Backends, CallModel, ModelSpec, RegionEngine, RegionKind, device::ComputeDevice};
 use flow_data::{Dataset, Prompt};
+use flow_exchange::Exchange;
 use flow_validate::{Trainer, checkpoint_policy, resolve};
 use std::num::NonZeroUsize;
 use std::path::Path;
@@ -59,6 +61,8 @@ pub struct Environment<'a> {
     pub base: &'a Path,
     /// Measures the device's memory, which a budget of activation checkpointing needs.
     pub gauge: Option<Arc<dyn MemoryProbe>>,
+    /// To the other ranks of a run on several processes.
+    pub exchange: Arc<dyn Exchange>,
 }
 
 impl Environment<'_> {
@@ -72,6 +76,7 @@ impl Environment<'_> {
             device: self.device.clone(),
             plan: Arc::new(plan),
             gauge: self.gauge.clone(),
+            exchange: self.exchange.clone(),
             ..*self
         }
     }
@@ -363,6 +368,8 @@ pub fn parts_of<A: Algorithm>(
     let device = &environment.device;
     let sampling = &config.sampling;
     let geometry = Geometry::from_config(sampling, &config.optimizer)?;
+    let distribution = Distribution::of_config(&config.distributed, environment.exchange.clone());
+    distribution.fits(&geometry)?;
     let tokens = model.model.spec().tokens;
     let prompts = dataset.train_prompts();
     let schedule = schedule(config, tokens)?;
@@ -412,7 +419,7 @@ pub fn parts_of<A: Algorithm>(
         model.trained,
         device,
     );
-    let threads = rewards::threads();
+    let threads = rewards::threads(environment.exchange.world().local_ranks);
     let trained_on = rewards(&config.rewards, environment, threads)?;
     let evaluated_by = rewards(config.effective_eval_rewards(), environment, threads)?;
     let keep = NonZeroUsize::new(config.checkpoints.keep).unwrap_or(NonZeroUsize::MAX);
@@ -469,5 +476,6 @@ pub fn parts_of<A: Algorithm>(
             weights,
             optimizer,
         },
+        distribution,
     })
 }

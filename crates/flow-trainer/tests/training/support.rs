@@ -109,6 +109,7 @@ pub fn environment_with(registries: &Registries, kernels: Arc<dyn Kernels>) -> E
         plugins: &registries.plugins,
         base: Path::new("."),
         gauge: None,
+        exchange: std::sync::Arc::new(flow_trainer::distributed::Alone),
     }
 }
 
