@@ -113,7 +113,7 @@ impl Ranks {
             Event::Frame(frame) => match frame.kind {
                 Kind::Stop => {
                     let (by, words) = frame.bytes.split_at(frame.bytes.len().min(8));
-                    let by = by.try_into().map_or(rank, |by| u64::from_le_bytes(by) as usize);
+                    let by = <[u8; 8]>::try_from(by).map_or(rank, |by| u64::from_le_bytes(by) as usize);
                     let words = String::from_utf8_lossy(words).into_owned();
                     // Words explain more than a broken link.
                     if !matches!(state.lost, Some(Lost::Stopped { .. })) {
@@ -342,7 +342,7 @@ impl Exchange for Ranks {
             Err(Lost::Stopped { rank, words }) => (rank, words),
             _ => (self.world.rank, words.to_owned()),
         };
-        let bytes = [&(by as u64).to_le_bytes(), words.as_bytes()].concat();
+        let bytes = [&(by as u64).to_le_bytes()[..], words.as_bytes()].concat();
         let frame = Frame {
             kind: Kind::Stop,
             number: state.number,

@@ -218,7 +218,7 @@ fn place<F: Fn(&str) -> Option<String>>(
     };
     let is_one_machine = local_ranks == Some(ranks);
     let port = match variables.text("MASTER_PORT") {
-        Some(text) => match text.parse() {
+        Some(text) => match text.parse::<u16>() {
             Ok(port) if port > 0 => port,
             _ => {
                 return Err(RendezvousError::Variable {

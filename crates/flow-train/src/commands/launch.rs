@@ -75,7 +75,9 @@ pub fn run(arguments: &LaunchArguments) -> Result<(), Failure> {
     match first {
         None => Ok(()),
         Some((_, INTERRUPTED)) => Err(Failure::Interrupted),
-        Some((rank, 2)) => Err(Failure::Input(format!("process {rank} refused its input; see above"))),
+        Some((rank, 2)) => Err(Failure::Input(format!(
+            "process {rank} refused its input; see above"
+        ))),
         Some((rank, code)) => Err(Failure::Run(format!(
             "process {rank} failed first (exit code {code}); see what it said above"
         ))),

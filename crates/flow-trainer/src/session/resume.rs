@@ -15,7 +15,7 @@ use flow_report::{
 };
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 impl<A: Algorithm> Session<A> {
     /// Goes on with the newest usable checkpoint of `directory`, or with the one at `from`, wherever that is. `manifest` is that
@@ -42,9 +42,10 @@ impl<A: Algorithm> Session<A> {
         let checkpoint = Checkpoint::find(&store, from)?;
         checkpoint.check_run(&directory, &traces)?;
         let changes = checkpoint.changes(&traces, &parts.description, &parts.catalog)?;
-        let path = std::path::absolute(checkpoint.reader.path())
-            .unwrap_or_else(|_| checkpoint.reader.path().to_owned());
-        parts.distribution.gather(&Beginning::Checkpoint(path))?;
+        let place = checkpoint.reader.path();
+        let place = std::path::absolute(place).unwrap_or_else(|_| place.to_owned());
+        let place = place.to_string_lossy().into_owned();
+        parts.distribution.gather(&Beginning::Checkpoint(place))?;
         checkpoint.put_back(&mut parts)?;
         let parts = parts.set_up()?;
         // Nobody reads any more what is changed now.
@@ -142,7 +143,7 @@ pub(super) enum Beginning {
     /// From its first iteration.
     Start,
     /// From this checkpoint.
-    Checkpoint(PathBuf),
+    Checkpoint(String),
     /// What is to be read is read.
     Ready,
 }
@@ -156,8 +157,9 @@ impl<A: Algorithm> Session<A> {
         let first = parts.distribution.gather(&Beginning::Ready)?.swap_remove(0);
         let resumed = matches!(first, Beginning::Checkpoint(_));
         if let Beginning::Checkpoint(path) = first {
-            let store = CheckpointStore::new(path.parent().unwrap_or(&path), std::num::NonZeroUsize::MIN);
-            Checkpoint::find(&store, Some(&path))?.put_back(&mut parts)?;
+            let path = Path::new(&path);
+            let store = CheckpointStore::new(path.parent().unwrap_or(path), std::num::NonZeroUsize::MIN);
+            Checkpoint::find(&store, Some(path))?.put_back(&mut parts)?;
         } else {
             parts.expect_files()?;
         }
