@@ -82,6 +82,7 @@ fn train(config: &Config) -> Result<Vec<Value>, TrainError> {
         base: Path::new("."),
         gauge: None,
         folders: PipelineFolders::default(),
+        exchange: std::sync::Arc::new(flow_trainer::distributed::Alone),
     };
     let root = tempfile::tempdir().expect("a folder");
     let tokens = 16;

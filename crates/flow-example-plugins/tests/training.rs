@@ -48,6 +48,7 @@ fn a_run_of_plug_ins_from_outside_trains() {
         base: Path::new("."),
         gauge: None,
         folders: PipelineFolders::default(),
+        exchange: std::sync::Arc::new(flow_trainer::distributed::Alone),
     };
     let root = tempfile::tempdir().expect("a folder");
     let algorithm = setup::algorithm(&config, &plugins, 16).expect("it is registered");

@@ -3,6 +3,7 @@
 use crate::named_devices::NamedDevice;
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 /// Fine-tunes flow-matching diffusion transformers by reinforcement learning.
@@ -36,6 +37,11 @@ pub enum LogLevel {
 pub enum Command {
     /// Train a model by reinforcement learning
     Train(TrainArguments),
+    /// Train on several processes of this machine, as one run
+    ///
+    /// Starts `flow-train COMMAND` so many times with the variables that torchrun sets, puts `[RANK]` before what each says, passes on
+    /// requests to stop, and ends when all have ended; if one fails, the others end, too. torchrun, srun and mpirun do as well.
+    Launch(LaunchArguments),
     /// Train a model from scratch by flow matching, for reinforcement learning to start from
     Pretrain(PretrainArguments),
     /// Generate images
@@ -230,6 +236,21 @@ pub struct PlanArguments {
 }
 
 #[derive(Debug, Args)]
+pub struct LaunchArguments {
+    /// How many processes
+    #[arg(short = 'n', long, value_name = "NUMBER", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub processes: u16,
+    /// What each of them runs: `train CONFIG` with its options
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "COMMAND"
+    )]
+    pub command: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
 pub struct TrainArguments {
     #[command(flatten)]
     pub config: ConfigArguments,
@@ -406,6 +427,9 @@ pub struct CheckArguments {
     /// The command that the config is meant for
     #[arg(long = "for", value_enum, default_value_t = Purpose::Train, value_name = "COMMAND")]
     pub purpose: Purpose,
+    /// Number of processes that are to train as one run
+    #[arg(long, default_value_t = 1, value_name = "NUMBER", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub ranks: u16,
     /// How to print what is found
     #[arg(long, value_enum, default_value_t = Format::Human)]
     pub format: Format,

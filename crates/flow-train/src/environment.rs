@@ -5,6 +5,7 @@ use burn::tensor::FloatDType;
 use flow_checkpoint::MemoryProbe;
 use flow_config::{Config, DType, DeviceKind, GradientStorage};
 use flow_core::{Backends, CoreError, device::ComputeDevice};
+use flow_exchange::Alone;
 use flow_trainer::setup::{Environment, PipelineFolders};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -80,6 +81,7 @@ pub fn environment<'a>(
         gauge: gpu_gauge(config, &device),
         folders: PipelineFolders::default(),
         device,
+        exchange: Arc::new(Alone),
     })
 }
 
@@ -126,11 +128,23 @@ pub fn base_plan(config: &Config, registries: &Registries) -> Result<Backends, E
 /// # Errors
 /// If the operating system refuses.
 pub fn worker_pool(config: &Config) -> Result<rayon::ThreadPool, EnvironmentError> {
+    worker_pool_beside(config, 1)
+}
+
+/// As [`worker_pool`], of a process that has `local_ranks - 1` others of its run beside it on this machine: its share of the threads.
+///
+/// # Errors
+/// If the operating system refuses.
+pub fn worker_pool_beside(
+    config: &Config,
+    local_ranks: usize,
+) -> Result<rayon::ThreadPool, EnvironmentError> {
     // Rayon would otherwise ask an environment variable.
     let threads = match config.device.threads {
         0 => std::thread::available_parallelism().map_or(1, usize::from),
         threads => threads,
     };
+    let threads = (threads / local_ranks).max(1);
     rayon::ThreadPoolBuilder::new()
         .num_threads(threads)
         .thread_name(|index| format!("worker-{index}"))

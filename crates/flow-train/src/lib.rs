@@ -2,6 +2,7 @@
 #![doc = include_str!("../README.md")]
 #![deny(missing_docs)]
 
+pub mod distributed;
 mod environment;
 mod library;
 mod machine;
@@ -10,7 +11,7 @@ mod registries;
 mod runtime_options;
 mod schema;
 
-pub use environment::{EnvironmentError, base_plan, environment, versions, worker_pool};
+pub use environment::{EnvironmentError, base_plan, environment, versions, worker_pool, worker_pool_beside};
 pub use library::{Error, Sampling, Trained, Training, sample, train};
 pub use machine::machine;
 pub use manifest::{manifest_device, weights_metadata};
@@ -26,6 +27,7 @@ pub use flow_checkpoint as checkpoint;
 pub use flow_config as config;
 pub use flow_core as core;
 pub use flow_data as data;
+pub use flow_exchange as exchange;
 pub use flow_import as import;
 pub use flow_kernels as kernels;
 pub use flow_models as models;

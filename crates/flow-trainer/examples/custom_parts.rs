@@ -258,6 +258,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         base: Path::new("."),
         gauge: None,
         folders: PipelineFolders::default(),
+        exchange: std::sync::Arc::new(flow_trainer::distributed::Alone),
     };
 
     // The algorithm is an argument; everything else comes from the config first.

@@ -140,6 +140,7 @@ fn main() -> Result<(), Failure> {
         base,
         gauge: None,
         folders: PipelineFolders::default(),
+        exchange: std::sync::Arc::new(flow_trainer::distributed::Alone),
     };
     let watch = Stopwatch::start();
     match task.as_str() {

@@ -74,6 +74,7 @@ fn export(path: &str, folder: &Path, set: &[String]) -> Result<(), Box<dyn Error
         base: &flow_config::base_dir(path),
         gauge: None,
         folders: PipelineFolders::default(),
+        exchange: std::sync::Arc::new(flow_trainer::distributed::Alone),
     };
     let model = setup::model(&config, &environment)?;
     let dataset = setup::dataset(&config, &environment)?;

@@ -95,6 +95,7 @@ impl Job {
             base: &base,
             gauge: None,
             folders: PipelineFolders::default(),
+            exchange: std::sync::Arc::new(flow_trainer::distributed::Alone),
         };
         let model = setup::model(&config, &environment)?;
         let dataset = setup::dataset(&config, &environment)?;

@@ -9,6 +9,7 @@
 
 use crate::policy::CallSite;
 use flow_core::{RawTensor, cpu};
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// What the loss computed again of a recorded step.
@@ -31,7 +32,7 @@ pub struct Distribution {
 }
 
 /// The deviations seen in an iteration.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct OnPolicyAudit {
     worst: Option<Deviation>,
     checked: u64,
@@ -40,11 +41,13 @@ pub struct OnPolicyAudit {
 }
 
 /// A number of the rollout, and what the loss computed in its place.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OtherBits {
     /// In the rollout.
+    #[serde(with = "as_bits")]
     pub rollout: f32,
     /// In the loss.
+    #[serde(with = "as_bits")]
     pub loss: f32,
 }
 
@@ -65,13 +68,14 @@ impl fmt::Display for OtherBits {
 }
 
 /// A sample at a step whose ratio is not 1, or whose log-probability or mean is not the rollout's to the bit.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Deviation {
     /// The sample.
     pub sample: u64,
     /// Step of the sampler.
     pub step: u32,
     /// The ratio.
+    #[serde(with = "as_bits")]
     pub ratio: f32,
     /// The log-probability, if it has other bits.
     pub log_prob: Option<OtherBits>,
@@ -152,6 +156,18 @@ impl OnPolicyAudit {
         }
     }
 
+    /// Adds what was seen of the units that follow on these.
+    pub fn merge(&mut self, next: &Self) {
+        self.checked += next.checked;
+        self.compared += next.compared;
+        self.other_bits += next.other_bits;
+        if let Some(found) = next.worst
+            && self.worst.is_none_or(|worst| found.size() > worst.size())
+        {
+            self.worst = Some(found);
+        }
+    }
+
     /// `max |ratio - 1|`, exactly 0 if all is well.
     pub fn max_deviation(&self) -> f32 {
         self.worst.map_or(0.0, |worst| worst.size())
@@ -175,5 +191,18 @@ impl OnPolicyAudit {
     /// Number of those whose log-probability or mean has other bits than in the rollout.
     pub fn other_bits(&self) -> u64 {
         self.other_bits
+    }
+}
+
+/// Numbers that may be none, which JSON does not have.
+mod as_bits {
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(value: &f32, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_u32(value.to_bits())
+    }
+
+    pub(super) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<f32, D::Error> {
+        u32::deserialize(from).map(f32::from_bits)
     }
 }

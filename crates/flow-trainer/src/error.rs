@@ -173,6 +173,20 @@ pub enum TrainError {
         /// What is to be set back.
         back: String,
     },
+    /// Another rank is lost, or has stopped.
+    #[error(transparent)]
+    Lost(#[from] flow_exchange::Lost),
+    /// Ranks whose weights are not the same any more.
+    #[error(
+        "after iteration {iteration} the weights of rank {rank} are not those of rank 0: one of the machines computes other bits. Run \
+         the same build on like machines, and resume from the newest checkpoint"
+    )]
+    ReplicasDiffer {
+        /// The first that differs.
+        rank: usize,
+        /// Iterations done.
+        iteration: u64,
+    },
     /// Nothing to resume from.
     #[error(
         "there is no usable checkpoint in `{directory}`{skipped}. Start the run anew with `--on-exists overwrite`"

@@ -9,6 +9,7 @@ pub mod audit;
 pub mod conditions;
 pub mod decoder;
 pub mod description;
+pub mod distributed;
 pub mod ema;
 pub mod encoded;
 mod error;

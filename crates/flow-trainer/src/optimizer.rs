@@ -1,5 +1,6 @@
 //! AdamW over a flat list of weights, with f32 or bf16 moments and clipping by the global norm in a fixed order.
 
+use crate::distributed::FlatGradients;
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 pub use burn::tensor::FloatDType;
@@ -9,6 +10,7 @@ use flow_core::{
     AdamWFactors, AdamWParam, AdamWScalars, AdamWStep, Kernels, MasterWeight, ParamLayout, RawTensor,
     Rounding, Weights, cpu,
 };
+use flow_exchange::{Exchange, Lanes, Lost, Partials, Values};
 
 /// How the learning rate goes on after the warm-up. Steps count from 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -94,12 +96,25 @@ pub struct AdamW {
     steps: u64,
 }
 
-/// Sums of gradients over the units of one optimizer step.
-#[derive(Debug, Default)]
+/// Gradients by weight; none where there is none.
+type Sums = Vec<Option<RawTensor>>;
+
+/// Sums of gradients over the units of one optimizer step: within lanes one after another, and over lanes by their tree.
+#[derive(Debug)]
 pub struct Accumulated {
-    sums: Vec<Option<RawTensor>>,
+    /// The lane that is summed now, and its sums.
+    lane: usize,
+    sums: Sums,
+    /// Sums of the lanes before.
+    partials: Partials<Sums>,
     units: usize,
     expected: usize,
+}
+
+impl Default for Accumulated {
+    fn default() -> Self {
+        Self::of(0)
+    }
 }
 
 /// What a step did.
@@ -129,14 +144,31 @@ pub struct NonFiniteGradient {
 impl Accumulated {
     /// Nothing yet, of so many units.
     pub fn of(units: usize) -> Self {
+        Self::in_lanes(units, Lanes::new(1))
+    }
+
+    /// Nothing yet, of so many units over all ranks, in lanes.
+    pub fn in_lanes(units: usize, lanes: Lanes) -> Self {
         Self {
+            lane: 0,
+            sums: Vec::new(),
+            partials: Partials::new(lanes),
+            units: 0,
             expected: units,
-            ..Self::default()
         }
     }
 
-    /// Adds one unit's gradients.
+    /// Adds one unit's gradients, all in one lane.
     pub fn add(&mut self, kernels: &dyn Kernels, gradients: Vec<Option<RawTensor>>) {
+        self.add_to(0, kernels, gradients);
+    }
+
+    /// Adds one unit's gradients to a lane: the one of the unit before or the next one that has units here.
+    pub fn add_to(&mut self, lane: usize, kernels: &dyn Kernels, gradients: Vec<Option<RawTensor>>) {
+        if lane != self.lane {
+            self.end_lane(kernels);
+            self.lane = lane;
+        }
         self.units += 1;
         if self.sums.is_empty() {
             // A recorded backward pass writes the next unit's gradients where it wrote these.
@@ -153,18 +185,94 @@ impl Accumulated {
             };
             return;
         }
-        for (sum, gradient) in self.sums.iter_mut().zip(gradients) {
-            match (sum.as_mut(), gradient) {
-                (Some(sum), Some(gradient)) => kernels.ops().optimizer.accumulate(sum, &gradient),
-                (None, Some(gradient)) => *sum = Some(gradient),
-                (_, None) => {}
+        accumulate(kernels, &mut self.sums, gradients);
+    }
+
+    /// Adds the lane that is summed now to the tree.
+    fn end_lane(&mut self, kernels: &dyn Kernels) {
+        if self.sums.is_empty() {
+            return;
+        }
+        let sums = std::mem::take(&mut self.sums);
+        let node = self.lane..self.lane + 1;
+        let add = |left: &mut Sums, right: Sums| accumulate(kernels, left, right);
+        self.partials.push(node, sums, add);
+    }
+
+    /// Which weights have a gradient in some lane of this rank.
+    pub(crate) fn present(&mut self, kernels: &dyn Kernels) -> Vec<bool> {
+        self.end_lane(kernels);
+        let mut present = Vec::new();
+        for (_, sums) in self.partials.sums() {
+            present.resize(sums.len(), false);
+            for (present, sum) in present.iter_mut().zip(sums) {
+                *present |= sum.is_some();
             }
         }
+        present
+    }
+
+    /// Adds what the other ranks summed; `present` says which weights have a gradient on some rank.
+    ///
+    /// # Errors
+    /// If a rank is lost.
+    pub(crate) fn exchange(
+        &mut self,
+        (exchange, lanes): (&dyn Exchange, Lanes),
+        layout: &ParamLayout,
+        present: &[bool],
+        device: &ComputeDevice,
+    ) -> Result<(), Lost> {
+        if !exchange.world().is_several() {
+            return Ok(());
+        }
+        let partials = std::mem::replace(&mut self.partials, Partials::new(lanes));
+        let shapes = layout.specs().iter().map(|spec| spec.shape.clone());
+        let shapes: Vec<Vec<usize>> = shapes.collect();
+        let parts = partials
+            .into_sums()
+            .into_iter()
+            .map(|(_, gradients)| FlatGradients {
+                gradients,
+                present: present.to_vec(),
+                shapes: shapes.clone(),
+                device: device.clone(),
+            });
+        let mut parts: Vec<FlatGradients> = parts.collect();
+        let mut values: Vec<&mut dyn Values> = Vec::new();
+        values.extend(parts.iter_mut().map(|part| part as &mut dyn Values));
+        exchange.sum(&lanes, &mut values)?;
+        let total = parts.swap_remove(0).gradients;
+        self.partials.push(0..lanes.count(), total, |_, _| {});
+        self.units = self.expected;
+        Ok(())
+    }
+
+    /// The sums over all lanes.
+    fn total(mut self, kernels: &dyn Kernels) -> Sums {
+        self.end_lane(kernels);
+        let sums = self.partials.into_sums().into_iter();
+        let all = sums.map(|(_, sums)| sums).reduce(|mut all, more| {
+            accumulate(kernels, &mut all, more);
+            all
+        });
+        all.unwrap_or_default()
     }
 
     /// Number of units added.
     pub fn units(&self) -> usize {
         self.units
+    }
+}
+
+/// Adds gradients to sums, by weight.
+fn accumulate(kernels: &dyn Kernels, sums: &mut Sums, gradients: Sums) {
+    for (sum, gradient) in sums.iter_mut().zip(gradients) {
+        match (sum.as_mut(), gradient) {
+            (Some(sum), Some(gradient)) => kernels.ops().optimizer.accumulate(sum, &gradient),
+            (None, Some(gradient)) => *sum = Some(gradient),
+            (_, None) => {}
+        }
     }
 }
 
@@ -251,7 +359,8 @@ impl AdamW {
         weights: &mut Weights,
         gradients: Accumulated,
     ) -> Result<StepReport, NonFiniteGradient> {
-        let Accumulated { sums, units, .. } = gradients;
+        let units = gradients.units();
+        let sums = gradients.total(kernels);
         let layout = weights.layout().clone();
         let present: Vec<&RawTensor> = sums.iter().flatten().collect();
         self.steps += 1;

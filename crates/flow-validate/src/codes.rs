@@ -37,6 +37,8 @@ codes! {
     NO_DEVICE = "device::unavailable", "A device that this build or this machine does not have. The message says which of the two: `--features cuda` puts NVIDIA GPUs into a build, and a driver makes one answer (`flow-train doctor` looks for what is missing).";
     NO_BF16 = "device::no-bf16", "`device.dtype = \"bf16\"` where the device has no such matrix products.";
     NEEDS_BF16_GPU = "optimizer::needs-bf16-gpu", "`optimizer.weights` or `optimizer.gradients` in bf16 where no GPU computes in bf16.";
+    LANES = "distributed::lanes", "Processes, lanes and micro-batches of an update that do not divide each other.";
+    NOT_ON_SEVERAL = "distributed::refused", "A part of the config that is not right on several processes, or not there yet.";
     MANY_THREADS = "device::many-threads", "A warning: more than four worker threads for each processor.";
     NO_KERNEL = "device::no-kernel", "A model whose attention no kernel of the device computes, or a named attention backend that declines it.";
     SLOW_KERNELS = "device::slow-kernels", "A warning: settings with which a GPU computes by its portable kernels, without tensor cores.";
@@ -241,6 +243,20 @@ const OURS: &[Explanation] = &[
         why: "A step of AdamW changes each weight by about the learning rate, whatever the gradient is (Kingma and Ba 2014, arXiv:1412.6980, section 2.1), and weights of a transformer are of the size of 0.1 and less: the first steps replace the model.",
         wrong: "[optimizer]\nlearning_rate = 1.0",
         right: "[optimizer]\nlearning_rate = 1e-4",
+    },
+    Explanation {
+        code: LANES,
+        rule: "Processes, lanes and micro-batches of an update that do not divide each other.",
+        why: "A process sums whole lanes, and a lane whole micro-batches. Lanes of unequal size would be summed in an order that depends on the number of processes.",
+        wrong: "[sampling]\nprompts_per_step = 8\ngroup_size = 8\nmicro_batch = 16\n[distributed]\nlanes = 3",
+        right: "[sampling]\nprompts_per_step = 8\ngroup_size = 8\nmicro_batch = 16\n[distributed]\nlanes = 4",
+    },
+    Explanation {
+        code: NOT_ON_SEVERAL,
+        rule: "A part of the config that is not right on several processes, or not there yet.",
+        why: "What a run computes and writes must not depend on the number of processes. `flow-train check --ranks N` says beforehand what does.",
+        wrong: "# on two processes\n[device]\nkind = \"cuda\"",
+        right: "# on two processes\n[device]\nkind = \"cpu\"",
     },
     Explanation {
         code: MANY_THREADS,

@@ -15,6 +15,7 @@ mod operations;
 mod phase;
 mod resolve;
 mod rules;
+mod several;
 mod validate;
 
 pub use check::{Entry, Trainer, check};
@@ -30,4 +31,5 @@ pub use operations::Operations;
 pub use phase::Phase;
 pub use resolve::resolve;
 pub use rules::{RULES, Rule};
+pub use several::{lanes, several};
 pub use validate::{Capabilities, Machine, Question, errors, validate};

@@ -8,6 +8,7 @@ mod advantage;
 mod algorithm;
 mod data;
 mod device;
+mod distributed;
 mod ema;
 mod evaluation;
 mod lora;
@@ -26,6 +27,7 @@ pub use advantage::*;
 pub use algorithm::*;
 pub use data::*;
 pub use device::*;
+pub use distributed::*;
 pub use ema::*;
 pub use evaluation::*;
 pub use lora::*;
@@ -59,6 +61,9 @@ pub struct Config {
     /// Device, storage type and threads.
     #[serde(default)]
     pub device: DeviceConfig,
+    /// One run on several processes.
+    #[serde(default)]
+    pub distributed: DistributedConfig,
     /// Architecture and weights.
     #[serde(default)]
     pub model: ModelConfig,
@@ -127,6 +132,7 @@ impl Config {
             preset: None,
             run: RunConfig::default(),
             device: DeviceConfig::default(),
+            distributed: DistributedConfig::default(),
             model: ModelConfig::default(),
             lora: LoraConfig::default(),
             data: DataConfig::new("digits", serde_json::Map::new()),

@@ -7,6 +7,7 @@ use crate::diagnostics;
 use crate::failure::{Failure, OrFailure};
 use crate::terminal;
 use flow_config::{Config, Diagnostic};
+use flow_train::distributed;
 use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::setup::{self, Environment, PipelineFolders, ScoredPrompts};
@@ -67,6 +68,14 @@ fn examine(arguments: &CheckArguments) -> Result<Survey, Failure> {
         loaded,
         memory,
     } = Survey::of(&arguments.config, wanted, &arguments.target, &folders)?;
+    if let (Some(loaded), Purpose::Train) = (&loaded, arguments.purpose)
+        && !report.has_errors()
+    {
+        let ranks = usize::from(arguments.ranks);
+        let more = distributed::refused_on(loaded.config(), ranks, &loaded.registries);
+        let found = report.diagnostics.iter().cloned().chain(more);
+        report = loaded.resolved.located(found.collect::<Vec<_>>());
+    }
     if let (Some(loaded), false) = (&loaded, report.has_errors()) {
         // What only the parts themselves know: files, and what is in them.
         if let Err(more) = build(loaded, arguments.purpose)? {

@@ -15,6 +15,7 @@ mod fetch;
 mod import;
 mod init;
 mod json_report;
+mod launch;
 mod list;
 mod memory;
 mod migrate;
@@ -34,8 +35,9 @@ use crate::arguments::{Arguments, Command, ConfigArguments, TargetArguments};
 use crate::diagnostics;
 use crate::failure::{Failure, OrFailure};
 use flow_config::{Catalog, Config, DeviceKind, Resolved};
+use flow_exchange::Exchange;
 use flow_runtime::Applied;
-use flow_train::{EnvironmentError, Registries};
+use flow_train::{EnvironmentError, Registries, distributed};
 use flow_trainer::TrainError;
 use flow_trainer::setup::{Environment, PipelineFolders};
 use std::path::PathBuf;
@@ -47,6 +49,7 @@ pub fn run(arguments: Arguments) -> Result<(), Failure> {
     let quiet = arguments.quiet;
     match arguments.command {
         Command::Train(arguments) => train::run(&arguments, quiet),
+        Command::Launch(arguments) => launch::run(&arguments),
         Command::Pretrain(arguments) => pretrain::run(&arguments, quiet),
         Command::Sample(arguments) => sample::run(&arguments, quiet),
         Command::Encode(arguments) => encode::run(&arguments, quiet),
@@ -89,6 +92,8 @@ struct Loaded {
     target: Target,
     /// Diffusers folders that were opened.
     folders: PipelineFolders,
+    /// To the other processes of the run, if there are any.
+    exchange: Arc<dyn Exchange>,
 }
 
 impl Loaded {
@@ -107,6 +112,16 @@ impl Loaded {
         let Survey { report, loaded, .. } = Survey::of(arguments, wanted, &here, folders)?;
         diagnostics::settle(&report)?;
         loaded.ok_or_else(|| Failure::Input(report.render()))
+    }
+
+    /// Meets the other processes of the run, if the launcher started several.
+    fn join(&mut self) -> Result<(), Failure> {
+        let launch = distributed::launched().or_bad_input()?;
+        let ranks = launch.as_ref().map_or(1, |launch| launch.ranks);
+        let refused = distributed::refused_on(self.config(), ranks, &self.registries);
+        diagnostics::settle(&self.resolved.located(refused))?;
+        self.exchange = distributed::join(launch, self.config()).or_failed()?;
+        Ok(())
     }
 
     fn config(&self) -> &Config {
@@ -138,7 +153,7 @@ impl Loaded {
             let applied = flow_train::apply_runtime_options(&self.resolved, &self.base).or_bad_input()?;
             self.options.get_or_init(|| applied);
         }
-        flow_train::worker_pool(self.config())
+        flow_train::worker_pool_beside(self.config(), self.exchange.world().local_ranks)
             .or_bad_input()?
             .install(task)
     }
@@ -152,6 +167,7 @@ impl Loaded {
     fn try_environment(&self, config: &Config) -> Result<Environment<'_>, EnvironmentError> {
         let mut environment = Environment {
             folders: self.folders.clone(),
+            exchange: self.exchange.clone(),
             ..flow_train::environment(config, &self.base, &self.registries)?
         };
         if config.device.kind == DeviceKind::Cpu {

@@ -30,6 +30,12 @@ use std::time::Duration;
 
 /// Trains and writes the weights.
 pub fn run(arguments: &PretrainArguments, quiet: bool) -> Result<(), Failure> {
+    if let Some(launch) = flow_train::distributed::launched().or_bad_input()? {
+        return Err(Failure::Input(format!(
+            "`pretrain` trains in one process, and the launcher started {}; start it by itself",
+            launch.ranks
+        )));
+    }
     let loaded = Loaded::read(&arguments.config, Use::Pretraining)?;
     let config = fresh(loaded.config());
     let watch = Stopwatch::start();

@@ -6,6 +6,7 @@ use crate::arguments::{ConfigArguments, TargetArguments};
 use crate::failure::{Failure, OrFailure};
 use flow_config::{Catalog, Config, Diagnostic, Report, Resolved, Severity};
 use flow_core::device::ComputeDevice;
+use flow_exchange::Alone;
 use flow_train::Registries;
 use flow_train::checkpoint::Policy;
 use flow_trainer::TrainError;
@@ -16,7 +17,7 @@ use flow_validate::{
     validate,
 };
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 /// What a config is wanted for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +86,7 @@ impl Survey {
                 options: OnceLock::new(),
                 target: place,
                 folders: folders.clone(),
+                exchange: Arc::new(Alone),
             }),
         })
     }

@@ -12,6 +12,7 @@ use crate::{progress, terminal};
 use flow_report::RunStatus;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::Observer;
+use flow_trainer::session::Parts;
 use flow_trainer::setup::{self, Environment, PipelineFolders};
 use flow_trainer::{Session, TrainError};
 use open::Start;
@@ -25,7 +26,17 @@ pub fn run(arguments: &TrainArguments, quiet: bool) -> Result<(), Failure> {
     }
     let folders = PipelineFolders::default();
     let goes_on = open::compare(arguments, &folders)?;
-    let loaded = Loaded::read_with(&arguments.config, Use::Training, &folders)?;
+    let mut loaded = Loaded::read_with(&arguments.config, Use::Training, &folders)?;
+    if !arguments.dry_run {
+        loaded.join()?;
+    }
+    let exchange = loaded.exchange.clone();
+    // The others wait for this one.
+    train(arguments, goes_on, loaded, quiet || !exchange.world().is_first())
+        .inspect_err(|failure| exchange.abort(&failure.to_string()))
+}
+
+fn train(arguments: &TrainArguments, goes_on: bool, loaded: Loaded, quiet: bool) -> Result<(), Failure> {
     let interrupt = if arguments.dry_run {
         Interrupt::default()
     } else {
@@ -94,6 +105,9 @@ impl Train<'_> {
         }
         // They were shown with their places when the config was read.
         parts.notices.clear();
+        if !self.loaded.exchange.world().is_first() {
+            return self.join(parts);
+        }
         if self.arguments.dry_run {
             terminal::print(&plan::text(config, environment, &parts)?)?;
             return terminal::line("dry run: everything was built, nothing was written");
@@ -130,6 +144,9 @@ impl Train<'_> {
         if let Some(record) = &checkpoint_plan {
             plan::checkpoint::write(record, session.directory().path())?;
         }
+        if self.loaded.exchange.world().is_several() {
+            observer.notice(&format!("processes: {}", self.loaded.exchange.world().ranks));
+        }
         let outcome = session.run(&mut *observer);
         // The terminal is the shell's again before anything else is said.
         drop(observer);
@@ -152,6 +169,22 @@ impl Train<'_> {
                 Err(Failure::Interrupted)
             }
             _ => finish::run(&session, &*outline.model, config),
+        }
+    }
+}
+
+impl Train<'_> {
+    /// Takes part in the run that the first process writes.
+    fn join(&self, parts: Parts<Box<dyn Algorithm>>) -> Result<(), Failure> {
+        let mut observer = self.observer()?;
+        let mut session = Session::join(parts).or_failed()?;
+        match session.run(&mut *observer) {
+            Ok(RunStatus::Interrupted { .. }) => Err(Failure::Interrupted),
+            Ok(_) => Ok(()),
+            Err(TrainError::Stopped(stopped)) if stopped.is_defect() => {
+                Err(Failure::Defect(stopped.to_string()))
+            }
+            Err(error) => Err(Failure::Run(error.to_string())),
         }
     }
 }

@@ -41,6 +41,17 @@ fn compute<T: Send>(
     registries: Option<&Registries>,
     task: impl FnOnce(&Config, &Environment<'_>) -> Result<T, Error> + Send,
 ) -> Result<T, Error> {
+    compute_beside(config, base, registries, 1, task)
+}
+
+/// As [`compute`], beside `local_ranks - 1` others of the same run on this machine.
+fn compute_beside<T: Send>(
+    config: &Config,
+    base: &Path,
+    registries: Option<&Registries>,
+    local_ranks: usize,
+    task: impl FnOnce(&Config, &Environment<'_>) -> Result<T, Error> + Send,
+) -> Result<T, Error> {
     let built_in;
     let registries = match registries {
         Some(registries) => registries,
@@ -54,7 +65,7 @@ fn compute<T: Send>(
     let config = &setup::completed_by_folder(config, catalog.defaults(), base, &folders)?;
     let resolved = flow_config::check(&catalog, config)?;
     crate::apply_runtime_options(&resolved, base)?;
-    crate::worker_pool(config)?.install(|| {
+    crate::worker_pool_beside(config, local_ranks)?.install(|| {
         let environment = Environment {
             folders,
             ..crate::environment(config, base, registries)?

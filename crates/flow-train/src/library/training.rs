@@ -1,9 +1,10 @@
 //! A training run from a program.
 
-use super::{Error, compute};
+use super::{Error, compute_beside};
 use crate::Registries;
 use flow_checkpoint::MemoryProbe;
 use flow_config::{Config, OnExists};
+use flow_exchange::{Alone, Exchange};
 use flow_models::Architecture;
 use flow_report::{Continuation, Manifest, Opened, RunDirectory, RunStatus, RunSummary};
 use flow_trainer::algorithm::Algorithm;
@@ -45,6 +46,7 @@ pub struct Training<'a> {
     registries: Option<&'a Registries>,
     observer: Option<&'a mut dyn Observer>,
     gauge: Option<Arc<dyn MemoryProbe>>,
+    exchange: Arc<dyn Exchange>,
 }
 
 impl<'a> Training<'a> {
@@ -56,6 +58,7 @@ impl<'a> Training<'a> {
             registries: None,
             observer: None,
             gauge: None,
+            exchange: Arc::new(Alone),
         }
     }
 
@@ -85,6 +88,13 @@ impl<'a> Training<'a> {
         self
     }
 
+    /// To the other ranks of the run, which train with the same config; for processes, [`crate::distributed::join`] makes it. The first
+    /// rank writes the run; the others give neither summary nor weights.
+    pub fn exchange(mut self, exchange: Arc<dyn Exchange>) -> Self {
+        self.exchange = exchange;
+        self
+    }
+
     /// Trains. `run.on_exists` says what becomes of a run of the same name; with `resume` it goes on from its newest
     /// checkpoint.
     ///
@@ -97,14 +107,18 @@ impl<'a> Training<'a> {
             registries,
             observer,
             gauge,
+            exchange,
         } = self;
-        compute(config, &base, registries, |config, environment| {
+        let others = exchange.clone();
+        let local_ranks = exchange.world().local_ranks;
+        let trained = compute_beside(config, &base, registries, local_ranks, |config, environment| {
             let mut silent = Silent;
             let environment = &Environment {
                 device: environment.device.clone(),
                 plan: environment.plan.clone(),
                 gauge: environment.gauge.clone().or(gauge),
                 folders: environment.folders.clone(),
+                exchange,
                 ..*environment
             };
             let outline = setup::outline(config, &environment.plugins.models, &environment.device)?;
@@ -116,7 +130,9 @@ impl<'a> Training<'a> {
             let tokens = outline.model.spec().tokens;
             let trained = visitor.with(setup::algorithm(config, environment.plugins, tokens)?)?;
             Ok(trained)
-        })
+        });
+        // The others wait for this one.
+        trained.inspect_err(|error: &Error| others.abort(&error.to_string()))
     }
 }
 
@@ -136,6 +152,14 @@ impl Visitor<'_> {
         } = self;
         let parts = setup::parts(config, environment, algorithm)?;
         let outline = setup::outline(config, &environment.plugins.models, &environment.device)?;
+        if !environment.exchange.world().is_first() {
+            return Ok(Trained {
+                status: Session::join(parts)?.run(observer)?,
+                directory: config.run.dir.join(&config.run.name),
+                summary: RunSummary::default(),
+                weights: Vec::new(),
+            });
+        }
         let policy = match config.run.on_exists {
             OnExists::Error => flow_report::OnExists::Error,
             OnExists::Resume => flow_report::OnExists::Resume,

@@ -81,7 +81,7 @@ fn explain_prints_rule_rationale_and_example_of_every_code() {
 
 /// Codes whose examples need what no config of this build has: an accelerator or trainer of somebody else's, a feature,
 /// another machine, files.
-const ELSEWHERE: [&str; 12] = [
+const ELSEWHERE: [&str; 13] = [
     "acceleration::unknown-slot",
     "acceleration::ratio-not-exact",
     "acceleration::no-paradigm",
@@ -91,6 +91,7 @@ const ELSEWHERE: [&str; 12] = [
     "checkpointing::ignored",
     "checkpointing::unavailable",
     "device::no-bf16",
+    "distributed::refused",
     "files::bad-weights",
     "files::other-model",
     "setup::refused",

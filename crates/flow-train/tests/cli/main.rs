@@ -2,6 +2,7 @@
 
 mod acceleration;
 mod checkpointing;
+mod distributed;
 mod drift;
 mod elsewhere;
 mod errors;

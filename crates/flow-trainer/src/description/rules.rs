@@ -54,6 +54,12 @@ pub const RULES: &[(&str, Rule)] = &[
     ("run.steps", MayChange("how long the run goes on")),
     ("run.seed", SEED),
     ("device", MACHINE),
+    (
+        "distributed.lanes",
+        MayChange("gradients are summed in another order; later iterations have other last bits"),
+    ),
+    ("distributed.timeout_s", SPEED),
+    ("distributed.check_replicas_every", SPEED),
     ("model", MODEL),
     ("lora", ADAPTERS),
     ("lora.export", WRITTEN),

@@ -178,8 +178,11 @@ impl EvaluationSettings {
 }
 
 impl<A: Algorithm> Session<A> {
-    /// Evaluates the current weights; writes metrics and the picture.
+    /// Evaluates the current weights, on the first rank; writes metrics and the picture.
     pub(super) fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
+        let Some(files) = &mut self.files else {
+            return Ok(());
+        };
         let watch = Stopwatch::start();
         let parts = &self.parts;
         let settings = &parts.evaluation;
@@ -214,9 +217,9 @@ impl<A: Algorithm> Session<A> {
         if settings.grid.0 > 0 {
             let title = format!("held-out prompts after {step} iterations");
             let grid = settings.grid(&evaluation, &title)?;
-            match self.files.directory.write_grid("eval", step, &grid) {
+            match files.directory.write_grid("eval", step, &grid) {
                 Ok(picture) => {
-                    if let Some(events) = &mut self.files.events {
+                    if let Some(events) = &mut files.events {
                         events.image("eval/images", step, &picture)?;
                     }
                 }
@@ -225,7 +228,7 @@ impl<A: Algorithm> Session<A> {
                 Err(error) => return Err(error.into()),
             }
         }
-        if let Some(events) = &mut self.files.events {
+        if let Some(events) = &mut files.events {
             let texts: Vec<&str> = settings
                 .prompts
                 .iter()

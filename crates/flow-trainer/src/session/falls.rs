@@ -26,7 +26,10 @@ impl<A: Algorithm> Session<A> {
 
     /// After an evaluation: a notice of what fell, once for each fall. What cannot be read or compared stops no run: the summary says so.
     pub(super) fn tell_of_falls(&mut self, observer: &mut dyn Observer) {
-        let metrics = self.files.directory.read_metrics().ok();
+        let metrics = self
+            .files
+            .as_ref()
+            .and_then(|files| files.directory.read_metrics().ok());
         let Some(mut falls) =
             metrics.and_then(|metrics| self.falls(&metrics.since(self.tally.comparable_from())).ok())
         else {

@@ -34,6 +34,8 @@ impl<A: Algorithm> Session<A> {
             }
             observer.advance(1);
         }
+        let columns = (self.parts.distribution).gather_columns(&self.parts.settings.geometry, columns)?;
+        let names = &self.parts.rewards.1;
         let rewards: Vec<RewardColumn<'_>> = names
             .iter()
             .zip(&columns)
@@ -140,7 +142,10 @@ impl<A: Algorithm> Session<A> {
         if attention.is_empty() && products.is_empty() {
             return Ok(());
         }
-        let mut manifest = self.files.directory.read_manifest()?;
+        let Some(files) = &self.files else {
+            return Ok(());
+        };
+        let mut manifest = files.directory.read_manifest()?;
         for (key, found) in [("attention", attention), ("products", products)] {
             found.iter().for_each(|each| tracing::info!("{key}: {each}"));
             let named = manifest
@@ -158,7 +163,7 @@ impl<A: Algorithm> Session<A> {
                 manifest.device.insert(key.into(), all.into());
             }
         }
-        Ok(self.files.directory.write_manifest(&manifest)?)
+        Ok(files.directory.write_manifest(&manifest)?)
     }
 }
 

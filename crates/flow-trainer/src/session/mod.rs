@@ -17,6 +17,7 @@ mod update;
 
 pub use drift::{Drift, DriftRun};
 pub use evaluate::{Evaluation, Subject};
+use resume::Beginning;
 pub use state::{PolicyWeights, TrainState};
 use tally::Tally;
 
@@ -26,6 +27,7 @@ use crate::algorithm::Algorithm;
 use crate::conditions::Conditioner;
 use crate::decoder::ImageDecoder;
 use crate::description::Description;
+use crate::distributed::Distribution;
 use crate::ema::EmaPlan;
 use crate::error::TrainError;
 use crate::frozen::FrozenWeights;
@@ -167,6 +169,8 @@ pub struct Parts<A, S = Arrangement> {
     pub evaluation: EvaluationSettings,
     /// Weights, moments, counters.
     pub state: TrainState,
+    /// Over which ranks the run is spread.
+    pub distribution: Distribution,
 }
 
 impl<A> Parts<A> {
@@ -207,6 +211,7 @@ impl<A> Parts<A> {
             evaluation_rewards: self.evaluation_rewards,
             evaluation: self.evaluation,
             state: self.state,
+            distribution: self.distribution,
         })
     }
 }
@@ -221,9 +226,8 @@ impl<A> Parts<A, Acceleration> {
 /// A run under way.
 pub struct Session<A> {
     parts: Parts<A, Acceleration>,
-    files: Files,
-    /// Which run this is.
-    run: RunStamp,
+    /// Of the first rank; the others write none.
+    files: Option<Files>,
     tally: Tally,
     resumed: bool,
     /// Whether the run's folder does not hold the state that it goes on from.
@@ -240,6 +244,8 @@ pub struct Session<A> {
 
 /// The files that a run writes.
 struct Files {
+    /// Which run this is.
+    run: RunStamp,
     directory: RunDirectory,
     checkpoints: CheckpointStore,
     metrics: MetricsWriter,
@@ -254,19 +260,20 @@ impl<A: Algorithm> Session<A> {
     /// If a file cannot be written.
     pub fn start(parts: Parts<A>, directory: RunDirectory, manifest: &Manifest) -> Result<Self, TrainError> {
         parts.expect_files()?;
+        parts.distribution.gather(&Beginning::Start)?;
         let parts = parts.set_up()?;
+        parts.distribution.gather(&Beginning::Ready)?;
         directory.write_manifest(manifest)?;
         let logs = (directory.metrics(MetricsStart::Fresh)?, directory.timing()?);
-        let mut files = Files::open(directory, logs, None, &parts.settings)?;
+        let mut files = Files::open(directory, logs, None, (manifest.stamp(), &parts.settings))?;
         files.describe(manifest, &parts.evaluation_rewards.1)?;
-        Ok(Self::of(parts, files, manifest.stamp(), Tally::begun()))
+        Ok(Self::of(parts, Some(files), Tally::begun()))
     }
 
-    fn of(parts: Parts<A, Acceleration>, files: Files, run: RunStamp, tally: Tally) -> Self {
+    fn of(parts: Parts<A, Acceleration>, files: Option<Files>, tally: Tally) -> Self {
         Self {
             parts,
             files,
-            run,
             tally,
             resumed: false,
             unsaved: false,
@@ -278,8 +285,15 @@ impl<A: Algorithm> Session<A> {
     }
 
     /// Where the run is written.
+    ///
+    /// # Panics
+    /// On another rank than the first ([`Session::join`]), which writes nothing.
     pub fn directory(&self) -> &RunDirectory {
-        &self.files.directory
+        &self
+            .files
+            .as_ref()
+            .expect("the first rank writes the run")
+            .directory
     }
 
     /// Weights, moments, counters.
@@ -298,6 +312,9 @@ impl<A: Algorithm> Session<A> {
     /// Whatever stops the run; what was written before stays.
     pub fn run(&mut self, observer: &mut dyn Observer) -> Result<RunStatus, TrainError> {
         let outcome = stopped::caught(|| self.iterations(observer)).unwrap_or_else(|why| Err(why.into()));
+        if let Err(error) = &outcome {
+            self.parts.distribution.exchange.abort(&error.to_string());
+        }
         let status = match &outcome {
             Ok(status) => status.clone(),
             Err(error) => RunStatus::Failed {
@@ -327,11 +344,15 @@ impl<A: Algorithm> Session<A> {
             observer.iteration(&summary);
             let done = self.parts.state.iteration;
             let last = done == self.parts.settings.iterations;
+            let every = self.parts.distribution.check_every;
+            if every > 0 && (done.is_multiple_of(every) || last) {
+                self.parts.distribution.compare_replicas(&self.parts.state)?;
+            }
             let every = self.parts.evaluation.every;
             if every > 0 && (done.is_multiple_of(every) || last) {
                 self.evaluate(observer)?;
             }
-            let interrupted = observer.interrupted() && !last;
+            let interrupted = self.parts.distribution.any(observer.interrupted())? && !last;
             let every = self.parts.settings.checkpoint_every;
             if (every > 0 && done.is_multiple_of(every)) || last || interrupted {
                 self.save()?;
@@ -349,12 +370,13 @@ impl Files {
         directory: RunDirectory,
         (metrics, timing): (MetricsWriter, MetricsWriter),
         resumed_from: Option<u64>,
-        settings: &SessionSettings,
+        (run, settings): (RunStamp, &SessionSettings),
     ) -> Result<Self, TrainError> {
         let events = (settings.tensorboard_every > 0)
             .then(|| directory.events(resumed_from))
             .transpose()?;
         Ok(Self {
+            run,
             checkpoints: directory.checkpoints(settings.checkpoints_kept),
             directory,
             metrics,

@@ -2,7 +2,7 @@
 
 use super::falls::in_words;
 use super::update::UpdateOutcome;
-use super::{Drift, RewardWeight, Session};
+use super::{Drift, Files, RewardWeight, Session};
 use crate::advantage::AdvantageMetrics;
 use crate::algorithm::Algorithm;
 use crate::error::TrainError;
@@ -62,10 +62,13 @@ fn with_drift(
 impl<A: Algorithm> Session<A> {
     /// Appends a record to `metrics.jsonl` and TensorBoard.
     pub(super) fn write(&mut self, record: MetricRecord) -> Result<(), TrainError> {
-        self.files.metrics.append(&record)?;
+        let Some(files) = &mut self.files else {
+            return Ok(());
+        };
+        files.metrics.append(&record)?;
         let every = self.parts.settings.tensorboard_every;
         let (step, kind, _) = record.parts();
-        if let Some(events) = &mut self.files.events
+        if let Some(events) = &mut files.events
             && (kind == "eval" || every > 0 && step.is_multiple_of(every))
         {
             events.record(&record)?;
@@ -137,10 +140,13 @@ impl<A: Algorithm> Session<A> {
 
     /// Appends a record to `timing.jsonl` and TensorBoard.
     fn write_timing(&mut self, record: MetricRecord) -> Result<(), TrainError> {
-        self.files.timing.append(&record)?;
+        let Some(files) = &mut self.files else {
+            return Ok(());
+        };
+        files.timing.append(&record)?;
         let every = self.parts.settings.tensorboard_every;
         let (step, ..) = record.parts();
-        if let Some(events) = &mut self.files.events
+        if let Some(events) = &mut files.events
             && every > 0
             && step.is_multiple_of(every)
         {
@@ -203,14 +209,19 @@ impl<A: Algorithm> Session<A> {
         status: RunStatus,
         observer: &mut dyn Observer,
     ) -> Result<(), TrainError> {
-        self.files.metrics.sync()?;
-        self.files.timing.sync()?;
-        if let Some(events) = &mut self.files.events {
+        let Some(files) = &mut self.files else {
+            return Ok(());
+        };
+        files.metrics.sync()?;
+        files.timing.sync()?;
+        if let Some(events) = &mut files.events {
             events.ended(&status)?;
         }
         let is_finished = status == RunStatus::Finished;
         let report = self.write_outcome(status, observer)?;
-        self.files.directory.write_curves()?;
+        if let Some(files) = &self.files {
+            files.directory.write_curves()?;
+        }
         // Whoever finishes a run says what it left.
         if let (Some(report), false) = (report, is_finished) {
             observer.notice(&format!("report: {}", report.display()));
@@ -226,7 +237,9 @@ impl<A: Algorithm> Session<A> {
         observer: &mut dyn Observer,
     ) -> Result<Option<PathBuf>, TrainError> {
         self.tally.process_memory();
-        let directory = &self.files.directory;
+        let Some(Files { directory, .. }) = &self.files else {
+            return Ok(None);
+        };
         let metrics = directory.read_metrics()?;
         let settings = &self.parts.settings;
         let mut notes = self.tally.notes();

@@ -9,6 +9,7 @@ use crate::geometry_history::GeometryHistory;
 use crate::state_sections::Sections;
 use flow_config::Catalog;
 use flow_core::Weights;
+use flow_exchange::Lanes;
 use flow_report::{CheckpointReader, CheckpointStore, MetricsFound, MetricsWriter, RunDirectory, Traces};
 use std::path::Path;
 
@@ -142,6 +143,10 @@ impl Checkpoint {
             None => GeometryHistory::after_samples(meta.iteration, meta.tally.images(), &geometry),
         };
         history.change(meta.iteration, &geometry);
+        if !parts.distribution.lanes_given {
+            parts.distribution.lanes = Lanes::new(meta.lanes.max(1));
+        }
+        parts.distribution.fits(&geometry)?;
 
         let device = parts.sampler.device.clone();
         let sections = Sections {

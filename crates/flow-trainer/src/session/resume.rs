@@ -4,7 +4,7 @@
 //! stops before anything is changed.
 
 use super::restore::Checkpoint;
-use super::{Files, Parts, Session};
+use super::{Files, Parts, Session, Tally};
 use crate::algorithm::Algorithm;
 use crate::description::rules::Rule;
 use crate::error::TrainError;
@@ -13,6 +13,7 @@ use flow_report::{
     CheckpointStore, Continuation, ContinuedTiming, Manifest, ManifestFound, Opened, RunDirectory, RunStamp,
     Traces,
 };
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::path::Path;
 
@@ -41,8 +42,14 @@ impl<A: Algorithm> Session<A> {
         let checkpoint = Checkpoint::find(&store, from)?;
         checkpoint.check_run(&directory, &traces)?;
         let changes = checkpoint.changes(&traces, &parts.description, &parts.catalog)?;
+        let place = checkpoint.reader.path();
+        let place = std::path::absolute(place).unwrap_or_else(|_| place.to_owned());
+        let place = place.to_string_lossy().into_owned();
+        parts.distribution.gather(&Beginning::Checkpoint(place))?;
         checkpoint.put_back(&mut parts)?;
         let parts = parts.set_up()?;
+        // Nobody reads any more what is changed now.
+        parts.distribution.gather(&Beginning::Ready)?;
 
         // From here on files are changed.
         let is_branch = *directory.opened() == Opened::Created;
@@ -120,12 +127,46 @@ impl<A: Algorithm> Session<A> {
             directory,
             (metrics.writer, timing.writer),
             Some(step),
-            &parts.settings,
+            (run, &parts.settings),
         )?;
         files.describe(&own, &parts.evaluation_rewards.1)?;
-        let mut session = Self::of(parts, files, run, tally);
+        let mut session = Self::of(parts, Some(files), tally);
         session.resumed = true;
         session.unsaved = unsaved;
+        Ok(session)
+    }
+}
+
+/// What the first rank tells the others of how the run begins.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Beginning {
+    /// From its first iteration.
+    Start,
+    /// From this checkpoint.
+    Checkpoint(String),
+    /// What is to be read is read.
+    Ready,
+}
+
+impl<A: Algorithm> Session<A> {
+    /// Takes part in a run that the first rank starts or resumes; of the run's files only the checkpoint is touched, and read.
+    ///
+    /// # Errors
+    /// If the checkpoint cannot be read from here, does not fit, or another rank stops.
+    pub fn join(mut parts: Parts<A>) -> Result<Self, TrainError> {
+        let first = parts.distribution.gather(&Beginning::Ready)?.swap_remove(0);
+        let resumed = matches!(first, Beginning::Checkpoint(_));
+        if let Beginning::Checkpoint(path) = first {
+            let path = Path::new(&path);
+            let store = CheckpointStore::new(path.parent().unwrap_or(path), std::num::NonZeroUsize::MIN);
+            Checkpoint::find(&store, Some(path))?.put_back(&mut parts)?;
+        } else {
+            parts.expect_files()?;
+        }
+        let parts = parts.set_up()?;
+        parts.distribution.gather(&Beginning::Ready)?;
+        let mut session = Self::of(parts, None, Tally::begun());
+        session.resumed = resumed;
         Ok(session)
     }
 }

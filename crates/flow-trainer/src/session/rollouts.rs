@@ -15,6 +15,7 @@ use flow_core::{Backends, CallModel, InferencePass, StackDriver, Stage, Weights,
 use flow_data::Prompt;
 use flow_report::{Stopwatch, process_cpu_s};
 use flow_rewards::{Sample, Ticket};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -27,9 +28,10 @@ pub(super) struct Drawn {
 
 /// What a rollout leaves: trajectories for the loss, tickets for the rewards.
 pub(super) struct RolloutOutcome {
-    pub batches: Vec<Trajectories>,
+    /// By micro-batch; those of this rank.
+    pub batches: BTreeMap<usize, Trajectories>,
     pub tickets: Vec<Ticket>,
-    /// Group of each sample, in order.
+    /// Group of each sample of all ranks, in order.
     pub groups: Vec<u64>,
     /// The comparison with the same samples without the accelerators of the rollout.
     pub drift: Option<Pending>,
@@ -154,7 +156,8 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         let (drawn, weights) = (self.drawn(), self.sampling_weights());
         let twice = compared * geometry.group_size();
         let twice_batches = twice.div_ceil(geometry.micro_batch_size());
-        let total = (geometry.micro_batches() + twice_batches) * steps.len();
+        let mine = self.distribution.micro_batches(geometry);
+        let total = (mine.len() + twice_batches) * steps.len();
         observer.phase(Phase::Rollout, total);
         let observer = Mutex::new(observer);
         let of = |sample: usize| &drawn[geometry.slot(sample).0];
@@ -176,9 +179,9 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         };
 
         let mut outcome = RolloutOutcome {
-            batches: Vec::new(),
+            batches: BTreeMap::new(),
             tickets: Vec::new(),
-            groups: Vec::new(),
+            groups: (0..geometry.samples()).map(|sample| of(sample).group).collect(),
             drift: None,
             activity: Vec::new(),
             cpu_s: None,
@@ -186,21 +189,18 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         let mut waiting: Vec<Sample> = Vec::new();
         let mut traced: Vec<Traced> = Vec::new();
         let device = &self.sampler.device;
-        let all: Vec<usize> = (0..ranges.len()).collect();
         let cpu_before = process_cpu_s();
         let scope = self.acceleration.rollout(weights)?;
-        for wave in all.chunks(device.concurrency()) {
+        for wave in mine.chunks(device.concurrency()) {
+            self.distribution.exchange.check()?;
             let sampled = device.concurrently(wave.len(), |at| sample(scope.rollout(), wave[at]));
             for (index, done) in wave.iter().zip(sampled) {
                 let range = ranges[*index].clone();
-                outcome
-                    .groups
-                    .extend(range.clone().map(|sample| of(sample).group));
                 let decoded = self.evaluation.decoder.decode(&done.trajectories.clean)?;
                 for ((sample, id), decoded) in range.zip(&done.trajectories.samples).zip(decoded) {
                     waiting.push(to_score(sample, *id, decoded)?);
                 }
-                outcome.batches.push(done.trajectories.clone());
+                outcome.batches.insert(*index, done.trajectories.clone());
                 if *index < twice_batches {
                     traced.push(done);
                 }
@@ -214,6 +214,12 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             }
         }
         drop(scope);
+        if beside && !waiting.is_empty() {
+            // Samples of groups that other ranks have a part of.
+            let number = outcome.tickets.len() as u64;
+            let rest = std::mem::take(&mut waiting);
+            outcome.tickets.push(self.rewards.0.submit(rest, number)?);
+        }
         if twice == 0 {
             return Ok(outcome);
         }
@@ -224,7 +230,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         let cpu_between = process_cpu_s();
         let exact = InferencePass::new(weights, self.training_plan().clone());
         let (mut sums, mut pairs) = (Sums::default(), Vec::new());
-        for wave in all[..twice_batches].chunks(device.concurrency()) {
+        for wave in mine[..twice_batches].chunks(device.concurrency()) {
             let sampled = device.concurrently(wave.len(), |at| sample(&exact, wave[at]));
             for (index, done) in wave.iter().zip(sampled) {
                 let range = ranges[*index].start..ranges[*index].end.min(twice);

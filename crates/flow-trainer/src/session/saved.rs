@@ -36,6 +36,9 @@ pub(super) struct Meta {
     /// What was drawn before.
     #[serde(default)]
     pub geometry: Option<GeometryHistory>,
+    /// Lanes of each sum of gradients.
+    #[serde(default = "one")]
+    pub lanes: usize,
     /// What accelerators have learned, by name.
     #[serde(default)]
     pub accelerators: BTreeMap<String, Vec<u64>>,
@@ -56,29 +59,38 @@ impl Meta {
     }
 }
 
+/// The lanes of checkpoints that do not say.
+fn one() -> usize {
+    1
+}
+
 impl<A: Algorithm> Session<A> {
     /// Writes a checkpoint of the current iteration, durably, then prunes old ones.
     pub(super) fn save(&mut self) -> Result<(), TrainError> {
+        let Some(files) = &mut self.files else {
+            return Ok(());
+        };
         let watch = Stopwatch::start();
-        self.files.metrics.sync()?;
-        self.files.timing.sync()?;
+        files.metrics.sync()?;
+        files.timing.sync()?;
         self.tally.process_memory();
-        if let Some(events) = &mut self.files.events {
+        if let Some(events) = &mut files.events {
             events.sync()?;
         }
         let state = &self.parts.state;
         let layout = state.weights.current.layout();
         let meta = Meta {
-            run: Some(self.run.clone()),
+            run: Some(files.run.clone()),
             algorithm: self.parts.algorithm.name().into(),
             iteration: state.iteration,
             optimizer_steps: state.optimizer.steps(),
             weights: layout_of(layout),
-            metrics: self.files.metrics.position(),
-            timing: Some(self.files.timing.position()),
+            metrics: files.metrics.position(),
+            timing: Some(files.timing.position()),
             tally: self.tally.clone(),
             description: Some(self.parts.description.clone()),
             geometry: Some(self.parts.prompt_sampler.history().clone()),
+            lanes: self.parts.distribution.lanes.count(),
             accelerators: self.parts.acceleration.learned(),
             frozen: self.parts.frozen.hash(),
         };
@@ -89,14 +101,14 @@ impl<A: Algorithm> Session<A> {
             add_weights(&mut writer, set, weights, |index| frozen.is_held(trained[index]))?;
         }
         add_moments(&mut writer, layout, &state.optimizer)?;
-        let saved = self.files.checkpoints.save(&writer)?;
+        let saved = files.checkpoints.save(&writer)?;
         let iteration = state.iteration;
         drop(writer);
         self.tally.saved(&saved);
         let save_s = watch.wall_s();
         self.tally.add_wall("checkpoints", save_s);
         let record = MetricRecord::new(iteration, CHECKPOINT_RECORD).with("checkpoint_s", save_s);
-        Ok(self.files.timing.append(&record)?)
+        Ok(files.timing.append(&record)?)
     }
 }
 

@@ -3,6 +3,7 @@
 use super::{AuditMode, Parts};
 use crate::algorithm::{Algorithm, LossContext, Position, ReferenceWeights, SamplingWeights};
 use crate::audit::{Distribution, OnPolicyAudit, ReplayedStep};
+use crate::distributed::{UnitSeen, UpdateSeen};
 use crate::error::TrainError;
 use crate::observer::{Observer, Phase};
 use crate::optimizer::{Accumulated, StepReport};
@@ -19,7 +20,7 @@ use std::ops::Range;
 pub(super) struct UpdateOutcome {
     pub audit: Option<OnPolicyAudit>,
     pub loss: Mean,
-    pub terms: BTreeMap<&'static str, Mean>,
+    pub terms: BTreeMap<String, Mean>,
     pub steps: Vec<StepReport>,
 }
 
@@ -31,8 +32,8 @@ pub(super) struct Mean {
 }
 
 impl Mean {
-    pub(super) fn add(&mut self, values: &RawTensor) {
-        for value in cpu::to_host(values) {
+    fn add(&mut self, values: impl Iterator<Item = f32>) {
+        for value in values {
             self.sum += f64::from(value);
             self.count += 1;
         }
@@ -67,7 +68,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
     /// Every inner pass over the rollout; `advantages` has one value per sample, in order.
     pub(super) fn update(
         &mut self,
-        batches: &[Trajectories],
+        batches: &BTreeMap<usize, Trajectories>,
         advantages: &[f32],
         observer: &mut dyn Observer,
     ) -> Result<UpdateOutcome, TrainError> {
@@ -83,22 +84,37 @@ impl<A: Algorithm> Parts<A, Acceleration> {
                 .algorithm
                 .positions(&self.schedule, seed, self.state.iteration, inner);
             observer.phase(Phase::Update, batches.len() * positions.len());
-            for micro_batches in geometry.update_micro_batches() {
-                let units = units(micro_batches, &positions);
-                let mut accumulated = Accumulated::of(units.len());
-                self.for_each_unit(&units, batches, advantages, |batch, position, unit| {
-                    if outcome.steps.is_empty()
-                        && let (Some(audit), Some(replayed)) = (outcome.audit.as_mut(), &unit.replayed)
-                    {
-                        self.check_unit(audit, batch, position, replayed);
-                    }
-                    outcome.loss.add(&unit.loss_values);
-                    for (name, values) in &unit.terms {
-                        outcome.terms.entry(name).or_default().add(values);
-                    }
-                    accumulated.add(&*self.training_plan().kernels, unit.gradients);
-                    observer.advance(1);
-                })?;
+            for update in geometry.update_micro_batches() {
+                let units = units(self.distribution.of_update(&update), &positions);
+                let all = update.len() * positions.len();
+                let mut accumulated = Accumulated::in_lanes(all, self.distribution.lanes);
+                let mut seen = UpdateSeen {
+                    units: Vec::with_capacity(units.len()),
+                    audit: OnPolicyAudit::default(),
+                    present: Vec::new(),
+                };
+                let kernels = self.training_plan().kernels.clone();
+                self.for_each_unit(
+                    &units,
+                    batches,
+                    advantages,
+                    |batch, (micro_batch, position), unit| {
+                        if outcome.steps.is_empty()
+                            && let (true, Some(replayed)) = (audited, &unit.replayed)
+                        {
+                            self.check_unit(&mut seen.audit, batch, position, replayed);
+                        }
+                        seen.units.push(UnitSeen::new(&unit.loss_values, &unit.terms));
+                        let lane = self.distribution.lane_of(&update, micro_batch);
+                        accumulated.add_to(lane, &*kernels, unit.gradients);
+                        observer.advance(1);
+                    },
+                )?;
+                seen.present = accumulated.present(&*kernels);
+                let present = self.take_in(seen, &mut outcome)?;
+                let layout = self.state.weights.current.layout();
+                let exchange = (&*self.distribution.exchange, self.distribution.lanes);
+                accumulated.exchange(exchange, layout, &present, &self.sampler.device)?;
                 if outcome.steps.is_empty()
                     && let Some(audit) = &outcome.audit
                 {
@@ -108,6 +124,31 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             }
         }
         Ok(outcome)
+    }
+
+    /// Adds what all ranks saw of an update, in the order of units. Gives the weights that have a gradient on some rank.
+    fn take_in(&self, seen: UpdateSeen, outcome: &mut UpdateOutcome) -> Result<Vec<bool>, TrainError> {
+        let all = match self.distribution.exchange.world().is_several() {
+            true => self.distribution.gather(&seen)?,
+            false => vec![seen],
+        };
+        let weights = all.iter().map(|seen| seen.present.len()).max();
+        let mut present = vec![false; weights.unwrap_or(0)];
+        for seen in &all {
+            for unit in &seen.units {
+                outcome.loss.add(unit.loss());
+                for (name, values) in unit.terms() {
+                    outcome.terms.entry(name.to_owned()).or_default().add(values);
+                }
+            }
+            if let Some(audit) = &mut outcome.audit {
+                audit.merge(&seen.audit);
+            }
+            for (present, theirs) in present.iter_mut().zip(&seen.present) {
+                *present |= theirs;
+            }
+        }
+        Ok(present)
     }
 
     /// The audit alone: one rollout with the weights there are, and every loss and its gradients once, without an
@@ -131,12 +172,17 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             .map(|sample| if sample % 2 == 0 { 1.0 } else { -1.0 })
             .collect();
         let mut audit = OnPolicyAudit::default();
-        self.for_each_unit(&units, &rolled.batches, &advantages, |batch, position, unit| {
-            if let Some(replayed) = &unit.replayed {
-                self.check_unit(&mut audit, batch, position, replayed);
-            }
-            observer.advance(1);
-        })?;
+        self.for_each_unit(
+            &units,
+            &rolled.batches,
+            &advantages,
+            |batch, (_, position), unit| {
+                if let Some(replayed) = &unit.replayed {
+                    self.check_unit(&mut audit, batch, position, replayed);
+                }
+                observer.advance(1);
+            },
+        )?;
         Ok(audit)
     }
 
@@ -144,22 +190,23 @@ impl<A: Algorithm> Parts<A, Acceleration> {
     fn for_each_unit(
         &self,
         units: &[(usize, Position)],
-        batches: &[Trajectories],
+        batches: &BTreeMap<usize, Trajectories>,
         advantages: &[f32],
-        mut visit: impl FnMut(&Trajectories, Position, Unit),
+        mut visit: impl FnMut(&Trajectories, (usize, Position), Unit),
     ) -> Result<(), TrainError> {
         let device = &self.sampler.device;
         for wave in units.chunks(device.concurrency()) {
+            self.distribution.exchange.check()?;
             let computed = device.concurrently(wave.len(), |index| {
                 let (micro_batch, position) = wave[index];
-                let batch = &batches[micro_batch];
+                let batch = &batches[&micro_batch];
                 let first = micro_batch * self.settings.geometry.micro_batch_size();
                 self.unit(batch, &advantages[first..first + batch.samples.len()], position)
             });
             for ((micro_batch, position), unit) in wave.iter().zip(computed) {
-                let (unit, batch) = (unit?, &batches[*micro_batch]);
+                let (unit, batch) = (unit?, &batches[micro_batch]);
                 self.check_loss(&unit, *micro_batch, batch, *position)?;
-                visit(batch, *position, unit);
+                visit(batch, (*micro_batch, *position), unit);
             }
         }
         Ok(())

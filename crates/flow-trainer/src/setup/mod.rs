@@ -28,6 +28,7 @@ pub use schedule::{average, deterministic, schedule, step_sigmas};
 use crate::algorithm::{Algorithm, AlgorithmContext, ReferenceWeights, SamplingWeights};
 use crate::conditions::Conditioner;
 use crate::description::Description;
+use crate::distributed::Distribution;
 use crate::error::TrainError;
 use crate::frozen::FrozenWeights;
 use crate::geometry::{Geometry, PromptSampler};
@@ -44,6 +45,7 @@ use flow_checkpoint::{MemoryProbe, Policy as CheckpointPolicy};
 use flow_config::{Config, EvalWeights, OnPolicyAudit, TextConfig};
 use flow_core::{Backends, CallModel, ModelSpec, RegionEngine, RegionKind, device::ComputeDevice};
 use flow_data::{Dataset, Prompt};
+use flow_exchange::Exchange;
 use flow_validate::{Trainer, checkpoint_policy, resolve};
 use std::num::NonZeroUsize;
 use std::path::Path;
@@ -66,6 +68,8 @@ pub struct Environment<'a> {
     pub gauge: Option<Arc<dyn MemoryProbe>>,
     /// Diffusers folders that were opened.
     pub folders: PipelineFolders,
+    /// To the other ranks of a run on several processes.
+    pub exchange: Arc<dyn Exchange>,
 }
 
 impl Environment<'_> {
@@ -80,6 +84,7 @@ impl Environment<'_> {
             plan: Arc::new(plan),
             gauge: self.gauge.clone(),
             folders: self.folders.clone(),
+            exchange: self.exchange.clone(),
             ..*self
         }
     }
@@ -375,6 +380,8 @@ pub fn parts_of<A: Algorithm>(
     let device = &environment.device;
     let sampling = &config.sampling;
     let geometry = Geometry::from_config(sampling, &config.optimizer)?;
+    let distribution = Distribution::of_config(&config.distributed, environment.exchange.clone());
+    distribution.fits(&geometry)?;
     let tokens = model.model.spec().tokens;
     let prompts = dataset.train_prompts();
     let schedule = schedule(config, tokens)?;
@@ -424,7 +431,7 @@ pub fn parts_of<A: Algorithm>(
         model.trained,
         device,
     );
-    let threads = rewards::threads();
+    let threads = rewards::threads(environment.exchange.world().local_ranks);
     let of = |prompts| ScoredPrompts {
         dataset: &*dataset,
         prompts,
@@ -487,5 +494,6 @@ pub fn parts_of<A: Algorithm>(
             weights,
             optimizer,
         },
+        distribution,
     })
 }

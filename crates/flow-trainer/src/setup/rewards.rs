@@ -19,9 +19,9 @@ pub struct RewardParts {
     pub weights: Vec<RewardWeight>,
 }
 
-/// Threads for rewards: half of the processor, since generation goes on beside them.
-pub(super) fn threads() -> usize {
-    (std::thread::available_parallelism().map_or(1, usize::from) / 2).max(1)
+/// Threads for rewards: half of a process's share of the processor, since generation goes on beside them.
+pub(super) fn threads(local_ranks: usize) -> usize {
+    (std::thread::available_parallelism().map_or(1, usize::from) / 2 / local_ranks).max(1)
 }
 
 /// An error about weights that are not there, with where their path starts.

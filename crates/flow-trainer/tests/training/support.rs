@@ -110,6 +110,7 @@ pub fn environment_with(registries: &Registries, kernels: Arc<dyn Kernels>) -> E
         base: Path::new("."),
         gauge: None,
         folders: PipelineFolders::default(),
+        exchange: std::sync::Arc::new(flow_trainer::distributed::Alone),
     }
 }
 

@@ -183,6 +183,10 @@ pub fn manifest(
     let mut manifest = Manifest::new(&directory.name(), command_line::words(), config, &here);
     manifest.versions.extend(flow_train::versions());
     manifest.device = flow_train::manifest_device(&resolved.config, environment, acceleration);
+    let ranks = environment.exchange.world().ranks;
+    if ranks > 1 {
+        manifest.device.insert("processes".into(), ranks.into());
+    }
     let options = serde_json::to_value(loaded.options()).or_failed()?;
     manifest.device.insert("runtime_options".into(), options);
     manifest.config_sources = resolved

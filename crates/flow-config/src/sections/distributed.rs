@@ -1,0 +1,32 @@
+//! `[distributed]`: one run on several processes.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// `[distributed]`: one run on several processes. How many there are is the launcher's to say (`flow-train launch`, torchrun, srun,
+/// mpirun), not the config's.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct DistributedConfig {
+    /// Blocks into which the micro-batches of an update are cut. Gradients are summed within a block, then over blocks in an order that
+    /// depends on their number alone: runs on every number of processes that divides it have the same bits. 0 is the number of
+    /// processes at the start of the run.
+    #[schemars(range(max = 4096))]
+    pub lanes: usize,
+    /// Seconds after which a process that says nothing ends the run. Must be more than an evaluation takes, during which the others wait.
+    #[schemars(range(min = 1, max = 604_800))]
+    pub timeout_s: u64,
+    /// Iterations between two comparisons of all processes' weights, bit by bit. 0 for none.
+    #[schemars(range(max = 1_000_000))]
+    pub check_replicas_every: usize,
+}
+
+impl Default for DistributedConfig {
+    fn default() -> Self {
+        Self {
+            lanes: 0,
+            timeout_s: 1800,
+            check_replicas_every: 50,
+        }
+    }
+}

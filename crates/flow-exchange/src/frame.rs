@@ -1,0 +1,99 @@
+//! What ranks send each other.
+
+use std::io::{self, Read, Write};
+
+/// What a frame is part of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Small data for everyone.
+    Gather,
+    /// Parts of a sum, of the receiver's portion of values.
+    Portion,
+    /// The total of the sender's portion.
+    Total,
+    /// Values of one rank.
+    Broadcast,
+    /// The sender stops; whose words these are, and the words.
+    Stop,
+    /// The sender ends its run in order.
+    Farewell,
+}
+
+const KINDS: [Kind; 6] = [
+    Kind::Gather,
+    Kind::Portion,
+    Kind::Total,
+    Kind::Broadcast,
+    Kind::Stop,
+    Kind::Farewell,
+];
+
+impl Kind {
+    /// In words, after "to".
+    pub(crate) fn words(self) -> &'static str {
+        match self {
+            Self::Gather => "say how it stands",
+            Self::Portion => "send its gradients",
+            Self::Total => "send its sums of gradients",
+            Self::Broadcast => "send its values",
+            Self::Stop => "stop",
+            Self::Farewell => "end",
+        }
+    }
+}
+
+/// One message.
+#[derive(Clone, Debug)]
+pub(crate) struct Frame {
+    pub kind: Kind,
+    /// Of the exchange, counted by each rank.
+    pub number: u64,
+    pub bytes: Vec<u8>,
+}
+
+/// More than any model's gradients; what announces more is no rank of ours.
+const LONGEST: u64 = 1 << 40;
+
+impl Frame {
+    pub(crate) fn write(&self, to: &mut impl Write) -> io::Result<()> {
+        let mut head = [0; 17];
+        head[0] = self.kind as u8;
+        head[1..9].copy_from_slice(&self.number.to_le_bytes());
+        head[9..].copy_from_slice(&(self.bytes.len() as u64).to_le_bytes());
+        to.write_all(&head)?;
+        to.write_all(&self.bytes)
+    }
+
+    pub(crate) fn read(from: &mut impl Read) -> io::Result<Self> {
+        let mut head = [0; 17];
+        from.read_exact(&mut head)?;
+        let word = |at: usize| {
+            let mut bytes = [0; 8];
+            bytes.copy_from_slice(&head[at..at + 8]);
+            u64::from_le_bytes(bytes)
+        };
+        let (number, length) = (word(1), word(9));
+        let kind = KINDS.get(usize::from(head[0]));
+        let (Some(kind), true) = (kind, length <= LONGEST) else {
+            return Err(io::Error::other("it sends what no rank sends"));
+        };
+        let mut bytes = vec![0; length as usize];
+        from.read_exact(&mut bytes)?;
+        Ok(Self {
+            kind: *kind,
+            number,
+            bytes,
+        })
+    }
+}
+
+/// Values as bytes, little end first.
+pub(crate) fn to_bytes<'a>(values: impl IntoIterator<Item = &'a f32>) -> Vec<u8> {
+    values.into_iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+/// Bytes as values.
+pub(crate) fn to_values(bytes: &[u8]) -> Vec<f32> {
+    let words = bytes.as_chunks::<4>().0;
+    words.iter().map(|word| f32::from_le_bytes(*word)).collect()
+}

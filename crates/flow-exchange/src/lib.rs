@@ -1,0 +1,23 @@
+//! Moves data between the ranks of a run; sums have one order, whatever the number of ranks.
+#![doc = ""]
+#![doc = include_str!("../README.md")]
+#![deny(missing_docs)]
+#![forbid(unsafe_code)]
+
+mod exchange;
+mod frame;
+mod lanes;
+mod local;
+mod lost;
+mod ranks;
+mod tcp;
+mod values;
+
+pub use exchange::{Alone, Exchange};
+pub use flow_rendezvous::World;
+pub use lanes::{Lanes, Partials};
+pub use local::in_process;
+pub use lost::Lost;
+pub use ranks::Ranks;
+pub use tcp::tcp;
+pub use values::{HostValues, Values};

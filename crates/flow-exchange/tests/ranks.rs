@@ -1,0 +1,170 @@
+//! Ranks over TCP and threads: what they gather, and what is said when one is missing.
+
+use flow_exchange::{Alone, Exchange, HostValues, Lanes, Lost, Values, in_process, tcp};
+use flow_rendezvous::{Launch, Launcher, Membership, StorePlace, StoreServer};
+use std::net::SocketAddr;
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// `ranks` ranks over TCP, in threads of this process.
+fn over_tcp(ranks: usize, timeout: Duration) -> (StoreServer, Vec<Arc<dyn Exchange>>) {
+    let server = StoreServer::bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a free port");
+    let port = server.address().port();
+    let threads: Vec<_> = (0..ranks)
+        .map(|rank| {
+            thread::spawn(move || {
+                let launch = Launch {
+                    launcher: Launcher::Torchrun,
+                    rank,
+                    ranks,
+                    local_rank: rank,
+                    local_ranks: Some(ranks),
+                    attempt: 0,
+                    store: StorePlace {
+                        host: "127.0.0.1".into(),
+                        port,
+                        own: false,
+                    },
+                };
+                let joined = Membership::join(launch, PATIENCE).expect("the store is there");
+                Arc::new(tcp(joined, timeout).expect("all ranks come")) as Arc<dyn Exchange>
+            })
+        })
+        .collect();
+    let ranks = threads.into_iter().map(|thread| thread.join().expect("no panic"));
+    (server, ranks.collect())
+}
+
+fn on_each<T: Send + 'static>(
+    ranks: Vec<Arc<dyn Exchange>>,
+    of: impl Fn(&dyn Exchange) -> T + Clone + Send + 'static,
+) -> Vec<T> {
+    let threads: Vec<_> = ranks
+        .into_iter()
+        .map(|exchange| {
+            let of = of.clone();
+            thread::spawn(move || of(&*exchange))
+        })
+        .collect();
+    threads
+        .into_iter()
+        .map(|thread| thread.join().expect("no panic"))
+        .collect()
+}
+
+fn everything(exchange: &dyn Exchange) -> (Vec<Vec<u8>>, Vec<f32>, Vec<f32>) {
+    let world = exchange.world();
+    // Of different lengths, one of them empty.
+    let gathered = exchange.gather(&vec![world.rank as u8; world.rank]).unwrap();
+    let mut sum = HostValues((0..1000).map(|index| index as f32 + world.rank as f32).collect());
+    let lanes = Lanes::new(world.ranks);
+    exchange.sum(&lanes, &mut [&mut sum as &mut dyn Values]).unwrap();
+    let mut first = HostValues(vec![world.rank as f32, 7.0]);
+    exchange.broadcast(&mut first, world.ranks - 1).unwrap();
+    exchange.check().unwrap();
+    (gathered, sum.0, first.0)
+}
+
+#[test]
+fn ranks_over_tcp_and_threads_gather_sum_and_broadcast_the_same() {
+    let (_server, tcp) = over_tcp(3, PATIENCE);
+    for ranks in [tcp, in_process(3, PATIENCE)] {
+        for (gathered, sum, first) in on_each(ranks, everything) {
+            assert_eq!(gathered, [vec![], vec![1], vec![2, 2]]);
+            assert!(
+                sum.iter()
+                    .enumerate()
+                    .all(|(index, value)| *value == 3.0 * index as f32 + 3.0)
+            );
+            assert_eq!(first, [2.0, 7.0]);
+        }
+    }
+    let (gathered, sum, first) = everything(&Alone);
+    assert_eq!((gathered, sum[9], first), (vec![vec![]], 9.0, vec![0.0, 7.0]));
+}
+
+#[test]
+fn a_rank_that_stops_ends_the_waits_of_all_others_with_its_words() {
+    let (_server, tcp) = over_tcp(3, PATIENCE);
+    for ranks in [tcp, in_process(3, PATIENCE)] {
+        let begun = Instant::now();
+        let outcomes = on_each(ranks, |exchange| {
+            if exchange.world().rank == 1 {
+                exchange.abort("the loss is not finite");
+                return None;
+            }
+            let lost = exchange.gather(b"").unwrap_err();
+            // As a run does that ends because of it.
+            exchange.abort(&lost.to_string());
+            Some(lost)
+        });
+        assert!(begun.elapsed() < PATIENCE / 2);
+        for lost in [&outcomes[0], &outcomes[2]] {
+            let wanted = Lost::Stopped {
+                rank: 1,
+                words: "the loss is not finite".into(),
+            };
+            assert_eq!(lost.as_ref(), Some(&wanted));
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_says_nothing_is_named_when_the_time_is_over() {
+    let mut ranks = in_process(2, Duration::from_millis(300));
+    let silent = ranks.pop().unwrap();
+    let text = ranks[0].gather(b"").unwrap_err().to_string();
+    assert!(
+        text.contains("rank 1 of 2") && text.contains("distributed.timeout_s"),
+        "{text}"
+    );
+    drop(silent);
+}
+
+#[test]
+fn a_rank_that_ends_while_others_wait_is_named_at_once() {
+    let (_server, tcp) = over_tcp(2, PATIENCE);
+    for mut ranks in [tcp, in_process(2, PATIENCE)] {
+        let (sender, receiver) = mpsc::channel();
+        let first = ranks.remove(0);
+        let waiting = thread::spawn(move || {
+            sender.send(()).unwrap();
+            first.gather(b"")
+        });
+        receiver.recv().unwrap();
+        drop(ranks);
+        let lost = waiting.join().unwrap().unwrap_err();
+        assert!(matches!(lost, Lost::Ended { rank: 1, .. }), "{lost}");
+    }
+}
+
+#[test]
+fn ranks_that_do_different_things_stop_with_words() {
+    let outcomes = on_each(in_process(2, PATIENCE), |exchange| {
+        let outcome = match exchange.world().rank {
+            0 => exchange.gather(b"").map(|_| ()),
+            _ => exchange.sum(&Lanes::new(2), &mut [&mut HostValues(vec![1.0])]),
+        };
+        let lost = outcome.unwrap_err();
+        exchange.abort(&lost.to_string());
+        lost
+    });
+    let said: Vec<String> = outcomes.iter().map(ToString::to_string).collect();
+    assert!(
+        said.iter().any(|text| text.contains("does something else")),
+        "{said:?}"
+    );
+    let outcomes = on_each(in_process(2, PATIENCE), |exchange| {
+        let mut values = HostValues(vec![1.0; 2 + exchange.world().rank]);
+        let lost = exchange.sum(&Lanes::new(2), &mut [&mut values]).unwrap_err();
+        exchange.abort(&lost.to_string());
+        lost.to_string()
+    });
+    assert!(
+        outcomes.iter().any(|text| text.contains("values where")),
+        "{outcomes:?}"
+    );
+}

@@ -1,0 +1,274 @@
+//! One run on several processes: the same bytes on any number of them, and words when one is lost.
+
+use super::support::{Outcome, Place};
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Two updates of four micro-batches of three samples, and groups that processes have parts of.
+const SET: [&str; 12] = [
+    "--set",
+    "sampling.prompts_per_step=4",
+    "--set",
+    "sampling.group_size=6",
+    "--set",
+    "sampling.micro_batch=3",
+    "--set",
+    "optimizer.gradient_accumulation=4",
+    "--set",
+    "distributed.lanes=4",
+    "--set",
+    "distributed.check_replicas_every=1",
+];
+
+/// `flow-train launch -n PROCESSES train tiny.toml …`, or without `launch` for one.
+fn arguments<'a>(processes: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    let mut words = match processes {
+        "1" => vec![],
+        _ => vec!["launch", "-n", processes],
+    };
+    words.extend(["train", "tiny.toml"]);
+    words.extend(SET);
+    words.extend(more);
+    words
+}
+
+/// What a run computed, of its folder.
+fn left(place: &Place, name: &str) -> (String, Vec<u8>) {
+    let run = format!("runs/{name}");
+    let metrics = place.text(&format!("{run}/metrics.jsonl"));
+    let weights = place.path(&run).join("weights");
+    let mut files: Vec<_> = std::fs::read_dir(&weights)
+        .unwrap_or_else(|error| panic!("{}: {error}", weights.display()))
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|ending| ending == "safetensors"))
+        .collect();
+    files.sort();
+    assert!(!files.is_empty(), "{name} left no weights");
+    // The header names the run; the values follow on it.
+    let values = files.iter().flat_map(|file| {
+        let bytes = std::fs::read(file).unwrap();
+        let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        bytes[8 + header..].to_vec()
+    });
+    (metrics, values.collect())
+}
+
+#[test]
+fn one_two_and_four_processes_write_the_same_bytes_and_a_run_goes_on_with_another_number() {
+    let place = Place::new();
+    for processes in ["1", "2", "4"] {
+        let name = format!("run.name=on-{processes}");
+        place.succeed(&arguments(processes, &["--set", &name]));
+    }
+    let one = left(&place, "on-1");
+    for other in ["on-2", "on-4"] {
+        let (metrics, weights) = left(&place, other);
+        assert_eq!(metrics, one.0, "{other}");
+        assert!(weights == one.1, "{other} has other weights");
+    }
+    // A file each, and one only.
+    let checkpoints = std::fs::read_dir(place.path("runs/on-4/checkpoints"))
+        .unwrap()
+        .count();
+    assert_eq!(
+        checkpoints,
+        std::fs::read_dir(place.path("runs/on-1/checkpoints"))
+            .unwrap()
+            .count()
+    );
+    // The first iteration on four processes, the second on two.
+    let part = ["--set", "run.name=changed", "--set", "run.steps=1", "--quiet"];
+    place.succeed(&arguments("4", &part));
+    place.succeed(&arguments(
+        "2",
+        &["--set", "run.name=changed", "--resume", "latest", "--quiet"],
+    ));
+    let (metrics, weights) = left(&place, "changed");
+    assert_eq!(metrics, one.0);
+    assert!(weights == one.1, "resumed with another number of processes");
+}
+
+/// A process of a run, by the variables that a launcher sets.
+fn start(place: &Place, (rank, ranks): (usize, usize), port: &str, more: &[&str]) -> Child {
+    let rank = rank.to_string();
+    place
+        .command(&arguments("1", more))
+        .envs([
+            ("RANK", rank.as_str()),
+            ("LOCAL_RANK", &rank),
+            ("MASTER_PORT", port),
+        ])
+        .envs([("WORLD_SIZE", ranks.to_string())])
+        .env("MASTER_ADDR", "127.0.0.1")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// A port that was free a moment ago.
+fn free_port() -> String {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port().to_string()
+}
+
+#[test]
+fn a_process_that_is_killed_ends_the_others_within_seconds_and_the_run_goes_on_without_it() {
+    let place = Place::new();
+    let port = free_port();
+    let more = [
+        "--set",
+        "run.steps=2000",
+        "--set",
+        "evaluation.every=0",
+        "--set",
+        "run.name=lost",
+    ];
+    let mut ranks: Vec<Child> = (0..2)
+        .map(|rank| start(&place, (rank, 2), &port, &more))
+        .collect();
+    // In the middle: once three iterations are done.
+    let mut said = BufReader::new(ranks[0].stderr.take().unwrap());
+    let (mut line, mut iterations) = (String::new(), 0);
+    while iterations < 3 {
+        line.clear();
+        assert!(said.read_line(&mut line).unwrap() > 0, "the run ended early");
+        iterations += usize::from(line.contains("/2000"));
+    }
+    ranks[1].kill().unwrap();
+    let killed = Instant::now();
+    let rest = thread::spawn(move || {
+        let mut rest = String::new();
+        said.read_to_string(&mut rest).unwrap();
+        rest
+    });
+    let code = ranks[0].wait().unwrap().code();
+    assert!(
+        killed.elapsed() < Duration::from_secs(30),
+        "{:?}",
+        killed.elapsed()
+    );
+    ranks[1].wait().unwrap();
+    let rest = rest.join().unwrap();
+    assert_eq!(code, Some(1), "{rest}");
+    assert!(
+        rest.contains("rank 1 of 2 is gone") && rest.contains("--resume latest"),
+        "{rest}"
+    );
+
+    // What was saved goes on, alone, and comes to what a run alone comes to.
+    let metrics = place.text("runs/lost/metrics.jsonl");
+    let done = metrics.lines().filter(|line| line.contains("\"train\"")).count() + 2;
+    let steps = format!("run.steps={done}");
+    let end = ["--set", "evaluation.every=0", "--quiet", "--set", steps.as_str()];
+    place.succeed(&arguments(
+        "1",
+        &[&end[..], &["--set", "run.name=lost", "--resume", "latest"]].concat(),
+    ));
+    place.succeed(&arguments(
+        "1",
+        &[&end[..], &["--set", "run.name=alone"]].concat(),
+    ));
+    assert!(left(&place, "lost") == left(&place, "alone"));
+}
+
+#[test]
+fn what_is_not_right_on_several_processes_is_refused_before_anything_is_written() {
+    let place = Place::new();
+    let cases: [(&[&str], &[&str]); 3] = [
+        (
+            &["--set", "distributed.lanes=2"],
+            &["2 lanes cannot be shared by 3 processes", "distributed::lanes"],
+        ),
+        (
+            &["--set", "audit.drift_groups=1"],
+            &["distributed::refused", "sampled twice"],
+        ),
+        (
+            &[
+                "--set",
+                "rewards=[{ kind = \"rank-in-group\", of = { kind = \"digit-classifier\", weights = \"built-in\" } }]",
+            ],
+            &["whole groups"],
+        ),
+    ];
+    for (set, wanted) in cases {
+        // Six micro-batches of two samples; a process of three has four samples, and groups have six.
+        let geometry = [
+            "--set",
+            "sampling.micro_batch=2",
+            "--set",
+            "sampling.prompts_per_step=2",
+        ];
+        let rest = ["--set", "sampling.group_size=6"];
+        let words = [&["check", "tiny.toml", "--ranks", "3"], &geometry[..], &rest, set].concat();
+        let Outcome { code, stderr, .. } = place.run(&words);
+        assert_eq!(code, Some(2), "{set:?}: {stderr}");
+        for part in wanted {
+            assert!(stderr.contains(part), "{set:?}: {stderr}");
+        }
+    }
+    let variables = place
+        .command(&["train", "tiny.toml"])
+        .env("RANK", "0")
+        .output()
+        .unwrap();
+    let outcome = Outcome::of(variables);
+    assert_eq!(outcome.code, Some(2));
+    assert!(
+        outcome.stderr.contains("RANK=0 is set and WORLD_SIZE is not"),
+        "{}",
+        outcome.stderr
+    );
+    assert!(!place.path("runs").exists());
+}
+
+#[test]
+fn an_error_of_the_first_process_ends_the_launch_with_its_words_and_code() {
+    let place = Place::new();
+    place.succeed(&arguments("1", &["--quiet"]));
+    // The run is there already.
+    let Outcome { code, stderr, .. } = place.run(&arguments("2", &[]));
+    assert_eq!(code, Some(2), "{stderr}");
+    assert!(
+        stderr.contains("[0] ") && stderr.contains("process 0"),
+        "{stderr}"
+    );
+}
+
+#[cfg(unix)]
+#[test]
+fn a_request_to_stop_reaches_all_processes_which_save_and_go_on_later() {
+    let place = Place::new();
+    let more = [
+        "--set",
+        "run.steps=2000",
+        "--set",
+        "evaluation.every=0",
+        "--set",
+        "run.name=asked",
+    ];
+    let mut launch = place
+        .command(&arguments("2", &more))
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(launch.stderr.take().unwrap());
+    let (mut line, mut iterations) = (String::new(), 0);
+    while iterations < 2 {
+        line.clear();
+        assert!(said.read_line(&mut line).unwrap() > 0, "the run ended early");
+        iterations += usize::from(line.starts_with("[0] iteration"));
+    }
+    let asked = std::process::Command::new("kill")
+        .args(["-TERM", &launch.id().to_string()])
+        .status();
+    assert!(asked.unwrap().success());
+    let mut rest = String::new();
+    said.read_to_string(&mut rest).unwrap();
+    assert_eq!(launch.wait().unwrap().code(), Some(130), "{rest}");
+    assert!(rest.contains("the state is saved"), "{rest}");
+}

@@ -1,0 +1,332 @@
+//! One run on several ranks: who samples and learns from what, and what they tell each other.
+//!
+//! Every update's micro-batches are cut into lanes, and a rank has consecutive lanes of each update. What the ranks found is put
+//! together in the order of samples and units, so nothing that a run computes depends on how many there are.
+
+use crate::audit::OnPolicyAudit;
+use crate::error::TrainError;
+use crate::geometry::Geometry;
+use crate::session::TrainState;
+use flow_core::device::ComputeDevice;
+use flow_core::{RawTensor, cpu};
+use flow_exchange::Values;
+pub use flow_exchange::{Alone, Exchange, Lanes};
+use serde::{Deserialize, Serialize};
+use std::any::Any;
+use std::hash::Hasher;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// How a run is spread over ranks.
+#[derive(Clone, Debug)]
+pub struct Distribution {
+    /// To the other ranks.
+    pub exchange: Arc<dyn Exchange>,
+    /// Lanes of each sum of gradients.
+    pub lanes: Lanes,
+    /// Whether the config names the lanes; a resumed run has those of its checkpoint otherwise.
+    pub lanes_given: bool,
+    /// Iterations between two comparisons of the ranks' weights; 0 for none.
+    pub check_every: u64,
+}
+
+impl Distribution {
+    /// As a config asks; without lanes, one for each rank.
+    pub fn of_config(config: &flow_config::DistributedConfig, exchange: Arc<dyn Exchange>) -> Self {
+        let lanes = match config.lanes {
+            0 => exchange.world().ranks,
+            lanes => lanes,
+        };
+        Self {
+            exchange,
+            lanes: Lanes::new(lanes),
+            lanes_given: config.lanes > 0,
+            check_every: config.check_replicas_every as u64,
+        }
+    }
+
+    /// Whether this process writes the run's files.
+    pub fn is_first(&self) -> bool {
+        self.exchange.world().is_first()
+    }
+
+    /// That ranks divide lanes, and lanes the micro-batches of an update.
+    ///
+    /// # Errors
+    /// [`TrainError::Setting`] with what would do.
+    pub fn fits(&self, geometry: &Geometry) -> Result<(), TrainError> {
+        let (ranks, lanes) = (self.exchange.world().ranks, self.lanes.count());
+        let found = flow_validate::lanes(ranks, lanes, geometry.micro_batches_per_update());
+        match found {
+            None => Ok(()),
+            Some(problem) => Err(TrainError::Setting(problem)),
+        }
+    }
+
+    /// This rank's micro-batches of an update.
+    pub(crate) fn of_update(&self, update: &Range<usize>) -> Range<usize> {
+        let world = self.exchange.world();
+        self.of_rank(update, world.rank)
+    }
+
+    fn of_rank(&self, update: &Range<usize>, rank: usize) -> Range<usize> {
+        let lanes = self.lanes.of_rank(rank, self.exchange.world().ranks);
+        let at = |lane: usize| update.start + lane * update.len() / self.lanes.count();
+        at(lanes.start)..at(lanes.end)
+    }
+
+    /// The lane of a micro-batch of an update.
+    pub(crate) fn lane_of(&self, update: &Range<usize>, micro_batch: usize) -> usize {
+        (micro_batch - update.start) * self.lanes.count() / update.len()
+    }
+
+    /// The micro-batches of a rank in an iteration, in order.
+    fn micro_batches_of(&self, geometry: &Geometry, rank: usize) -> Vec<usize> {
+        let updates = geometry.update_micro_batches();
+        updates.flat_map(|update| self.of_rank(&update, rank)).collect()
+    }
+
+    /// This rank's micro-batches of an iteration, in order.
+    pub(crate) fn micro_batches(&self, geometry: &Geometry) -> Vec<usize> {
+        self.micro_batches_of(geometry, self.exchange.world().rank)
+    }
+
+    /// Columns with a value for each sample of the iteration, of those that each rank has of its own samples.
+    pub(crate) fn gather_columns(
+        &self,
+        geometry: &Geometry,
+        mine: Vec<Vec<f32>>,
+    ) -> Result<Vec<Vec<f32>>, TrainError> {
+        if !self.exchange.world().is_several() {
+            return Ok(mine);
+        }
+        let columns = mine.len();
+        let bits: Vec<Vec<u32>> = mine.iter().map(|column| to_bits(column)).collect();
+        let mut all = vec![vec![0.0; geometry.samples()]; columns];
+        for (rank, theirs) in self.gather(&bits)?.into_iter().enumerate() {
+            let size = geometry.micro_batch_size();
+            let samples = self.micro_batches_of(geometry, rank);
+            let samples = samples
+                .into_iter()
+                .flat_map(|index| index * size..(index + 1) * size);
+            let samples: Vec<usize> = samples.collect();
+            for (column, theirs) in all.iter_mut().zip(theirs) {
+                for (sample, value) in samples.iter().zip(theirs) {
+                    column[*sample] = f32::from_bits(value);
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    /// What every rank says, in order.
+    pub(crate) fn gather<T: Serialize + for<'a> Deserialize<'a>>(
+        &self,
+        mine: &T,
+    ) -> Result<Vec<T>, TrainError> {
+        let unreadable = |error: serde_json::Error| {
+            TrainError::Setting(format!(
+                "what another rank says cannot be read ({error}); run the same build of flow-train on all ranks"
+            ))
+        };
+        let mine = serde_json::to_vec(mine).map_err(unreadable)?;
+        let all = self.exchange.gather(&mine)?;
+        all.iter()
+            .map(|each| serde_json::from_slice(each).map_err(unreadable))
+            .collect()
+    }
+
+    /// Whether any rank wants it.
+    pub(crate) fn any(&self, mine: bool) -> Result<bool, TrainError> {
+        Ok(self.gather(&mine)?.contains(&true))
+    }
+
+    /// Compares weights and moments of all ranks, bit by bit.
+    ///
+    /// # Errors
+    /// [`TrainError::ReplicasDiffer`] with the first rank that has others than rank 0.
+    pub(crate) fn compare_replicas(&self, state: &TrainState) -> Result<(), TrainError> {
+        if !self.exchange.world().is_several() {
+            return Ok(());
+        }
+        let all = self.gather(&state.fingerprint())?;
+        let other = all.iter().position(|each| *each != all[0]);
+        other.map_or(Ok(()), |rank| {
+            Err(TrainError::ReplicasDiffer {
+                rank,
+                iteration: state.iteration,
+            })
+        })
+    }
+}
+
+impl TrainState {
+    /// A hash over the bits of the trained weights and their moments, and the steps taken.
+    fn fingerprint(&self) -> u64 {
+        // SipHash with fixed keys; nobody is to be kept from finding the same, only accidents.
+        #[allow(deprecated)]
+        let mut hasher = std::hash::SipHasher::new();
+        hasher.write_u64(self.optimizer.steps());
+        let mut add = |values: Vec<f32>| {
+            for value in values {
+                hasher.write_u32(value.to_bits());
+            }
+        };
+        let trained = self.optimizer.trained().iter().enumerate();
+        for (index, _) in trained.filter(|(_, trained)| **trained) {
+            add(self.weights.current.host(index));
+        }
+        for moments in self.optimizer.moments().iter().flatten() {
+            add(cpu::to_host(&moments.first));
+            add(cpu::to_host(&moments.second));
+        }
+        hasher.finish()
+    }
+}
+
+fn to_bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+/// What one unit came to, as bits.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct UnitSeen {
+    loss: Vec<u32>,
+    terms: Vec<(String, Vec<u32>)>,
+}
+
+impl UnitSeen {
+    /// Of a unit's loss and other terms.
+    pub(crate) fn new(loss: &RawTensor, terms: &[(&'static str, RawTensor)]) -> Self {
+        let bits = |values: &RawTensor| to_bits(&cpu::to_host(values));
+        Self {
+            loss: bits(loss),
+            terms: terms
+                .iter()
+                .map(|(name, values)| ((*name).to_owned(), bits(values)))
+                .collect(),
+        }
+    }
+
+    /// The values of its loss.
+    pub(crate) fn loss(&self) -> impl Iterator<Item = f32> + use<'_> {
+        self.loss.iter().map(|bits| f32::from_bits(*bits))
+    }
+
+    /// The values of its other terms, by name.
+    pub(crate) fn terms(
+        &self,
+    ) -> impl Iterator<Item = (&str, impl Iterator<Item = f32> + use<'_>)> + use<'_> {
+        let terms = self.terms.iter();
+        terms.map(|(name, values)| (name.as_str(), values.iter().map(|bits| f32::from_bits(*bits))))
+    }
+}
+
+/// What a rank saw in an update: its units in order, its audit, and which weights have gradients.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct UpdateSeen {
+    pub units: Vec<UnitSeen>,
+    pub audit: OnPolicyAudit,
+    pub present: Vec<bool>,
+}
+
+/// Gradients as flat values: those of all weights that have one on some rank.
+pub(crate) struct FlatGradients {
+    /// By weight.
+    pub gradients: Vec<Option<RawTensor>>,
+    /// Which are part of it.
+    pub present: Vec<bool>,
+    /// By weight.
+    pub shapes: Vec<Vec<usize>>,
+    /// Where they live.
+    pub device: ComputeDevice,
+}
+
+impl FlatGradients {
+    fn sizes(&self) -> impl Iterator<Item = (usize, usize)> + use<'_> {
+        let shapes = self.shapes.iter().enumerate();
+        let present = shapes.filter(|(index, _)| self.present.get(*index) == Some(&true));
+        present.map(|(index, shape)| (index, shape.iter().product()))
+    }
+}
+
+impl Values for FlatGradients {
+    fn count(&self) -> usize {
+        self.sizes().map(|(_, size)| size).sum()
+    }
+
+    fn read(&self) -> Vec<f32> {
+        let mut values = Vec::with_capacity(self.count());
+        for (index, size) in self.sizes() {
+            match self.gradients.get(index).and_then(Option::as_ref) {
+                Some(gradient) => values.extend(cpu::to_host(gradient)),
+                // The one number that changes no other when it is added.
+                None => values.resize(values.len() + size, -0.0),
+            }
+        }
+        values
+    }
+
+    fn write(&mut self, values: Vec<f32>) {
+        let mut rest = values.as_slice();
+        let sizes: Vec<(usize, usize)> = self.sizes().collect();
+        self.gradients.resize(self.shapes.len(), None);
+        for (index, size) in sizes {
+            let (own, more) = rest.split_at(size);
+            self.gradients[index] = Some(self.device.plain(own.to_vec(), &self.shapes[index]));
+            rest = more;
+        }
+    }
+
+    fn as_any(&mut self) -> &mut dyn Any {
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::geometry::GeometryRequest;
+
+    #[test]
+    fn every_sample_of_an_iteration_is_of_one_rank_and_columns_come_back_in_order() {
+        // 2 updates of 4 micro-batches of 3 samples.
+        let geometry = Geometry::new(GeometryRequest {
+            prompts_per_step: 4,
+            group_size: 6,
+            micro_batch: 3,
+            gradient_accumulation: 4,
+        })
+        .expect("everything divides");
+        for ranks in [1, 2, 4] {
+            let threads: Vec<_> = flow_exchange::in_process(ranks, std::time::Duration::from_secs(20))
+                .into_iter()
+                .map(|exchange| {
+                    std::thread::spawn(move || {
+                        let config = flow_config::DistributedConfig {
+                            lanes: 4,
+                            ..flow_config::DistributedConfig::default()
+                        };
+                        let distribution = Distribution::of_config(&config, exchange);
+                        distribution.fits(&geometry).expect("4 lanes of 4 micro-batches");
+                        let mine = distribution.micro_batches(&geometry);
+                        let own = mine.iter().flat_map(|index| 3 * index..3 * index + 3);
+                        let column: Vec<f32> = own.map(|sample| sample as f32).collect();
+                        let all = distribution
+                            .gather_columns(&geometry, vec![column])
+                            .expect("everyone is there");
+                        (mine, all)
+                    })
+                })
+                .collect();
+            let mut seen = Vec::new();
+            for thread in threads {
+                let (mine, all) = thread.join().expect("no panic");
+                seen.extend(mine);
+                assert_eq!(all, [(0..24).map(|sample| sample as f32).collect::<Vec<f32>>()]);
+            }
+            seen.sort_unstable();
+            assert_eq!(seen, (0..8).collect::<Vec<_>>(), "{ranks} ranks");
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! What of a config is not right, or not there yet, on several processes.
+
+use crate::codes::{LANES, NOT_ON_SEVERAL};
+use flow_config::{Config, DeviceKind, Diagnostic, GradientStorage};
+
+/// Why so many ranks, lanes and micro-batches of an update do not fit each other; none if they do.
+pub fn lanes(ranks: usize, lanes: usize, micro_batches: usize) -> Option<String> {
+    let divisors = |number: usize| {
+        let all = (1..=number).filter(|divisor| number.is_multiple_of(*divisor));
+        let all: Vec<String> = all.map(|divisor| divisor.to_string()).collect();
+        all.join(", ")
+    };
+    if !micro_batches.is_multiple_of(lanes) {
+        return Some(format!(
+            "{micro_batches} micro-batches of an update cannot be cut into {lanes} equal lanes; set `distributed.lanes` to one of {}, or \
+             change `sampling.micro_batch` or `optimizer.gradient_accumulation`",
+            divisors(micro_batches)
+        ));
+    }
+    if !lanes.is_multiple_of(ranks) {
+        return Some(format!(
+            "{lanes} lanes cannot be shared by {ranks} processes; set `distributed.lanes` to a multiple of {ranks}, or start one of {} \
+             processes",
+            divisors(lanes)
+        ));
+    }
+    None
+}
+
+/// Everything that forbids a config on `ranks` processes. `group_wise` says whether a reward looks at whole groups.
+pub fn several(config: &Config, ranks: usize, group_wise: bool) -> Vec<Diagnostic> {
+    let mut found = geometry(config, ranks, group_wise);
+    if ranks < 2 {
+        return found;
+    }
+    let mut refuse = |path: &str, message: &str, help: &str| {
+        found.push(Diagnostic::error(NOT_ON_SEVERAL, message).path(path).help(help));
+    };
+    if config.device.kind != DeviceKind::Cpu {
+        refuse(
+            "device.kind",
+            "several processes train on the processor only: gradients of GPUs are not exchanged yet",
+            "set it to \"cpu\", or start one process",
+        );
+    }
+    if config.optimizer.gradients != GradientStorage::F32 {
+        refuse(
+            "optimizer.gradients",
+            "gradients are exchanged in f32, so their sums would have other bits on several processes than on one",
+            "set it to \"f32\", or start one process",
+        );
+    }
+    if config.audit.drift_groups > 0 && config.audit.drift_every > 0 {
+        refuse(
+            "audit.drift_groups",
+            "the groups that are sampled twice are those of one process",
+            "set it to 0, or start one process; `flow-train drift` compares, too",
+        );
+    }
+    for (path, entries) in [
+        ("acceleration.shared", config.acceleration.shared.len()),
+        ("acceleration.rollout", config.acceleration.rollout.len()),
+    ] {
+        if entries > 0 {
+            refuse(
+                path,
+                "what accelerators did is counted by each process, and metrics.jsonl would have the counts of one",
+                "leave the list empty, or start one process",
+            );
+        }
+    }
+    found
+}
+
+fn geometry(config: &Config, ranks: usize, group_wise: bool) -> Vec<Diagnostic> {
+    let (sampling, lanes) = (&config.sampling, config.distributed.lanes);
+    let samples = sampling.prompts_per_step.checked_mul(sampling.group_size);
+    let micro_batches = samples
+        .filter(|samples| sampling.micro_batch > 0 && samples.is_multiple_of(sampling.micro_batch))
+        .map(|samples| samples / sampling.micro_batch);
+    // A geometry that is impossible by itself is said elsewhere.
+    let Some(micro_batches) = micro_batches else {
+        return Vec::new();
+    };
+    let accumulated = match config.optimizer.gradient_accumulation {
+        0 => micro_batches,
+        accumulated => accumulated,
+    };
+    let lanes = if lanes == 0 { ranks } else { lanes };
+    let problem = self::lanes(ranks, lanes, accumulated);
+    if let Some(problem) = problem {
+        let (message, help) = problem.split_once("; ").unwrap_or((&problem, ""));
+        return vec![
+            Diagnostic::error(LANES, message)
+                .path("distributed.lanes")
+                .help(help),
+        ];
+    }
+    let own = accumulated / ranks * sampling.micro_batch;
+    if ranks > 1 && group_wise && !own.is_multiple_of(sampling.group_size) {
+        let message = format!(
+            "a reward looks at whole groups, and the {own} samples that a process has of an update are no whole groups of {}",
+            sampling.group_size
+        );
+        let help =
+            "raise `optimizer.gradient_accumulation` or `sampling.micro_batch`, or start fewer processes";
+        return vec![
+            Diagnostic::error(NOT_ON_SEVERAL, message)
+                .path("sampling.group_size")
+                .help(help),
+        ];
+    }
+    Vec::new()
+}
