@@ -4,6 +4,7 @@ use crate::resume::{fraction, still_running};
 use crate::support::{Place, contains};
 use flow_report::CheckpointReader;
 use std::fs;
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Instant;
 
