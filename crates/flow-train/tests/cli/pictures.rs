@@ -433,7 +433,7 @@ output = "pixels.safetensors"
         )
     };
     contains(&check(&["--set", "data.words=false"]), &["data.words = true"]);
-    contains(&check(&["--set", "data.width=8"]), &["3x8x12", "3x8x8"]);
+    contains(&check(&["--set", "data.width=10"]), &["3x8x12", "3x8x10"]);
     fs::remove_file(place.path("pictures/1.txt")).unwrap();
     contains(&check(&[]), &["pictures", "1 of 3", "`1.png`", "no `1.txt`"]);
     let no_size = config.replace("width = 12\nheight = 8\nwords", "words");
