@@ -1,8 +1,6 @@
 //! `kind = "images"`: captioned pictures as a data set.
 
-use flow_data::{
-    CaptionedImages, CaptionedPictures, DataError, Dataset, Images, ImagesSettings, TokenizedPrompts,
-};
+use flow_data::{DataError, Dataset, Images, ImagesSettings, TokenizedPrompts};
 use image::{ImageFormat, Rgb, RgbImage};
 use std::path::Path;
 
