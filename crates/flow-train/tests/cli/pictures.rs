@@ -449,6 +449,12 @@ fn pretraining_of_a_folder_says_what_it_lacks() {
     contains(&fail(&["--set", "model.frames=5"]), &["model.frames = 1"]);
     let digits = ["--set", "data={ kind = \"digits\" }"];
     contains(&fail(&digits), &["data.kind = \"images\""]);
+    let check = ["check", "pictures.toml", "--for", "pretrain"];
+    contains(
+        &place.fail(2, &[&check[..], &digits].concat()),
+        &["data.kind = \"images\""],
+    );
+    place.succeed(&[&check[..], &["--set", "model.frames=1"]].concat());
     // A picture that is cut off, by its name.
     let bytes = place.bytes("pictures/2.png");
     fs::write(place.path("pictures/2.png"), &bytes[..bytes.len() / 2]).unwrap();
