@@ -81,7 +81,7 @@ pub fn has_examples(
     if dataset.captioned_pictures().is_none() {
         return Err(no_pictures(dataset));
     }
-    let pipeline = pipeline(config, environment.base)?;
+    let pipeline = pipeline(config, environment.base, &environment.folders)?;
     Ok(LatentCache::check(&pipeline, folder_size(config, &pipeline)).map(|_| ())?)
 }
 
