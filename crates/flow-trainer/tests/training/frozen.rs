@@ -210,7 +210,7 @@ fn weights_that_no_file_gives_are_in_the_checkpoint() {
     let reader = CheckpointReader::open(path).expect("a whole checkpoint");
     let has = |name: &str| reader.sections().iter().any(|section| section.name == name);
     assert!(
-        has("current/blocks.0.attn.to_q.weight"),
+        has("current/transformer_blocks.0.attn.to_q.weight"),
         "{:?}",
         reader.sections()
     );
