@@ -46,7 +46,7 @@ fn a_variant_key_lists_the_variants() {
     assert_eq!(doc.allowed.len(), 3);
     assert!(doc.required);
     let doc = explain("rewards.kind").expect("known");
-    assert_eq!(doc.allowed.len(), 7);
+    assert_eq!(doc.allowed.len(), 12);
 }
 
 #[test]

@@ -84,6 +84,21 @@ impl LatentCache {
         &self.folder
     }
 
+    /// The latent of a picture of `size`.
+    ///
+    /// # Errors
+    /// [`PipelineError::Size`] for a size that the pipeline does not make, or a video.
+    pub fn check(pipeline: &Pipeline, size: Size) -> Result<LatentShape, PipelineError> {
+        let shape = pipeline.latent(size)?;
+        match size.frames {
+            1 => Ok(shape),
+            _ => Err(PipelineError::Size {
+                found: size.to_string(),
+                problem: "the data are pictures, of one frame; set `model.frames = 1`".into(),
+            }),
+        }
+    }
+
     /// Sees to it that all `pictures` lie in the cache, fitted to `size`: those that do not are encoded, and written as soon as their
     /// batch is through. The autoencoder is loaded only if some do not. `on_picture` is called with the number of pictures that were
     /// looked at.
@@ -99,13 +114,7 @@ impl LatentCache {
         (device, plan): (&ComputeDevice, &Arc<Backends>),
         on_picture: &mut dyn FnMut(u64),
     ) -> Result<(EncodedPictures, LatentCacheUse), PipelineError> {
-        let shape = pipeline.latent(size)?;
-        if size.frames != 1 {
-            return Err(PipelineError::Size {
-                found: size.to_string(),
-                problem: "the data are pictures, of one frame; set `model.frames = 1`".into(),
-            });
-        }
+        let shape = Self::check(pipeline, size)?;
         let stored = match plan.kernels.activations() {
             DType::BF16 => StoredDtype::Bf16,
             DType::F16 => StoredDtype::F16,

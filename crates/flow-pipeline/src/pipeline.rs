@@ -251,6 +251,12 @@ impl Pipeline {
         Ok((autoencoder, weights))
     }
 
+    /// The variant of a component's weights that is read: none, too, for a component that has plain weights only.
+    pub(crate) fn variant_of(&self, name: &str) -> Result<Option<&str>, PipelineError> {
+        let files = self.folder.component(name)?.weight_files(self.variant())?;
+        Ok(self.variant().filter(|_| files.variant.is_some()))
+    }
+
     /// The one file or the index of a component's variant; none without a variant, or for a component that has plain weights only.
     fn of_variant(&self, name: &str) -> Result<Option<PathBuf>, PipelineError> {
         let Some(variant) = self.variant() else {

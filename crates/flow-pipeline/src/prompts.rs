@@ -190,8 +190,8 @@ impl Encoding<'_> {
         folder: &str,
         mut each: impl FnMut(usize, &Exec<'_>, &[&str]) -> Result<(), PipelineError>,
     ) -> Result<(), PipelineError> {
-        let folder = self.pipeline.part(folder);
-        let (mut weights, _) = load(encoder, &folder, self.pipeline.variant(), self.device)?;
+        let variant = self.pipeline.variant_of(folder)?;
+        let (mut weights, _) = load(encoder, &self.pipeline.part(folder), variant, self.device)?;
         // On a device that computes in bf16 nothing else is kept of them: of T5-XXL that is 9.5 GB instead of 28.
         weights.freeze(&vec![false; weights.layout().len()]);
         let pass = InferencePass::new(&weights, self.plan.clone());

@@ -44,7 +44,7 @@ fn latents_are_the_means_of_the_encoder_in_the_units_of_the_folders_config() {
             let (sample, channel, place) = (index / (16 * plane), index / plane % 16, index % plane);
             let mean = f64::from(moments[sample * of_sample + channel * plane + place]);
             let number = |value: &Value| value.as_f64().unwrap();
-            let wanted = match config.get("latents_mean") {
+            let wanted = match config["latents_mean"].as_array() {
                 Some(means) => (mean - number(&means[channel])) / number(&config["latents_std"][channel]),
                 None => (mean - number(&config["shift_factor"])) * number(&config["scaling_factor"]),
             };

@@ -33,7 +33,17 @@ fn bytes_are_those_of_pillow_with_either_crop() {
             }
         }
     }
-    assert_ne!(recorded.bytes["pillow"], recorded.bytes["pillow_torch_crop"]);
+}
+
+#[test]
+fn of_three_pixels_too_many_transformers_leaves_out_one_before_and_torchvision_two() {
+    // Every row is of its number's grey, so the first row that is left says how many went.
+    let rows = SIDE + 3;
+    let rgb: Vec<u8> = (0..rows).flat_map(|row| vec![row as u8; 3 * SIDE]).collect();
+    let image = flow_data::Image::from_rgb8(rows, SIDE, &rgb).unwrap();
+    let first = |resizing| Preprocessor::clip(resizing, SIDE).resized_rgb8(&image).unwrap()[0];
+    assert_eq!(first(Resizing::Pillow), 1);
+    assert_eq!(first(Resizing::PillowTorchCrop), 2);
 }
 
 #[test]

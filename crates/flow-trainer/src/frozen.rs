@@ -7,6 +7,7 @@ use crate::absent_file::AbsentFile;
 use crate::description::Description;
 use flow_core::ParamLayout;
 use flow_report::ContentHash;
+use serde::{Deserialize, Serialize};
 use std::path::Path;
 
 /// The key of the config that names the weights which adapters adapt.
@@ -37,11 +38,11 @@ impl FrozenWeights {
         description.content(WEIGHTS)
     }
 
-    /// The hash that a checkpoint holds in the place of the weights.
-    pub(crate) fn hash(self) -> Option<ContentHash> {
+    /// What a checkpoint says of them.
+    pub(crate) fn saved(self) -> FrozenSaved {
         match self {
-            Self::OfFile(hash) => Some(hash),
-            Self::InCheckpoint => None,
+            Self::OfFile(hash) => FrozenSaved::LeftOut(hash),
+            Self::InCheckpoint => FrozenSaved::Held,
         }
     }
 
@@ -51,32 +52,41 @@ impl FrozenWeights {
     }
 }
 
-/// What a checkpoint says of the weights that are not trained.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct FrozenSaved {
-    /// The file that they are of, if it is known.
-    pub file: Option<ContentHash>,
-    /// Whether the checkpoint leaves them out.
-    pub left_out: bool,
+/// What a checkpoint says of the weights that are not trained. Older ones say nothing, and hold them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum FrozenSaved {
+    /// They are those of the file with this hash, and not in the checkpoint.
+    LeftOut(ContentHash),
+    /// They are in the checkpoint.
+    Held,
 }
 
 impl FrozenSaved {
-    /// Where a run takes them from that goes on from the checkpoint with `loaded` weights; `absent` are files that are not there.
+    /// Where a run takes them from that goes on from a checkpoint with `loaded` weights. `saved` is what the checkpoint says, and
+    /// `described` the file that it was begun with; `absent` are files that are not there.
     ///
     /// # Errors
     /// What is wrong and what helps, if the checkpoint leaves them out and they are not those that were loaded.
     pub fn settle(
-        self,
+        saved: Option<Self>,
+        described: Option<ContentHash>,
         loaded: FrozenWeights,
         absent: &[AbsentFile],
     ) -> Result<FrozenWeights, (String, String)> {
-        if self.file.is_some() && self.file == loaded.hash() {
-            return Ok(loaded);
-        }
-        match self.file.filter(|_| self.left_out) {
-            // They are in the checkpoint, and what was loaded are others or not known.
-            None => Ok(FrozenWeights::InCheckpoint),
-            Some(file) => Err(refused(file, loaded, absent)),
+        let FrozenWeights::OfFile(file) = loaded else {
+            return match saved {
+                Some(Self::LeftOut(saved)) => Err(refused(saved, loaded, absent)),
+                // They are in the checkpoint, and what was loaded is not known.
+                Some(Self::Held) | None => Ok(FrozenWeights::InCheckpoint),
+            };
+        };
+        match saved {
+            Some(Self::LeftOut(saved)) if saved == file => Ok(loaded),
+            Some(Self::LeftOut(saved)) => Err(refused(saved, loaded, absent)),
+            // An older checkpoint holds what that file gave.
+            None if described == Some(file) => Ok(loaded),
+            Some(Self::Held) | None => Ok(FrozenWeights::InCheckpoint),
         }
     }
 }

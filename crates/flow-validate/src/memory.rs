@@ -402,7 +402,7 @@ pub(crate) fn check(
         ),
     };
     // A smaller micro-batch takes fewer activations, and nothing else.
-    let related = fits
+    let related = (fits && phase == Phase::Update)
         .then_some("sampling.micro_batch")
         .into_iter()
         .chain(dimensions);

@@ -212,6 +212,28 @@ headers_from = { Authorization = "REWARD_TOKEN" }
 kind = "command"
 command = ["python3", "scorer.py"]
 processes = 2
+[[eval_rewards]]
+kind = "clip-score"
+path = "clip"
+score = "logits"
+preprocessing = "tensor-bilinear"
+[[eval_rewards]]
+kind = "pickscore"
+path = "pickscore"
+device = "run"
+[[eval_rewards]]
+kind = "aesthetic"
+path = "clip"
+head = "head.pth"
+[[eval_rewards]]
+kind = "hpsv2"
+path = "hpsv2.pt"
+tokenizer = "clip"
+[[eval_rewards]]
+kind = "ocr"
+path = "ocr"
+mode = "log-probability"
+detect = false
 [scheduler]
 dynamics = "ode"
 noise_level = 0.5
@@ -268,6 +290,12 @@ save = ["attention:attention", "mlp"]
 "#,
     r#"
 config_version = 1
+[data]
+kind = "images"
+path = "pictures"
+test_count = 2
+width = 64
+height = 48
 [scheduler.window]
 kind = "all"
 [ema.schedule]

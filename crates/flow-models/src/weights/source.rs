@@ -111,15 +111,20 @@ impl Source {
             entries.iter().filter(ends).collect()
         };
         let (mut indices, files) = (ending(INDEX_ENDING), ending(ENDING));
-        // `NAME.fp16.safetensors.index.json` is of a variant, if `NAME.safetensors.index.json` is there.
-        let stem = |index: &Path| index.to_string_lossy().trim_end_matches(INDEX_ENDING).to_owned();
-        let plain: Vec<String> = indices.iter().map(|index| stem(index)).collect();
+        // `NAME.fp16.safetensors.index.json` is of a variant, where there are plain weights called `NAME`.
+        let stem = |path: &Path| {
+            let path = path.to_string_lossy();
+            let path = path.strip_suffix(INDEX_ENDING).or(path.strip_suffix(ENDING));
+            path.unwrap_or_default().to_owned()
+        };
+        let plain: Vec<String> = indices.iter().chain(&files).map(|path| stem(path)).collect();
         indices.retain(|index| {
             let stem = stem(index);
-            !plain.iter().any(|plain| {
+            let is_variant = |plain: &String| {
                 stem.strip_prefix(plain.as_str())
                     .is_some_and(|rest| rest.starts_with('.'))
-            })
+            };
+            !plain.iter().any(is_variant)
         });
         match (indices.as_slice(), files.as_slice()) {
             ([index], _) => Self::index(index),

@@ -34,7 +34,9 @@ impl Detector {
     pub fn new(network: Network, thread: &Arc<ThreadPool>) -> Result<Self, String> {
         let sides = [2 * STRIDE, 3 * STRIDE];
         let detector = Self { network };
-        detector.map(sides, vec![0.0; 3 * sides[0] * sides[1]], thread)?;
+        detector
+            .map(sides, vec![0.0; 3 * sides[0] * sides[1]], thread)
+            .map_err(|problem| format!("it is no detector: {problem}"))?;
         Ok(detector)
     }
 
@@ -70,7 +72,7 @@ impl Detector {
         let (shape, map) = self.network.run::<4>([1, 3, height, width], values, thread)?;
         if shape != [1, 1, height, width] || map.iter().any(|value| !(0.0..=1.0).contains(value)) {
             return Err(format!(
-                "it is no detector: for a picture of {height}×{width} it gives {shape:?}, and not a map of probabilities of that size"
+                "for a picture of {height}×{width} it gives {shape:?}, and not a map of probabilities of that size"
             ));
         }
         Ok(map)

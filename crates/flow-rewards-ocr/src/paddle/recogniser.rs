@@ -45,8 +45,9 @@ impl Recogniser {
         thread: &Arc<ThreadPool>,
     ) -> Result<Self, String> {
         let blank = vec![0.0; 3 * HEIGHT * MIN_WIDTH];
+        let empty = network.run::<3>([1, 3, HEIGHT, MIN_WIDTH], blank, thread);
         let ([lines, _, classes], probabilities) =
-            network.run::<3>([1, 3, HEIGHT, MIN_WIDTH], blank, thread)?;
+            empty.map_err(|problem| format!("it is no recogniser: {problem}"))?;
         let sum: f32 = probabilities.iter().take(classes).sum();
         if lines != 1 || !(0.99..1.01).contains(&sum) {
             return Err(format!(

@@ -113,7 +113,8 @@ fn build(loaded: &Loaded, purpose: Purpose) -> Result<Result<(), Vec<Diagnostic>
                 };
                 build.with(setup::algorithm(&config, environment.plugins, tokens)?)
             }),
-            (Target::Here, Purpose::Pretrain) => setup::common(&config, environment).map(|_| ()),
+            (Target::Here, Purpose::Pretrain) => setup::common(&config, environment)
+                .and_then(|common| setup::has_examples(&config, environment, &*common.dataset)),
             (Target::Elsewhere { .. }, _) => build_for_elsewhere(&config, environment, purpose),
         };
         Ok(built.map_err(|error| refusal::diagnostics(&error)))

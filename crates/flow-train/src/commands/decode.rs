@@ -1,7 +1,7 @@
 //! `decode`: latents of a diffusers folder to pictures and videos.
 
 use super::{Loaded, survey::Use};
-use crate::arguments::{DecodeArguments, ExistingFile};
+use crate::arguments::{ConfigArguments, DecodeArguments, ExistingFile};
 use crate::failure::{Failure, OrFailure};
 use crate::output::{self, Output};
 use crate::progress::Count;
@@ -27,11 +27,15 @@ struct Latents {
     values: Vec<f32>,
 }
 
+/// Pixels to one latent along each side, of every autoencoder that is read here, and frames after the first one.
+const SPATIAL: usize = 8;
+const TEMPORAL: usize = 4;
+
 /// Decodes and writes a file for each latent.
 pub fn run(arguments: &DecodeArguments, quiet: bool) -> Result<(), Failure> {
     let latents = Latents::read(&arguments.latents)?;
     let outputs = outputs(arguments, latents.samples)?;
-    let loaded = Loaded::read(&arguments.config, Use::Looking)?;
+    let loaded = Loaded::read(&with_size(&arguments.config, latents.shape), Use::Looking)?;
     let config = loaded.config();
     loaded.compute(config, |environment| {
         let pipeline = setup::pipeline(config, environment.base, &environment.folders).or_bad_input()?;
@@ -58,6 +62,20 @@ pub fn run(arguments: &DecodeArguments, quiet: bool) -> Result<(), Failure> {
         terminal::line(&output.path().display().to_string())?;
     }
     Ok(())
+}
+
+/// The config's place, with the size of what latents of this shape are decoded to.
+fn with_size(place: &ConfigArguments, shape: LatentShape) -> ConfigArguments {
+    let mut place = place.clone();
+    let sizes = [
+        ("width", SPATIAL * shape.width),
+        ("height", SPATIAL * shape.height),
+        ("frames", 1 + TEMPORAL * (shape.frames - 1)),
+    ];
+    place
+        .set
+        .extend(sizes.map(|(key, size)| format!("model.{key}={size}")));
+    place
 }
 
 /// Writes a picture, or a video as animated PNG.

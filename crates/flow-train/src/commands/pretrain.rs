@@ -18,7 +18,7 @@ use flow_trainer::optimizer::{AdamWSettings, FloatDType, RateSchedule};
 use flow_trainer::pretrain::{
     Examples, Keeping, PretrainCheckpoint, PretrainSettings, Pretrained, Pretraining, pretrain,
 };
-use flow_trainer::setup::{self, Environment};
+use flow_trainer::setup::{self, Environment, PipelineFolders};
 use flow_trainer::undone::{settle, shortfalls};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -39,7 +39,7 @@ pub fn run(arguments: &PretrainArguments, quiet: bool) -> Result<(), Failure> {
     let loaded = Loaded::read(&arguments.config, Use::Pretraining)?;
     let config = fresh(loaded.config());
     let watch = Stopwatch::start();
-    let files = Files::of(&config, &loaded.base);
+    let files = Files::of(&config, &loaded.base, &loaded.folders);
     let begin = files.begin(arguments, &config)?;
     let interrupt = Interrupt::listen()?;
     let mut text = String::new();
@@ -55,7 +55,7 @@ pub fn run(arguments: &PretrainArguments, quiet: bool) -> Result<(), Failure> {
             path: files.state.clone(),
             every: Duration::from_secs(arguments.save_every),
             clock: Box::new(Stopwatch::start()),
-            description: state_description(&config, &loaded.base)?,
+            description: state_description(&config, &loaded.base, &loaded.folders)?,
             from,
         };
         let (loss, steps) = weights_of(&loaded, &config, &keeping, &weights, quiet, interrupt)?;
@@ -199,6 +199,8 @@ fn write(
 struct Files {
     /// Where relative paths of the config start.
     base: PathBuf,
+    /// Diffusers folders that were opened.
+    folders: PipelineFolders,
     weights: PathBuf,
     /// The state of one that is under way, beside the weights.
     state: PathBuf,
@@ -213,12 +215,13 @@ struct Begin {
 }
 
 impl Files {
-    fn of(config: &Config, base: &Path) -> Self {
+    fn of(config: &Config, base: &Path, folders: &PipelineFolders) -> Self {
         let weights = under(base, &config.pretrain.output);
         let wanted = &config.pretrain.classifier;
         let reads = wanted.enabled && config.data.kind == "digits";
         Self {
             base: base.to_owned(),
+            folders: folders.clone(),
             state: weights.with_extension("pretraining.ckpt"),
             classifier: reads.then(|| under(base, &wanted.output)),
             weights,
@@ -266,7 +269,8 @@ impl Files {
                 nearest::path_in_words(path, |path| nearest::has_ending(path, "ckpt"))
             )));
         }
-        let from = PretrainCheckpoint::open(path, &state_description(config, &self.base)?).or_bad_input()?;
+        let described = state_description(config, &self.base, &self.folders)?;
+        let from = PretrainCheckpoint::open(path, &described).or_bad_input()?;
         Ok(Begin {
             weights: Some((Some(from), place(&self.weights, weights_key, overwrite)?)),
             classifier: classifier.transpose()?,
@@ -373,10 +377,10 @@ fn description(config: &Config) -> Value {
 
 /// As [`description`], for the state: of a diffusers folder the contents count, too, since weights that are not trained are in it and
 /// not in the state.
-fn state_description(config: &Config, base: &Path) -> Result<Value, Failure> {
+fn state_description(config: &Config, base: &Path, folders: &PipelineFolders) -> Result<Value, Failure> {
     let mut described = description(config);
     if config.model.path.is_some() {
-        let contents = Description::of(config, base).or_bad_input()?.contents;
+        let contents = Description::of(config, base, folders).or_bad_input()?.contents;
         // Where the folder lies does not matter.
         remove(&mut described["model"], "path");
         remove(&mut described["model"], "weights");

@@ -4,6 +4,7 @@ use crate::resume::{fraction, still_running};
 use crate::support::{Place, contains};
 use flow_report::CheckpointReader;
 use std::fs;
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Instant;
 
@@ -563,7 +564,7 @@ fn every_folder_trains_in_full_and_as_a_lora_goes_on_to_the_same_bytes_and_is_lo
     const FULL: [&str; 2] = ["--set", "optimizer.learning_rate=1e-4"];
     let exports = [
         (&LORA[..], "weights/adapter", "pytorch_lora_weights.safetensors"),
-        (&FULL[..], "weights", "diffusion_pytorch_model.safetensors"),
+        (&FULL[..], "weights", "final.safetensors"),
     ];
     for name in test_support::PIPELINES {
         let place = place(name);

@@ -433,7 +433,7 @@ output = "pixels.safetensors"
         )
     };
     contains(&check(&["--set", "data.words=false"]), &["data.words = true"]);
-    contains(&check(&["--set", "data.width=8"]), &["3x8x12", "3x8x8"]);
+    contains(&check(&["--set", "data.width=10"]), &["3x8x12", "3x8x10"]);
     fs::remove_file(place.path("pictures/1.txt")).unwrap();
     contains(&check(&[]), &["pictures", "1 of 3", "`1.png`", "no `1.txt`"]);
     let no_size = config.replace("width = 12\nheight = 8\nwords", "words");
@@ -449,6 +449,12 @@ fn pretraining_of_a_folder_says_what_it_lacks() {
     contains(&fail(&["--set", "model.frames=5"]), &["model.frames = 1"]);
     let digits = ["--set", "data={ kind = \"digits\" }"];
     contains(&fail(&digits), &["data.kind = \"images\""]);
+    let check = ["check", "pictures.toml", "--for", "pretrain"];
+    contains(
+        &place.fail(2, &[&check[..], &digits].concat()),
+        &["data.kind = \"images\""],
+    );
+    place.succeed(&[&check[..], &["--set", "model.frames=1"]].concat());
     // A picture that is cut off, by its name.
     let bytes = place.bytes("pictures/2.png");
     fs::write(place.path("pictures/2.png"), &bytes[..bytes.len() / 2]).unwrap();

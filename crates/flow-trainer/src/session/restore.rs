@@ -5,6 +5,7 @@ use super::saved::{Meta, layout_of};
 use crate::algorithm::Algorithm;
 use crate::description::{Change, Description, forbidden};
 use crate::error::TrainError;
+use crate::frozen::{FrozenSaved, FrozenWeights};
 use crate::geometry_history::GeometryHistory;
 use crate::state_sections::Sections;
 use flow_config::Catalog;
@@ -129,7 +130,8 @@ impl Checkpoint {
         }
         let layout = parts.state.weights.current.layout().clone();
         self.check_weights(&layout_of(&layout))?;
-        let frozen = meta.frozen().settle(parts.frozen, &parts.absent);
+        let described = meta.description.as_ref().and_then(FrozenWeights::of_file);
+        let frozen = FrozenSaved::settle(meta.frozen, described, parts.frozen, &parts.absent);
         let frozen = frozen.map_err(|(problem, help)| self.mismatch(problem, &help))?;
         let geometry = parts.settings.geometry;
         let mut history = match &meta.geometry {

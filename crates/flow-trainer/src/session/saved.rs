@@ -6,13 +6,11 @@ use super::tally::Tally;
 use crate::algorithm::Algorithm;
 use crate::description::Description;
 use crate::error::TrainError;
-use crate::frozen::{FrozenSaved, FrozenWeights};
+use crate::frozen::FrozenSaved;
 use crate::geometry_history::GeometryHistory;
 use crate::state_sections::{add_moments, add_weights};
 use flow_core::{ParamLayout, Weights};
-use flow_report::{
-    CHECKPOINT_RECORD, CheckpointWriter, ContentHash, MetricRecord, MetricsPosition, RunStamp, Stopwatch,
-};
+use flow_report::{CHECKPOINT_RECORD, CheckpointWriter, MetricRecord, MetricsPosition, RunStamp, Stopwatch};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -42,21 +40,9 @@ pub(super) struct Meta {
     /// What accelerators have learned, by name.
     #[serde(default)]
     pub accelerators: BTreeMap<String, Vec<u64>>,
-    /// What `model.weights` holds, of which the weights are that are not trained and that the checkpoint leaves out; nothing if it
-    /// has them all.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub frozen: Option<ContentHash>,
-}
-
-impl Meta {
     /// Where the weights are that are not trained.
-    pub fn frozen(&self) -> FrozenSaved {
-        let described = self.description.as_ref();
-        FrozenSaved {
-            file: self.frozen.or_else(|| FrozenWeights::of_file(described?)),
-            left_out: self.frozen.is_some(),
-        }
-    }
+    #[serde(default)]
+    pub frozen: Option<FrozenSaved>,
 }
 
 /// The lanes of checkpoints that do not say.
@@ -92,7 +78,7 @@ impl<A: Algorithm> Session<A> {
             geometry: Some(self.parts.prompt_sampler.history().clone()),
             lanes: self.parts.distribution.lanes.count(),
             accelerators: self.parts.acceleration.learned(),
-            frozen: self.parts.frozen.hash(),
+            frozen: Some(self.parts.frozen.saved()),
         };
         let meta = serde_json::to_value(&meta).map_err(|error| TrainError::Setting(error.to_string()))?;
         let mut writer = CheckpointWriter::new(state.iteration, meta);

@@ -26,11 +26,7 @@ pub fn latent_examples(
     on_picture: &mut dyn FnMut(u64),
 ) -> Result<(LatentExamples, Vec<String>), TrainError> {
     let Some(pictures) = dataset.captioned_pictures() else {
-        return Err(TrainError::Setting(format!(
-            "the data set `{}` has no pictures for the autoencoder of `model.path`; set `data.kind = \"images\"` and `data.path` to \
-             pictures with captions",
-            dataset.name()
-        )));
+        return Err(no_pictures(&**dataset));
     };
     let pipeline = pipeline(config, environment.base, &environment.folders)?;
     let size = folder_size(config, &pipeline);
@@ -68,6 +64,33 @@ pub fn latent_examples(
         ));
     }
     Ok((LatentExamples::new(dataset.clone(), encoded)?, notices))
+}
+
+/// Whether a pretraining of this config has something to learn from; nothing is encoded.
+///
+/// # Errors
+/// As [`latent_examples`] and [`pixel_examples`], as far as it shows without looking at pictures.
+pub fn has_examples(
+    config: &Config,
+    environment: &Environment<'_>,
+    dataset: &dyn Dataset,
+) -> Result<(), TrainError> {
+    if config.model.path.is_none() {
+        return pixel_examples(dataset).map(|_| ());
+    }
+    if dataset.captioned_pictures().is_none() {
+        return Err(no_pictures(dataset));
+    }
+    let pipeline = pipeline(config, environment.base, &environment.folders)?;
+    Ok(LatentCache::check(&pipeline, folder_size(config, &pipeline)).map(|_| ())?)
+}
+
+fn no_pictures(dataset: &dyn Dataset) -> TrainError {
+    TrainError::Setting(format!(
+        "the data set `{}` has no pictures for the autoencoder of `model.path`; set `data.kind = \"images\"` and `data.path` to \
+         pictures with captions",
+        dataset.name()
+    ))
 }
 
 /// The images of `dataset` as they are, for a model of pixels.

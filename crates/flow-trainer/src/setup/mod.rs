@@ -16,7 +16,7 @@ mod served;
 
 pub use checkpointing::{TrainingSteps, regions};
 pub use described::{Said, said_by_adapter, said_by_weights};
-pub use examples::{captions, latent_examples, pixel_examples};
+pub use examples::{captions, has_examples, latent_examples, pixel_examples};
 pub use folder::{completed_by_folder, decoder, folder_size, pipeline, prompt_cache, said_by_folder};
 pub use folders::PipelineFolders;
 pub use model::{ModelOutline, ModelParts, model, outline};

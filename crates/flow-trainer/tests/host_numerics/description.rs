@@ -355,7 +355,7 @@ fn a_rewards_network_is_compared_by_its_weights_its_config_and_its_vocabulary() 
     file("head.pth", "head");
     let of = |clip: &str| {
         let reward = format!("rewards=[{{ kind = 'aesthetic', path = '{clip}', head = 'head.pth' }}]");
-        Description::of(&config(&[&reward]), folder.path()).unwrap()
+        Description::of(&config(&[&reward]), folder.path(), &PipelineFolders::default()).unwrap()
     };
     let before = of("clip");
     assert!(before.changes(&of("moved"), &test_catalog::CATALOG).is_empty());

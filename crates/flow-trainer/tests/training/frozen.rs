@@ -1,7 +1,7 @@
 //! Runs of adapters: a checkpoint leaves out the weights that a file gives, and a run goes on only with that file.
 
 use crate::support::{Left, RunTo, Visit, config, environment, registries, scramble};
-use flow_report::CheckpointReader;
+use flow_report::{CheckpointReader, CheckpointWriter};
 use flow_trainer::setup::{self, Environment};
 use flow_trainer::{FrozenWeights, TrainError};
 use std::collections::BTreeMap;
@@ -44,8 +44,7 @@ impl Place {
         self.folder.path().join(format!("{name}.safetensors"))
     }
 
-    /// Runs to iteration `until` in `name`, on from its newest checkpoint if there is one; `held` as versions before did that left
-    /// nothing out.
+    /// Runs to iteration `until` in `name`, on from its newest checkpoint if there is one; `held` with all weights in checkpoints.
     fn run(
         &self,
         environment: &Environment<'_>,
@@ -82,6 +81,24 @@ impl Place {
             *sets.entry(set).or_insert(0) += section.bytes / 4;
         }
         sets
+    }
+
+    /// Writes a checkpoint anew without what older versions did not say.
+    fn as_before(&self, name: &str, step: u64) {
+        let path = self
+            .folder
+            .path()
+            .join(format!("{name}/run/checkpoints/step-{step:06}.ckpt"));
+        let reader = CheckpointReader::open(&path).expect("a whole checkpoint");
+        let mut meta = reader.meta().clone();
+        assert_eq!(meta["frozen"], "held");
+        meta.as_object_mut().expect("an object").remove("frozen");
+        let mut writer = CheckpointWriter::new(step, meta);
+        for section in reader.sections() {
+            let bytes = reader.section(&section.name).expect("it is there");
+            writer.section(&section.name, bytes).expect("a new name");
+        }
+        writer.write_to(&path).expect("it can be written");
     }
 
     fn forget(&self, name: &str, step: u64) {
@@ -149,6 +166,7 @@ fn a_checkpoint_of_an_older_version_holds_all_weights_and_goes_on_with_the_file_
         place.run(&environment, (name, 3), true).expect("it runs");
         assert!(place.values(name, 2)["current"] > 4 * TRAINED, "all weights");
         place.forget(name, 3);
+        place.as_before(name, 2);
     }
     let resumed = place.run(&environment, ("with", 4), false).expect("it goes on");
     assert_eq!(whole, resumed);
@@ -192,7 +210,7 @@ fn weights_that_no_file_gives_are_in_the_checkpoint() {
     let reader = CheckpointReader::open(path).expect("a whole checkpoint");
     let has = |name: &str| reader.sections().iter().any(|section| section.name == name);
     assert!(
-        has("current/blocks.0.attn.to_q.weight"),
+        has("current/transformer_blocks.0.attn.to_q.weight"),
         "{:?}",
         reader.sections()
     );

@@ -2,7 +2,7 @@
 
 use super::support::*;
 use flow_report::RunDirectory;
-use flow_trainer::setup;
+use flow_trainer::setup::{self, ScoredPrompts};
 
 /// The small random CLIP of the crate of those rewards.
 const CLIP: &str = "../flow-rewards-models/tests/fixtures/clip";
@@ -44,7 +44,12 @@ fn a_clip_that_is_not_there_is_told_with_the_folder_that_its_path_starts_from() 
     let registries = registries();
     let environment = environment(&registries);
     let config = config(&["rewards=[{ kind = 'pickscore', path = 'no-such-clip' }]"]);
-    let error = setup::rewards(&config.rewards, &environment, 1).err();
+    let dataset = setup::dataset(&config, &environment).expect("it is built in");
+    let scored = ScoredPrompts {
+        dataset: &*dataset,
+        prompts: &[],
+    };
+    let error = setup::rewards(&config.rewards, &environment, scored, 1).err();
     let error = error.expect("there is no such folder").to_string();
     for word in [
         "reward `pickscore`",
