@@ -34,6 +34,7 @@ fn title(family: &str) -> &str {
         "checkpointing" => "`[checkpointing]`",
         "memory" => "Memory",
         "device" => "`[device]`",
+        "distributed" => "Several processes",
         "files" => "Files",
         "model" => "The model",
         "rewards" => "`[[rewards]]`",

@@ -189,7 +189,7 @@ fn what_is_not_right_on_several_processes_is_refused_before_anything_is_written(
         (
             &[
                 "--set",
-                "rewards=[{ kind = \"rank-in-group\", of = { kind = \"digit-classifier\", weights = \"built-in\" } }]",
+                "rewards=[{ kind = \"rank-in-group\", reward = \"jpeg-compressibility\" }]",
             ],
             &["whole groups"],
         ),
