@@ -188,6 +188,8 @@ fn prompts_are_encoded_for_text_kind_file() {
         "prompts.txt",
         "--set",
         "text.tokens=16",
+        "--size",
+        "48x64",
     ];
     place.succeed(&[&base[..], &["--out", "text.safetensors"]].concat());
     let shape = |name| tensor(&place, "text.safetensors", name).map(|(shape, _)| shape);
