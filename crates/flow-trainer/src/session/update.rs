@@ -209,9 +209,9 @@ impl<A: Algorithm> Parts<A, Acceleration> {
                         position,
                         ..
                     } = wave[index];
-                    self.in_context(&micro_batches[micro_batch], position, None, |context| {
-                        self.algorithm.before(context, position)
-                    })
+                    let micro_batch = &micro_batches[micro_batch];
+                    let look = |context: &LossContext<'_, '_>| self.algorithm.before(context, position);
+                    self.in_context(micro_batch, position, None, look).0
                 }));
             }
         }
@@ -243,32 +243,32 @@ impl<A: Algorithm> Parts<A, Acceleration> {
     }
 
     fn unit(&self, micro_batch: &MicroBatch<'_>, before: Option<RawTensor>, position: Position) -> Unit {
-        self.in_context(micro_batch, position, before, |context| {
-            let unit = self.algorithm.loss(context, position);
-            let loss = match micro_batch.weight {
-                1.0 => unit.loss,
-                weight => unit.loss * weight,
-            };
-            let loss_values = flow_core::tensors::plain(&loss.clone().into_dispatch());
-            let gradients = context.pass.gradients(&loss);
-            Unit {
-                loss: cpu::to_host(&loss_values)[0],
-                loss_values,
-                replayed: unit.replayed,
-                terms: unit.terms,
-                gradients,
-            }
-        })
+        let (unit, pass) = self.in_context(micro_batch, position, before, |context| {
+            self.algorithm.loss(context, position)
+        });
+        let loss = match micro_batch.weight {
+            1.0 => unit.loss,
+            weight => unit.loss * weight,
+        };
+        let loss_values = flow_core::tensors::plain(&loss.clone().into_dispatch());
+        let gradients = pass.gradients(&loss);
+        Unit {
+            loss: cpu::to_host(&loss_values)[0],
+            loss_values,
+            replayed: unit.replayed,
+            terms: unit.terms,
+            gradients,
+        }
     }
 
-    /// What `compute` makes of the context of a loss.
+    /// What `compute` makes of the context of a loss, and the pass that it was computed in.
     fn in_context<R>(
         &self,
         micro_batch: &MicroBatch<'_>,
         position: Position,
         before: Option<RawTensor>,
         compute: impl FnOnce(&LossContext<'_, '_>) -> R,
-    ) -> R {
+    ) -> (R, TrainingPass<'_>) {
         let weights = &self.state.weights;
         let device = &self.sampler.device;
         let trained = self.state.optimizer.trained();
@@ -298,7 +298,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             .map(|value| value.clamp(-bound, bound))
             .collect();
         let rows = advantages.len();
-        compute(&LossContext {
+        let computed = compute(&LossContext {
             pass: &pass,
             sampling: &sampling,
             reference: reference.as_ref(),
@@ -311,7 +311,8 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             noise,
             before,
             site: self.site(Stage::Training),
-        })
+        });
+        (computed, pass)
     }
 
     /// Compares what a loss computed again with what the rollout recorded.
