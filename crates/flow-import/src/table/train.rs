@@ -256,9 +256,9 @@ pub(super) const ALGORITHMS: &[Rule] = &[
         .default("1.0"),
     Rule::new(
         "train.off_policy",
-        "algorithm.old_policy",
+        "algorithm.old_policy, algorithm.off_policy",
         Joint(Join::OldPolicy),
-        "false: the policy that is trained samples (rate 0); true: the average samples, which is exact for the schedules \
+        "false: the policy that is trained samples (in NFT a rate of 0); true: the average samples, which is exact for the schedules \
          `piecewise_linear`, `constant` and `linear` from 0, updated every iteration",
     )
     .kinds(OLD_POLICY),
