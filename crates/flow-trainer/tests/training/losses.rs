@@ -226,7 +226,7 @@ impl Visit for CheckClipped {
     }
 }
 
-/// DPPO with this measure of the divergence, and a threshold between the second and the third of the rows'.
+/// DPPO with this measure of the divergence; every row is beyond the threshold.
 struct CheckDppo(&'static str);
 
 impl Visit for CheckDppo {
