@@ -299,9 +299,9 @@ fn what_is_not_here_stands_as_it_was_asked_for_and_is_refused() {
             "architecture = \"wan2_i2v\"",
         ),
         (
-            "model: {model_type: sd3-5}\ntrain: {trainer_type: awm}",
-            "no trainer awm",
-            "kind = \"awm\"",
+            "model: {model_type: sd3-5}\ntrain: {trainer_type: crd}",
+            "no trainer crd",
+            "kind = \"crd\"",
         ),
         (
             "model: {model_type: sd3-5}\ntrain: {trainer_type: my.own.Trainer}",

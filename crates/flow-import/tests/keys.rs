@@ -145,8 +145,8 @@ fn a_key_of_another_trainer_says_so() {
         text.contains("`algorithm.kind = \"nft\"` has no such key"),
         "{text}"
     );
-    let text = note("train: {trainer_type: dppo}", "train.trainer_type").text;
-    assert!(text.starts_with("flow-train has no trainer dppo"), "{text}");
+    let text = note("train: {trainer_type: dgpo}", "train.trainer_type").text;
+    assert!(text.starts_with("flow-train has no trainer dgpo"), "{text}");
 }
 
 #[test]
@@ -180,6 +180,43 @@ fn the_kl_term_takes_kind_factor_and_reference() {
         (&json!("mean"), &json!("lora-off"))
     );
     assert_eq!(kl("train: {kl_type: v-based, kl_beta: 0}")["kind"], "none");
+}
+
+#[test]
+fn keys_of_dppo_awm_and_dpo_become_those_of_flow_train() {
+    let params = |yaml: &str| config(yaml).algorithm.params;
+    let dppo = params(
+        "train: {trainer_type: dppo, kl_mask_type: v-based, kl_mask_threshold: 1.0e-5, kl_beta: 0.1, clip_range: 1.0e-4}",
+    );
+    assert_eq!(
+        (&dppo["mask"], &dppo["mask_threshold"], &dppo["kl"]["kind"]),
+        (&json!("velocity"), &json!(1e-5), &json!("mean"))
+    );
+    let awm = params(
+        "model: {finetune_type: lora}\ntrain: {trainer_type: awm, awm_weighting: ghuber, ghuber_power: 0.5, clip_range: 1.0e-5, \
+         kl_beta: 0.01, ema_kl_beta: 0.1, ema_decay: 0.9, ema_decay_schedule: constant, ema_update_interval: 1}",
+    );
+    assert_eq!(
+        (&awm["weighting"], &awm["huber_power"], &awm["clip_range"]),
+        (&json!("generalised-huber"), &json!(0.5), &json!([-1e-5, 1e-5]))
+    );
+    assert_eq!(
+        (&awm["kl_beta"], &awm["reference"], &awm["old_policy_beta"]),
+        (&json!(0.01), &json!("lora-off"), &json!(0.1))
+    );
+    assert_eq!(awm["off_policy"], json!(false));
+    assert_eq!(awm["old_policy"]["hold"], json!(0.9));
+    let dpo = params(
+        "model: {finetune_type: lora}\ntrain: {trainer_type: dpo, beta: 500, weighting_scheme: uniform, num_train_timesteps: 2}",
+    );
+    assert_eq!(
+        (&dpo["beta"], &dpo["reference"]),
+        (&json!(500.0), &json!("lora-off"))
+    );
+    assert_eq!(
+        dpo["train_timesteps"],
+        json!({ "count": 2, "strategy": "uniform", "shift": 1.0, "range": [0.0, 0.99] })
+    );
 }
 
 #[test]

@@ -185,12 +185,14 @@ impl Job {
             pass: &pass,
             sampling: &sampling,
             reference: None,
+            old: None,
             policy: &sampler.policy,
             kernels: &*self.plan.kernels,
             device: &self.device,
             batch,
             advantages: self.device.tensor(advantages, [rows]),
             noise: None,
+            before: None,
             site: self.site(Stage::Training),
         };
         let loss = self.grpo().loss(&context, Position::Recorded(0)).loss;

@@ -325,12 +325,14 @@ impl Job {
                     pass: &pass,
                     sampling: &sampling,
                     reference: None,
+                    old: None,
                     policy: &sampler.policy,
                     kernels: &*self.plan.kernels,
                     device: &self.device,
                     batch,
                     advantages: self.device.tensor(advantages, [rows]),
                     noise: None,
+                    before: None,
                     site: self.site(Stage::Training),
                 };
                 let grpo = Grpo {

@@ -307,6 +307,34 @@ steps = 10
 policy = "full"
 split = true
 "#,
+    r#"
+config_version = 1
+[algorithm]
+kind = "dppo"
+mask = "velocity"
+mask_threshold = 1e-5
+step_weights = "noise"
+kl = { kind = "divergence", beta = 0.04 }
+"#,
+    r#"
+config_version = 1
+[algorithm]
+kind = "awm"
+weighting = "generalised-huber"
+huber_power = 0.25
+clip_range = [-1e-5, 1e-5]
+old_policy_beta = 0.1
+off_policy = true
+old_policy = { flat = 0, rate = 0.02, hold = 0.9 }
+train_timesteps = { count = 2, strategy = "uniform" }
+"#,
+    r#"
+config_version = 1
+[algorithm]
+kind = "dpo"
+beta = 500
+train_timesteps = { count = 2, range = [0, 0.9] }
+"#,
     "config_version = 1\n[ema.schedule]\nkind = \"cosine\"\nsteps = 7\n[checkpointing]\npolicy = \"budget\"\npeak_gib = 1.5\n",
     "config_version = 1\n[ema.schedule]\nkind = \"constant\"\ndecay = 0.5\n[checkpointing]\npolicy = \"block-skip\"\nevery = 3\n",
     "config_version = 1\n[checkpointing]\npolicy = \"every-nth-linear\"\nn = 3\n",

@@ -1,4 +1,4 @@
-//! The algorithm, its KL term, and the policy that samples in NFT.
+//! The algorithm, its KL term, and the policy that samples in NFT and AWM.
 
 use toml_edit::Value;
 
@@ -11,11 +11,8 @@ use crate::rule::Conversion;
 use crate::scalar::Scalar;
 
 /// Flow-Factory's trainers that flow-train does not have, and whether they train on trajectories' log-probabilities, as
-/// `grpo` does, rather than on clean images at drawn times, as `nft` does.
-const OTHERS: [(&str, bool); 11] = [
-    ("dppo", true),
-    ("awm", false),
-    ("dpo", false),
+/// `grpo` does, rather than on clean images at drawn times, as `nft` does. (All are of the latter kind today.)
+const OTHERS: [(&str, bool); 8] = [
     ("dgpo", false),
     ("crd", false),
     ("tdm-r1", false),
@@ -39,7 +36,7 @@ pub(crate) fn choose(draft: &mut Draft<'_>) {
         return;
     }
     let written = name(item.node.text().unwrap_or_default());
-    let kind = ["grpo", "grpo-guard", "nft"]
+    let kind = ["grpo", "grpo-guard", "nft", "dppo", "awm", "dpo"]
         .into_iter()
         .find(|kind| *kind == written);
     let other = OTHERS.iter().find(|(theirs, _)| *theirs == written);
@@ -106,6 +103,9 @@ pub(super) fn kl(draft: &mut Draft<'_>) {
     if without_trainer(draft, ["train.kl_beta", "train.kl_type"]) {
         return;
     }
+    if draft.kind == "dpo" {
+        return reference_of_dpo(draft);
+    }
     let beta = take_given(draft, "train.kl_beta");
     let kind = take_given(draft, "train.kl_type");
     let factor = match &beta {
@@ -137,7 +137,7 @@ pub(super) fn kl(draft: &mut Draft<'_>) {
         return;
     };
     let lora = uses_lora(draft);
-    if draft.kind == "nft" {
+    if ["nft", "awm"].contains(&draft.kind) {
         draft.set(
             "algorithm.kl_beta",
             value,
@@ -149,12 +149,12 @@ pub(super) fn kl(draft: &mut Draft<'_>) {
         }
         match &kind {
             Some(item) if convert::is_one_of(item.node, &["v-based"]) => {
-                draft.same(&item.origin, "algorithm.kl_beta", "NFT compares velocities");
+                draft.same(&item.origin, "algorithm.kl_beta", "it compares velocities");
             }
             Some(item) => draft.keep(
                 "algorithm",
                 &item.origin,
-                "NFT compares velocities, and nothing else",
+                "NFT and AWM compare velocities, and nothing else",
             ),
             None => {}
         }
@@ -185,8 +185,23 @@ pub(super) fn kl(draft: &mut Draft<'_>) {
     draft.set("algorithm.kl", table(pairs), &origins, REFERENCE);
 }
 
+/// DPO has its reference inside its loss, and no KL term.
+fn reference_of_dpo(draft: &mut Draft<'_>) {
+    for from in ["train.kl_beta", "train.kl_type"] {
+        if let Some(item) = take_given(draft, from) {
+            let reason = "DPO has the reference inside its loss, and no KL term";
+            draft.keep_as(Rank::Detail, "algorithm", &item.origin, reason);
+        }
+    }
+    if uses_lora(draft) {
+        draft.set("algorithm.reference", "lora-off", &[], "adapters off");
+    }
+}
+
 const REFERENCE: &str =
     "as in Flow-Factory the reference is the base below the adapters, or a snapshot without them";
+
+const OFF_POLICY: &str = "whether the average samples";
 
 pub(super) fn old_policy(draft: &mut Draft<'_>) {
     if without_trainer(draft, ["train.off_policy"]) {
@@ -204,7 +219,8 @@ pub(super) fn old_policy(draft: &mut Draft<'_>) {
         }
     };
     let origins: Vec<_> = item.iter().map(|item| &item.origin).collect();
-    if draft.kind != "nft" {
+    let awm = draft.kind == "awm";
+    if draft.kind != "nft" && !awm {
         for origin in origins {
             let reason = format!(
                 "`algorithm.kind = \"{}\"` samples with the policy that it trains, in Flow-Factory too",
@@ -214,7 +230,13 @@ pub(super) fn old_policy(draft: &mut Draft<'_>) {
         }
         return;
     }
-    if !off_policy {
+    if awm {
+        draft.set("algorithm.off_policy", off_policy, &origins, OFF_POLICY);
+        let pull = draft.peek("train.ema_kl_beta").and_then(number);
+        if !off_policy && pull.is_none_or(|factor| factor == 0.0) {
+            return;
+        }
+    } else if !off_policy {
         let on_policy = table([
             ("flat", 0.into()),
             ("rate", Value::from(0.0)),

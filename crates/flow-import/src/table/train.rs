@@ -5,8 +5,18 @@ use crate::rule::Conversion::{
 };
 use crate::rule::{Join, Rule};
 
-const COUPLED: &[&str] = &["grpo", "grpo-guard"];
+const CLIPPED: &[&str] = &["grpo", "grpo-guard", "awm"];
+const WITH_ADVANTAGES: &[&str] = &["grpo", "grpo-guard", "dppo", "nft", "awm"];
 const NFT: &[&str] = &["nft"];
+/// Those of which a slower copy may sample.
+const OLD_POLICY: &[&str] = &["nft", "awm"];
+/// Those whose times are drawn by `time_sampling_strategy`.
+const DRAWN: &[&str] = &["nft", "awm"];
+const DPPO: &[&str] = &["dppo"];
+const AWM: &[&str] = &["awm"];
+const DPO: &[&str] = &["dpo"];
+/// Those that take their loss at drawn times.
+const AT_TIMES: &[&str] = &["nft", "awm", "dpo"];
 const MODEL_SIZE: &str =
     "pixels of an image or a frame, in whole patches of 16; left out, Flow-Factory takes 512";
 const ON_DEVICE: &str = "in flow-train it lies where the weights lie";
@@ -17,7 +27,7 @@ pub(super) const COMMON: &[Rule] = &[
         "train.trainer_type",
         "algorithm.kind",
         Joint(Join::Algorithm),
-        "`grpo`, `grpo-guard` and `nft`; any other stands in the TOML as it is, and flow-train refuses it",
+        "`grpo`, `grpo-guard`, `dppo`, `nft`, `awm` and `dpo`; any other stands in the TOML as it is, and flow-train refuses it",
     ),
     Rule::new(
         "train.resolution",
@@ -218,7 +228,7 @@ pub(super) const ALGORITHMS: &[Rule] = &[
         Range,
         "range of the ratio; one number `c` is `[-c, c]`",
     )
-    .kinds(COUPLED)
+    .kinds(CLIPPED)
     .default("[-1e-4, 1e-4]"),
     Rule::new(
         "train.adv_clip_range",
@@ -226,12 +236,13 @@ pub(super) const ALGORITHMS: &[Rule] = &[
         Symmetric,
         "range of advantages, which must be symmetric",
     )
+    .kinds(WITH_ADVANTAGES)
     .default("5.0"),
     Rule::new(
         "train.kl_type",
         "algorithm.kl",
         Joint(Join::Kl),
-        "`v-based` is `velocity`, `x-based` is `mean`; NFT has velocities only",
+        "`v-based` is `velocity`, `x-based` is `mean`; NFT and AWM have velocities only",
     ),
     Rule::new(
         "train.kl_beta",
@@ -245,20 +256,19 @@ pub(super) const ALGORITHMS: &[Rule] = &[
         .default("1.0"),
     Rule::new(
         "train.off_policy",
-        "algorithm.old_policy",
+        "algorithm.old_policy, algorithm.off_policy",
         Joint(Join::OldPolicy),
-        "false: the policy that is trained samples (rate 0); true: the average samples, which is exact for the schedules \
+        "false: the policy that is trained samples (in NFT a rate of 0); true: the average samples, which is exact for the schedules \
          `piecewise_linear`, `constant` and `linear` from 0, updated every iteration",
     )
-    .kinds(NFT),
+    .kinds(OLD_POLICY),
     Rule::new(
         "train.num_train_timesteps",
         "algorithm.train_timesteps.count",
         Integer,
         "times per image; 0 takes all in the range",
     )
-    .kinds(NFT)
-    .default("0"),
+    .kinds(AT_TIMES),
     Rule::new(
         "train.time_sampling_strategy",
         "algorithm.train_timesteps.strategy",
@@ -271,43 +281,90 @@ pub(super) const ALGORITHMS: &[Rule] = &[
         ]),
         "how training times are drawn",
     )
-    .kinds(NFT)
-    .default("discrete"),
+    .kinds(DRAWN),
     Rule::new(
         "train.time_shift",
         "algorithm.train_timesteps.shift",
         Number,
         "shift of drawn times",
     )
-    .kinds(NFT)
-    .default("3.0"),
+    .kinds(AT_TIMES),
     Rule::new(
         "train.timestep_range",
         "algorithm.train_timesteps.range",
         Fraction,
         "part of the path, from noise (0) to image (1); one number `f` is `[0, f]`",
     )
-    .kinds(NFT)
-    .default("0.9"),
+    .kinds(AT_TIMES),
+    Rule::new(
+        "train.kl_mask_type",
+        "algorithm.mask",
+        Choice(&[("x-based", "mean"), ("v-based", "velocity")]),
+        "how DPPO measures the divergence from the sampling policy",
+    )
+    .kinds(DPPO),
+    Rule::new(
+        "train.kl_mask_threshold",
+        "algorithm.mask_threshold",
+        Number,
+        "divergence from which on DPPO drops rows",
+    )
+    .kinds(DPPO),
+    Rule::new(
+        "train.awm_weighting",
+        "algorithm.weighting",
+        Choice(&[
+            ("Uniform", "uniform"),
+            ("t", "sigma"),
+            ("t**2", "sigma-squared"),
+            ("huber", "huber"),
+            ("ghuber", "generalised-huber"),
+        ]),
+        "how AWM makes a log-probability of an error",
+    )
+    .kinds(AWM),
+    Rule::new(
+        "train.ghuber_power",
+        "algorithm.huber_power",
+        Number,
+        "exponent of `ghuber`",
+    )
+    .kinds(AWM),
+    Rule::new(
+        "train.ema_kl_beta",
+        "algorithm.old_policy_beta",
+        Number,
+        "factor of the pull towards the average; flow-train's is a copy of its own, see `algorithm.old_policy`",
+    )
+    .kinds(AWM),
+    Rule::new("train.beta", "algorithm.beta", Number, "strength of the preference in DPO").kinds(DPO),
+    Rule::new(
+        "train.weighting_scheme",
+        "algorithm.train_timesteps.strategy",
+        Choice(&[("logit_normal", "logit-normal"), ("uniform", "uniform")]),
+        "how DPO's times are drawn; flow-train draws several of them in equal parts of the range",
+    )
+    .kinds(DPO),
+    Rule::new(
+        "train.logit_mean",
+        "",
+        Same(&["0", "0.0"]),
+        "mean of DPO's logit; flow-train's is 0",
+    ),
+    Rule::new(
+        "train.logit_std",
+        "",
+        Same(&["1", "1.0"]),
+        "standard deviation of DPO's logit; flow-train's is 1",
+    ),
 ];
 
 /// Keys of trainers that flow-train does not have.
 pub(super) const OTHERS: &[Rule] = &[
-    other(
-        "train.kl_mask_threshold",
-        "DPPO's; flow-train has no such trainer",
-    ),
-    other(
+    Rule::nothing(
         "train.kl_guidance_scale",
-        "DPPO's; flow-train has no such trainer",
+        "guidance of DPPO's reference; flow-train's has the guidance of training",
     ),
-    other("train.ema_kl_beta", "AWM's; flow-train has no such trainer"),
-    other("train.awm_weighting", "AWM's; flow-train has no such trainer"),
-    other("train.ghuber_power", "AWM's; flow-train has no such trainer"),
-    other("train.beta", "DPO's; flow-train has no such trainer"),
-    other("train.weighting_scheme", "DPO's; flow-train has no such trainer"),
-    other("train.logit_mean", "DPO's; flow-train has no such trainer"),
-    other("train.logit_std", "DPO's; flow-train has no such trainer"),
     other("train.dpo_beta", "DGPO's; flow-train has no such trainer"),
     other("train.use_shared_noise", "DGPO's; flow-train has no such trainer"),
     other("train.clip_dsm", "DGPO's; flow-train has no such trainer"),

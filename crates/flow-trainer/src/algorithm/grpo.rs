@@ -2,12 +2,13 @@
 //!
 //! Formulas as in Flow-Factory `trainers/grpo.py` (clone a0b2bc5), lines 266 to 311:
 //! `r = exp(log p - log p_old)`, `L = mean(max(-A r, -A clamp(r, 1 + lo, 1 + hi)))`, plus an optional
-//! `beta · mean((v - v_ref)²)` or `beta · mean((mu - mu_ref)²)`.
+//! `beta · mean((v - v_ref)²)` or `beta · mean((mu - mu_ref)²)`; flow_grpo (`scripts/train_sd3.py`, line 895) divides the latter by
+//! `2 s²`.
 
 use super::reference::check_clip_range;
 use super::{
     Algorithm, AlgorithmFactory, AlgorithmRegistry, KlConfig, KlKind, LossContext, Position,
-    ReferenceWeights, UnitLoss, mean_over_rows,
+    ReferenceWeights, StepWeights, UnitLoss, mean_over_rows,
 };
 use crate::audit::{Distribution, ReplayedStep};
 use crate::policy::CallSite;
@@ -19,7 +20,7 @@ use flow_accel::Paradigm;
 use flow_config::AlgorithmFacts;
 use flow_core::ops::SdeStep;
 use flow_core::tensors::plain;
-use flow_core::{CallContext, Exec};
+use flow_core::{CallContext, Exec, RawTensor};
 use flow_registry::NameTaken;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -42,6 +43,8 @@ pub struct Grpo {
     /// Passes over the images of one rollout.
     #[schemars(range(min = 1, max = 1000))]
     pub inner_epochs: usize,
+    /// How much each step of a trajectory counts in the policy term.
+    pub step_weights: StepWeights,
 }
 
 impl Default for Grpo {
@@ -51,6 +54,7 @@ impl Default for Grpo {
             advantage_clip: 5.0,
             kl: KlConfig::default(),
             inner_epochs: 1,
+            step_weights: StepWeights::None,
         }
     }
 }
@@ -190,13 +194,17 @@ pub(super) fn kl_per_row(
     let velocity_bn = velocity_at(context, replayed.record, |call| reference.exec(call));
     let (ours, theirs) = match target {
         KlKind::None | KlKind::Velocity => (&replayed.velocity_bn, velocity_bn),
-        KlKind::Mean => {
+        KlKind::Mean | KlKind::Divergence => {
             let (_, mean_bn) = distribution_at(context, replayed.record, &velocity_bn);
             (&replayed.mean_bn, mean_bn)
         }
     };
     let (ours, theirs) = (ours.clone().into_dispatch(), plain(&theirs.into_dispatch()));
-    Tensor::from_dispatch(context.kernels.ops().loss.mean_squared_distance(&ours, &theirs))
+    let distance_b = Tensor::from_dispatch(context.kernels.ops().loss.mean_squared_distance(&ours, &theirs));
+    match target {
+        KlKind::None | KlKind::Velocity | KlKind::Mean => distance_b,
+        KlKind::Divergence => distance_b * (0.5 / replayed.record.step.std_dev.powi(2)) as f32,
+    }
 }
 
 /// Ratio, losses and terms shared by the clipped algorithms; `weight` multiplies the policy term.
@@ -209,6 +217,21 @@ pub(super) fn finish(
     kl: &KlConfig,
 ) -> UnitLoss {
     let (policy_b, decided_b) = clipped_loss(ratio_b.clone(), context.advantages.clone(), clip_range);
+    let terms = vec![("clip_fraction", decided_b.into_dispatch())];
+    let policy = mean_over_rows(policy_b) * weight;
+    with_reference(context, replayed, ratio_b, policy, terms, kl)
+}
+
+/// The whole loss of a coupled algorithm, of its policy term `[1]`: with the pull towards a reference, what the audit compares, and
+/// the terms that are logged.
+pub(super) fn with_reference(
+    context: &LossContext<'_, '_>,
+    replayed: &Replayed<'_>,
+    ratio_b: Tensor<1>,
+    policy: Tensor<1>,
+    mut terms: Vec<(&'static str, RawTensor)>,
+    kl: &KlConfig,
+) -> UnitLoss {
     let values = |tensor: DispatchTensor| plain(&tensor);
     let replayed_step = ReplayedStep {
         ratio: values(ratio_b.into_dispatch()),
@@ -217,8 +240,7 @@ pub(super) fn finish(
             mean: values(replayed.mean_bn.clone().into_dispatch()),
         }),
     };
-    let mut terms = vec![("clip_fraction", decided_b.into_dispatch())];
-    let mut loss = mean_over_rows(policy_b) * weight;
+    let mut loss = policy;
     terms.push(("policy_loss", plain(&loss.clone().into_dispatch())));
     if kl.kind != KlKind::None {
         let distance = mean_over_rows(kl_per_row(context, replayed, kl.kind));
@@ -268,6 +290,8 @@ impl Algorithm for Grpo {
         let replayed = replay(context, position);
         let old = Tensor::from_dispatch(replayed.record.log_prob.clone());
         let ratio = (replayed.log_prob_b.clone() - old).exp();
-        finish(context, &replayed, ratio, self.clip_range, 1.0, &self.kl)
+        let records = &context.batch.records;
+        let weight = self.step_weights.of(&replayed.record.step, records) as f32;
+        finish(context, &replayed, ratio, self.clip_range, weight, &self.kl)
     }
 }

@@ -46,6 +46,7 @@ impl Default for GrpoGuard {
             advantage_clip,
             kl,
             inner_epochs,
+            step_weights: _,
         } = Grpo::default();
         Self {
             clip_range,

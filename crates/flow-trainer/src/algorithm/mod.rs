@@ -3,17 +3,30 @@
 //! The loop in [`crate::session`] knows none of them: it rolls out, asks for a loss at each position, steps the
 //! optimizer. A new algorithm is a file here, or anywhere, that registers itself: settings, rules, loss.
 
+mod arrangement;
+mod awm;
+mod dpo;
+mod dppo;
+mod forward;
 mod grpo;
 mod guard;
 mod nft;
 mod reference;
 mod registry;
+mod step_weights;
+mod times;
 
+pub use arrangement::{RolledOut, RowSet};
+pub use awm::{Awm, AwmSettings, ErrorWeighting};
+pub use dpo::{Dpo, DpoSettings, DpoTimesConfig};
+pub use dppo::{Dppo, MaskKind};
 pub use grpo::Grpo;
 pub use guard::GrpoGuard;
-pub use nft::{AdvantageMode, Nft, NftSettings, OldPolicyConfig, TimeSampling, TrainTimestepsConfig};
+pub use nft::{AdvantageMode, Nft, NftSettings};
 pub use reference::{KlConfig, KlKind, ReferenceWeights};
 pub use registry::{AlgorithmContext, AlgorithmFactory, AlgorithmRegistry};
+pub use step_weights::StepWeights;
+pub use times::{OldPolicyConfig, TimeSampling, TrainTimestepsConfig};
 
 use crate::audit::ReplayedStep;
 use crate::policy::{CallSite, Policy};
@@ -56,18 +69,22 @@ pub struct LossContext<'a, 'w> {
     pub sampling: &'a InferencePass<'w>,
     /// The reference weights, if the algorithm asked for some.
     pub reference: Option<&'a InferencePass<'w>>,
+    /// The slower copy, if the algorithm keeps one ([`Algorithm::keeps_old`]).
+    pub old: Option<&'a InferencePass<'w>>,
     /// Model and guidance.
     pub policy: &'a Policy,
     /// Fused operations.
     pub kernels: &'a dyn Kernels,
     /// Where tensors live.
     pub device: &'a ComputeDevice,
-    /// The micro-batch, composed as in the rollout.
+    /// The micro-batch, composed as in the rollout, or as the algorithm arranged it.
     pub batch: &'a Trajectories,
     /// One advantage per row, `[B]`.
     pub advantages: Tensor<1>,
     /// Noise for [`Position::Time`], `[B, N]`; drawn by the loop.
     pub noise: Option<RawTensor>,
+    /// What [`Algorithm::before`] gave for this micro-batch and position, `[B]`.
+    pub before: Option<RawTensor>,
     /// Stage, iteration and number of steps.
     pub site: CallSite,
 }
@@ -116,6 +133,28 @@ pub trait Algorithm: Sync + std::fmt::Debug + Send {
     fn old_policy_decay(&self, _iteration: u64) -> Option<f64> {
         None
     }
+
+    /// Whether a slower copy of the weights is kept: to sample with, or to compare with.
+    fn keeps_old(&self) -> bool {
+        self.sampling_weights() == SamplingWeights::Old
+    }
+
+    /// Whether losses read [`LossContext::before`]. Costs a pass of [`before`](Self::before) over all units.
+    fn looks_before(&self) -> bool {
+        false
+    }
+
+    /// One number per row, `[B]`, computed at every micro-batch and position before the first optimizer step of a pass, for
+    /// instance the log-probability under the weights that sampled. Not differentiated.
+    fn before(&self, _context: &LossContext<'_, '_>, _position: Position) -> Option<RawTensor> {
+        None
+    }
+
+    /// The rows that each loss sees: for each optimizer step of the pass its micro-batches. None leaves the micro-batches of the
+    /// rollout as they are. Rows that are arranged anew have no recorded steps.
+    fn arrange(&self, _rollout: &RolledOut<'_>) -> Option<Vec<Vec<RowSet>>> {
+        None
+    }
 }
 
 impl Algorithm for Box<dyn Algorithm> {
@@ -153,6 +192,22 @@ impl Algorithm for Box<dyn Algorithm> {
 
     fn old_policy_decay(&self, iteration: u64) -> Option<f64> {
         (**self).old_policy_decay(iteration)
+    }
+
+    fn keeps_old(&self) -> bool {
+        (**self).keeps_old()
+    }
+
+    fn looks_before(&self) -> bool {
+        (**self).looks_before()
+    }
+
+    fn before(&self, context: &LossContext<'_, '_>, position: Position) -> Option<RawTensor> {
+        (**self).before(context, position)
+    }
+
+    fn arrange(&self, rollout: &RolledOut<'_>) -> Option<Vec<Vec<RowSet>>> {
+        (**self).arrange(rollout)
     }
 }
 

@@ -39,6 +39,9 @@ pub enum KlKind {
     Velocity,
     /// Means of the step: `beta * mean((mu - mu_ref)^2)`, without a division by the variance, as in Flow-Factory.
     Mean,
+    /// Means of the step over its variance: `beta * mean((mu - mu_ref)^2) / (2 s^2)`, with the diffusion `s` of the step, as flow_grpo
+    /// has it.
+    Divergence,
 }
 
 /// What the reference model is.
@@ -67,10 +70,10 @@ impl KlConfig {
             (KlKind::None, factor) if factor != 0.0 => {
                 let message = format!("`{beta}` is {factor}, but `{kind}` is \"none\"");
                 rules.error(RULE_KL, &[&beta, &kind], message).help(format!(
-                    "set `{kind}` to \"velocity\" or \"mean\", or remove the factor"
+                    "set `{kind}` to \"velocity\", \"mean\" or \"divergence\", or remove the factor"
                 ));
             }
-            (KlKind::Velocity | KlKind::Mean, 0.0) => {
+            (KlKind::Velocity | KlKind::Mean | KlKind::Divergence, 0.0) => {
                 let message = format!("there is a KL term, but its factor `{beta}` is 0");
                 rules
                     .error(RULE_KL, &[&kind, &beta], message)

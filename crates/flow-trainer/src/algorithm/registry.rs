@@ -119,6 +119,9 @@ impl AlgorithmRegistry {
         super::Grpo::register(&mut registry)?;
         super::GrpoGuard::register(&mut registry)?;
         super::Nft::register(&mut registry)?;
+        super::Dppo::register(&mut registry)?;
+        super::Awm::register(&mut registry)?;
+        super::Dpo::register(&mut registry)?;
         Ok(registry)
     }
 

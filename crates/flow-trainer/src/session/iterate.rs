@@ -52,7 +52,9 @@ impl<A: Algorithm> Session<A> {
         let advantages = compute_advantages(&rewards, &rolled.groups, &self.parts.settings.advantage)?;
         let rewards_s = watch.lap_s();
 
-        let outcome = self.parts.update(&rolled.batches, &advantages.values, observer)?;
+        let outcome = self
+            .parts
+            .update(&rolled.batches, &advantages.values, &rolled.groups, observer)?;
         let images = rolled.groups.len();
         self.parts.follow()?;
         let activity = self.activity(observer)?;

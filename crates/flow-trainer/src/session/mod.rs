@@ -6,6 +6,7 @@ mod drift;
 mod evaluate;
 mod falls;
 mod iterate;
+mod micro_batches;
 mod record;
 mod restore;
 mod resume;

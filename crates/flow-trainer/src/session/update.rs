@@ -1,9 +1,10 @@
 //! The learning half of an iteration: losses at every position, the audit, optimizer steps.
 
+use super::micro_batches::{MicroBatch, PassBatches};
 use super::{AuditMode, Parts};
-use crate::algorithm::{Algorithm, LossContext, Position, ReferenceWeights, SamplingWeights};
+use crate::algorithm::{Algorithm, LossContext, Position, ReferenceWeights, RolledOut, SamplingWeights};
 use crate::audit::{Distribution, OnPolicyAudit, ReplayedStep};
-use crate::distributed::{UnitSeen, UpdateSeen};
+use crate::distributed::{Lanes, UnitSeen, UpdateSeen};
 use crate::error::TrainError;
 use crate::observer::{Observer, Phase};
 use crate::optimizer::{Accumulated, StepReport};
@@ -57,19 +58,41 @@ struct Unit {
     gradients: Vec<Option<RawTensor>>,
 }
 
+/// Where a loss is taken: a micro-batch, and one of the positions of the pass.
+#[derive(Clone, Copy)]
+struct Site {
+    micro_batch: usize,
+    position: Position,
+    /// Its place among all of the pass.
+    number: usize,
+}
+
 /// Every position of every micro-batch, in order.
-fn units(micro_batches: Range<usize>, positions: &[Position]) -> Vec<(usize, Position)> {
-    micro_batches
-        .flat_map(|micro_batch| positions.iter().map(move |position| (micro_batch, *position)))
-        .collect()
+fn sites(micro_batches: impl Iterator<Item = usize>, positions: &[Position]) -> Vec<Site> {
+    let of = |micro_batch: usize| {
+        (positions.iter().enumerate()).map(move |(index, position)| Site {
+            micro_batch,
+            position: *position,
+            number: micro_batch * positions.len() + index,
+        })
+    };
+    micro_batches.flat_map(of).collect()
+}
+
+/// What the losses of a pass are computed from.
+struct Pass<'a> {
+    batches: PassBatches<'a>,
+    /// What the algorithm looked at before the first optimizer step, by the number of the site; empty if it does not.
+    before: BTreeMap<usize, RawTensor>,
 }
 
 impl<A: Algorithm> Parts<A, Acceleration> {
-    /// Every inner pass over the rollout; `advantages` has one value per sample, in order.
+    /// Every inner pass over the rollout; `advantages` and `groups` have one value per sample, in order.
     pub(super) fn update(
         &mut self,
         batches: &BTreeMap<usize, Trajectories>,
         advantages: &[f32],
+        groups: &[u64],
         observer: &mut dyn Observer,
     ) -> Result<UpdateOutcome, TrainError> {
         let audited = self.algorithm.paradigm() == Paradigm::Coupled && self.settings.audit != AuditMode::Off;
@@ -77,43 +100,46 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             audit: audited.then(OnPolicyAudit::default),
             ..UpdateOutcome::default()
         };
-        let geometry = self.settings.geometry;
         let seed = self.settings.seed;
         for inner in 0..self.algorithm.inner_epochs() {
             let positions = self
                 .algorithm
                 .positions(&self.schedule, seed, self.state.iteration, inner);
-            observer.phase(Phase::Update, batches.len() * positions.len());
-            for update in geometry.update_micro_batches() {
-                let units = units(self.distribution.of_update(&update), &positions);
+            let pass = self.pass(batches, advantages, groups, inner, &positions)?;
+            let count = pass.batches.micro_batches.len();
+            observer.phase(Phase::Update, count * positions.len());
+            for update in pass.batches.steps.clone() {
+                let (lanes, mine) = match pass.batches.arranged {
+                    true => (Lanes::new(1), update.clone()),
+                    false => (self.distribution.lanes, self.distribution.of_update(&update)),
+                };
                 let all = update.len() * positions.len();
-                let mut accumulated = Accumulated::in_lanes(all, self.distribution.lanes);
+                if all == 0 {
+                    continue;
+                }
+                let sites = sites(mine, &positions);
+                let mut accumulated = Accumulated::in_lanes(all, lanes);
                 let mut seen = UpdateSeen {
-                    units: Vec::with_capacity(units.len()),
+                    units: Vec::with_capacity(sites.len()),
                     audit: OnPolicyAudit::default(),
                     present: Vec::new(),
                 };
                 let kernels = self.training_plan().kernels.clone();
-                self.for_each_unit(
-                    &units,
-                    batches,
-                    advantages,
-                    |batch, (micro_batch, position), unit| {
-                        if outcome.steps.is_empty()
-                            && let (true, Some(replayed)) = (audited, &unit.replayed)
-                        {
-                            self.check_unit(&mut seen.audit, batch, position, replayed);
-                        }
-                        seen.units.push(UnitSeen::new(&unit.loss_values, &unit.terms));
-                        let lane = self.distribution.lane_of(&update, micro_batch);
-                        accumulated.add_to(lane, &*kernels, unit.gradients);
-                        observer.advance(1);
-                    },
-                )?;
+                self.for_each_unit(&sites, &pass, |batch, site, unit| {
+                    if outcome.steps.is_empty()
+                        && let (true, Some(replayed)) = (audited, &unit.replayed)
+                    {
+                        self.check_unit(&mut seen.audit, batch, site.position, replayed);
+                    }
+                    seen.units.push(UnitSeen::new(&unit.loss_values, &unit.terms));
+                    let lane = (site.micro_batch - update.start) * lanes.count() / update.len();
+                    accumulated.add_to(lane, &*kernels, unit.gradients);
+                    observer.advance(1);
+                })?;
                 seen.present = accumulated.present(&*kernels);
                 let present = self.take_in(seen, &mut outcome)?;
                 let layout = self.state.weights.current.layout();
-                let exchange = (&*self.distribution.exchange, self.distribution.lanes);
+                let exchange = (&*self.distribution.exchange, lanes);
                 accumulated.exchange(exchange, layout, &present, &self.sampler.device)?;
                 if outcome.steps.is_empty()
                     && let Some(audit) = &outcome.audit
@@ -122,6 +148,13 @@ impl<A: Algorithm> Parts<A, Acceleration> {
                 }
                 outcome.steps.push(self.optimizer_step(accumulated)?);
             }
+        }
+        if outcome.steps.is_empty() {
+            observer.notice(&format!(
+                "iteration {}: the algorithm took no row of the rollout (no group has images whose rewards differ), so there was no \
+                 optimizer step",
+                self.state.iteration + 1
+            ));
         }
         Ok(outcome)
     }
@@ -165,107 +198,171 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         let positions = self
             .algorithm
             .positions(&self.schedule, seed, self.state.iteration, 0);
-        observer.phase(Phase::Update, rolled.batches.len() * positions.len());
-        let units = units(0..rolled.batches.len(), &positions);
         // Rewards do not enter a ratio; any advantages do.
         let advantages: Vec<f32> = (0..rolled.groups.len())
             .map(|sample| if sample % 2 == 0 { 1.0 } else { -1.0 })
             .collect();
+        let pass = self.pass(&rolled.batches, &advantages, &rolled.groups, 0, &positions)?;
+        let sites = sites(pass.batches.micro_batches.keys().copied(), &positions);
+        observer.phase(Phase::Update, sites.len());
         let mut audit = OnPolicyAudit::default();
-        self.for_each_unit(
-            &units,
-            &rolled.batches,
-            &advantages,
-            |batch, (_, position), unit| {
-                if let Some(replayed) = &unit.replayed {
-                    self.check_unit(&mut audit, batch, position, replayed);
-                }
-                observer.advance(1);
-            },
-        )?;
+        self.for_each_unit(&sites, &pass, |batch, site, unit| {
+            if let Some(replayed) = &unit.replayed {
+                self.check_unit(&mut audit, batch, site.position, replayed);
+            }
+            observer.advance(1);
+        })?;
         Ok(audit)
     }
 
-    /// Losses and gradients at `units` (micro-batch and position), computed beside one another and visited in order.
+    /// The micro-batches of pass `inner` over a rollout, and what the algorithm looks at before its first optimizer step.
+    fn pass<'a>(
+        &self,
+        batches: &'a BTreeMap<usize, Trajectories>,
+        advantages: &[f32],
+        groups: &[u64],
+        inner: usize,
+        positions: &[Position],
+    ) -> Result<Pass<'a>, TrainError> {
+        let geometry = &self.settings.geometry;
+        let arranged = self.algorithm.arrange(&RolledOut {
+            advantages,
+            groups,
+            micro_batch: geometry.micro_batch_size(),
+            updates: geometry.updates(),
+            seed: self.settings.seed,
+            iteration: self.state.iteration,
+            pass: inner,
+        });
+        let batches = match arranged {
+            None => PassBatches::as_rolled_out(batches, advantages, geometry),
+            Some(_) if self.distribution.exchange.world().is_several() => {
+                return Err(TrainError::Setting(format!(
+                    "the algorithm `{}` puts images of the whole rollout together anew, which one process has all of; run it on one \
+                     process",
+                    self.algorithm.name()
+                )));
+            }
+            Some(arranged) => PassBatches::arranged(batches, advantages, geometry, &arranged),
+        };
+        let mut before = BTreeMap::new();
+        if self.algorithm.looks_before() {
+            let micro_batches = &batches.micro_batches;
+            let device = &self.sampler.device;
+            for wave in sites(micro_batches.keys().copied(), positions).chunks(device.concurrency()) {
+                let looked = device.concurrently(wave.len(), |index| {
+                    let Site {
+                        micro_batch,
+                        position,
+                        ..
+                    } = wave[index];
+                    let micro_batch = &micro_batches[&micro_batch];
+                    let look = |context: &LossContext<'_, '_>| self.algorithm.before(context, position);
+                    self.in_context(micro_batch, position, None, look).0
+                });
+                let looked = wave.iter().zip(looked);
+                before.extend(looked.filter_map(|(site, looked)| Some((site.number, looked?))));
+            }
+        }
+        Ok(Pass { batches, before })
+    }
+
+    /// Losses and gradients at `sites`, computed beside one another and visited in order.
     fn for_each_unit(
         &self,
-        units: &[(usize, Position)],
-        batches: &BTreeMap<usize, Trajectories>,
-        advantages: &[f32],
-        mut visit: impl FnMut(&Trajectories, (usize, Position), Unit),
+        sites: &[Site],
+        pass: &Pass<'_>,
+        mut visit: impl FnMut(&Trajectories, Site, Unit),
     ) -> Result<(), TrainError> {
         let device = &self.sampler.device;
-        for wave in units.chunks(device.concurrency()) {
+        let micro_batches = &pass.batches.micro_batches;
+        for wave in sites.chunks(device.concurrency()) {
             self.distribution.exchange.check()?;
             let computed = device.concurrently(wave.len(), |index| {
-                let (micro_batch, position) = wave[index];
-                let batch = &batches[&micro_batch];
-                let first = micro_batch * self.settings.geometry.micro_batch_size();
-                self.unit(batch, &advantages[first..first + batch.samples.len()], position)
+                let site = wave[index];
+                let before = pass.before.get(&site.number).cloned();
+                self.unit(&micro_batches[&site.micro_batch], before, site.position)
             });
-            for ((micro_batch, position), unit) in wave.iter().zip(computed) {
-                let (unit, batch) = (unit?, &batches[micro_batch]);
-                self.check_loss(&unit, *micro_batch, batch, *position)?;
-                visit(batch, (*micro_batch, *position), unit);
+            for (site, unit) in wave.iter().zip(computed) {
+                let batch = &*micro_batches[&site.micro_batch].batch;
+                self.check_loss(&unit, site.micro_batch, batch, site.position)?;
+                visit(batch, *site, unit);
             }
         }
         Ok(())
     }
 
-    fn unit(&self, batch: &Trajectories, advantages: &[f32], position: Position) -> Result<Unit, TrainError> {
+    fn unit(&self, micro_batch: &MicroBatch<'_>, before: Option<RawTensor>, position: Position) -> Unit {
+        let (unit, pass) = self.in_context(micro_batch, position, before, |context| {
+            self.algorithm.loss(context, position)
+        });
+        let loss = match micro_batch.weight {
+            1.0 => unit.loss,
+            weight => unit.loss * weight,
+        };
+        let loss_values = flow_core::tensors::plain(&loss.clone().into_dispatch());
+        let gradients = pass.gradients(&loss);
+        Unit {
+            loss: cpu::to_host(&loss_values)[0],
+            loss_values,
+            replayed: unit.replayed,
+            terms: unit.terms,
+            gradients,
+        }
+    }
+
+    /// What `compute` makes of the context of a loss, and the pass that it was computed in.
+    fn in_context<R>(
+        &self,
+        micro_batch: &MicroBatch<'_>,
+        position: Position,
+        before: Option<RawTensor>,
+        compute: impl FnOnce(&LossContext<'_, '_>) -> R,
+    ) -> (R, TrainingPass<'_>) {
         let weights = &self.state.weights;
         let device = &self.sampler.device;
         let trained = self.state.optimizer.trained();
         let pass = TrainingPass::new(&weights.current, self.training_plan().clone(), trained.into());
-        let sampling = match self.algorithm.sampling_weights() {
+        let inference = |weights| InferencePass::new(weights, self.training_plan().clone());
+        let sampling = inference(match self.algorithm.sampling_weights() {
             SamplingWeights::Current => &weights.current,
             SamplingWeights::Old => weights.old(),
-        };
-        let sampling = InferencePass::new(sampling, self.training_plan().clone());
+        });
         let reference = self.algorithm.reference().map(|kind| match kind {
             ReferenceWeights::WithoutAdapters => pass.reference(),
-            ReferenceWeights::Snapshot => {
-                InferencePass::new(weights.reference(), self.training_plan().clone())
-            }
+            ReferenceWeights::Snapshot => inference(weights.reference()),
         });
+        let old = self.algorithm.keeps_old().then(|| inference(weights.old()));
         let noise = match position {
             Position::Recorded(_) => None,
             Position::Time { draw, .. } => {
                 let values = self.sampler.policy.model.spec().latent.values();
                 Some(
                     self.sampler
-                        .noise(Purpose::ForwardNoise, &batch.samples, draw, values),
+                        .noise(Purpose::ForwardNoise, &micro_batch.noise_of, draw, values),
                 )
             }
         };
         let bound = self.algorithm.advantage_clip();
-        let advantages: Vec<f32> = advantages
-            .iter()
+        let advantages: Vec<f32> = (micro_batch.advantages.iter())
             .map(|value| value.clamp(-bound, bound))
             .collect();
         let rows = advantages.len();
-        let context = LossContext {
+        let computed = compute(&LossContext {
             pass: &pass,
             sampling: &sampling,
             reference: reference.as_ref(),
+            old: old.as_ref(),
             policy: &self.sampler.policy,
             kernels: &*self.training_plan().kernels,
             device,
-            batch,
+            batch: &micro_batch.batch,
             advantages: device.tensor(advantages, [rows]),
             noise,
+            before,
             site: self.site(Stage::Training),
-        };
-        let unit = self.algorithm.loss(&context, position);
-        let loss_values = flow_core::tensors::plain(&unit.loss.clone().into_dispatch());
-        let gradients = pass.gradients(&unit.loss);
-        Ok(Unit {
-            loss: cpu::to_host(&loss_values)[0],
-            loss_values,
-            replayed: unit.replayed,
-            terms: unit.terms,
-            gradients,
-        })
+        });
+        (computed, pass)
     }
 
     /// Compares what a loss computed again with what the rollout recorded.

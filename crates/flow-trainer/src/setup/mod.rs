@@ -25,7 +25,7 @@ pub use paths::{start_in_config, start_on_command_line};
 pub use rewards::{RewardParts, ScoredPrompts, rewards};
 pub use schedule::{average, deterministic, schedule, step_sigmas};
 
-use crate::algorithm::{Algorithm, AlgorithmContext, ReferenceWeights, SamplingWeights};
+use crate::algorithm::{Algorithm, AlgorithmContext, ReferenceWeights};
 use crate::conditions::Conditioner;
 use crate::description::Description;
 use crate::distributed::Distribution;
@@ -421,7 +421,7 @@ pub fn parts_of<A: Algorithm>(
     let slow = || model.weights.whole(&*environment.plan.kernels);
     let weights = PolicyWeights {
         average: average.as_ref().map(|_| slow()),
-        old: (algorithm.sampling_weights() == SamplingWeights::Old).then(slow),
+        old: algorithm.keeps_old().then(slow),
         reference: (algorithm.reference() == Some(ReferenceWeights::Snapshot)).then(|| model.weights.clone()),
         current: model.weights,
     };

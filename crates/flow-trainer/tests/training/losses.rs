@@ -7,7 +7,8 @@ use flow_core::rng::Purpose;
 use flow_core::{InferencePass, RawTensor, Stage, TrainingPass, cpu};
 use flow_trainer::algorithm::{Algorithm, LossContext, Position, UnitLoss};
 use flow_trainer::policy::CallSite;
-use flow_trainer::rollout::{NoiseSource, SampleRequest, Trajectories};
+use flow_trainer::rollout::{NoiseSource, SampleRequest, Sampler, StepRecord, Trajectories};
+use flow_trainer::scheduler::StepCoefficients;
 use flow_trainer::session::Parts;
 
 const ADVANTAGES: [f32; 4] = [1.5, -0.7, 0.0, 9.0];
@@ -57,18 +58,21 @@ fn loss_at<A: Algorithm>(
     let reference = InferencePass::new(&sampled, parts.training_plan().clone());
     let values = parts.sampler.policy.model.spec().latent.values();
     let noise = parts.sampler.noise(Purpose::ForwardNoise, &samples, 3, values);
-    let context = LossContext {
+    let mut context = LossContext {
         pass: &pass,
         sampling: &reference,
         reference: Some(&reference),
+        old: Some(&reference),
         policy: &parts.sampler.policy,
         kernels: &*parts.training_plan().kernels,
         device: &parts.sampler.device,
         batch: &batch,
         advantages: parts.sampler.device.tensor(ADVANTAGES.to_vec(), [4]),
         noise: Some(noise.clone()),
+        before: None,
         site: SITE,
     };
+    context.before = parts.algorithm.before(&context, position);
     let loss = parts.algorithm.loss(&context, position);
 
     // Velocities of the moved and of the sampling weights at the loss's own input, for the host.
@@ -109,17 +113,25 @@ fn rows(values: &[f64]) -> impl ExactSizeIterator<Item = &[f64]> {
     values.chunks_exact(values.len() / 4)
 }
 
-struct CheckClipped {
-    guard: bool,
+/// A recorded step computed on the host, under the weights that moved and under those that sampled.
+struct HostStep {
+    step: StepCoefficients,
+    log_prob: Vec<f64>,
+    old_log_prob: Vec<f64>,
+    /// `mean((mu - mu_old)²)` per row.
+    drift: Vec<f64>,
 }
 
-impl Visit for CheckClipped {
-    type Output = ();
+/// `mean((a - b)²)` per row.
+fn squared(a: &[f64], b: &[f64]) -> Vec<f64> {
+    rows(a)
+        .zip(rows(b))
+        .map(|(a, b)| mean(a.iter().zip(b).map(|(a, b)| (a - b).powi(2))))
+        .collect()
+}
 
-    fn visit<A: Algorithm + 'static>(self, parts: Parts<A>) {
-        let mut parts = parts.set_up().expect("no accelerator refuses");
-        let (found, batch, v, v_old) = loss_at(&mut parts, Position::Recorded(1));
-        let record = &batch.records[1];
+impl HostStep {
+    fn of(record: &StepRecord, v: &[f64], v_old: &[f64]) -> Self {
         let step = record.step;
         let (scale, offset) = step
             .log_prob
@@ -132,45 +144,130 @@ impl Visit for CheckClipped {
                 .map(|(x, v)| step.mean_x * x + step.mean_v * v)
                 .collect()
         };
-        let (mu, mu_old) = (mean_of(&v), mean_of(&v_old));
-        let next = host(&record.x_next);
-        let squared = |a: &[f64], b: &[f64]| -> Vec<f64> {
-            rows(a)
-                .zip(rows(b))
-                .map(|(a, b)| mean(a.iter().zip(b).map(|(a, b)| (a - b).powi(2))))
-                .collect()
-        };
-        let log_prob: Vec<f64> = squared(&next, &mu).iter().map(|e| offset - scale * e).collect();
-        let old = host(&record.log_prob);
-        let drift = squared(&mu, &mu_old);
-        let q = step.guard_scale();
-        let ratios: Vec<f64> = (0..4)
-            .map(|i| match self.guard {
-                false => (log_prob[i] - old[i]).exp(),
-                true => ((log_prob[i] - old[i]) * q + drift[i] / (2.0 * q)).exp(),
-            })
-            .collect();
-        let clipped = |(ratio, a): (&f64, &f32)| {
-            let a = f64::from(*a);
-            (-a * ratio).max(-a * ratio.clamp(1.0 - 1e-3, 1.0 + 1e-3))
-        };
-        let weight = if self.guard { 1.0 / -step.dt } else { 1.0 };
-        let policy = weight * mean(ratios.iter().zip(&ADVANTAGES).map(clipped));
-        let kl = mean(squared(&mu, &mu_old).into_iter());
-        let expected = policy + 0.3 * kl;
-        let loss = host(&found.loss.into_dispatch_plain())[0];
-        assert!(
-            (loss - expected).abs() < 2e-4 * expected.abs().max(1.0),
-            "{loss} and {expected}"
-        );
-        let found_ratios = host(&found.replayed.expect("a coupled algorithm has ratios").ratio);
-        for (found, expected) in found_ratios.iter().zip(&ratios) {
-            assert!((found / expected - 1.0).abs() < 2e-4, "{found} and {expected}");
+        let (mu, mu_old) = (mean_of(v), mean_of(v_old));
+        let errors = squared(&host(&record.x_next), &mu);
+        Self {
+            step,
+            log_prob: errors.iter().map(|e| offset - scale * e).collect(),
+            old_log_prob: host(&record.log_prob),
+            drift: squared(&mu, &mu_old),
         }
+    }
+
+    fn ratios(&self) -> Vec<f64> {
+        let pairs = self.log_prob.iter().zip(&self.old_log_prob);
+        pairs.map(|(new, old)| (new - old).exp()).collect()
+    }
+}
+
+/// `mean(max(-A r, -A clamp(r, 1 ± clip)))`.
+fn clipped(ratios: &[f64], clip: f64) -> f64 {
+    let row = |(ratio, a): (&f64, &f32)| {
+        let a = f64::from(*a);
+        (-a * ratio).max(-a * ratio.clamp(1.0 - clip, 1.0 + clip))
+    };
+    mean(ratios.iter().zip(&ADVANTAGES).map(row))
+}
+
+/// That loss and ratios are those expected; gives the terms that are logged.
+fn check(found: UnitLoss, expected: f64, ratios: &[f64]) -> Vec<(&'static str, RawTensor)> {
+    let loss = host(&found.loss.into_dispatch_plain())[0];
+    assert!(
+        (loss - expected).abs() < 2e-4 * expected.abs().max(1.0),
+        "{loss} and {expected}"
+    );
+    let found_ratios = host(&found.replayed.expect("a coupled algorithm has ratios").ratio);
+    for (found, expected) in found_ratios.iter().zip(ratios) {
+        assert!((found / expected - 1.0).abs() < 2e-4, "{found} and {expected}");
+    }
+    assert!(
+        ratios.iter().all(|ratio| (ratio - 1.0).abs() > 1e-3),
+        "the case must exercise the clip: {ratios:?}"
+    );
+    found.terms
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Clipped {
+    Grpo,
+    Guard,
+    /// With the divergence as pull, and steps that count by their noise.
+    Weighted,
+}
+
+struct CheckClipped(Clipped);
+
+impl Visit for CheckClipped {
+    type Output = ();
+
+    fn visit<A: Algorithm + 'static>(self, parts: Parts<A>) {
+        let mut parts = parts.set_up().expect("no accelerator refuses");
+        let (found, batch, v, v_old) = loss_at(&mut parts, Position::Recorded(1));
+        let host = HostStep::of(&batch.records[1], &v, &v_old);
+        let (step, q) = (host.step, host.step.guard_scale());
+        let kl = mean(host.drift.iter().copied());
+        let noise = batch.records.iter().map(|record| record.step.noise);
+        let mean_noise = noise.sum::<f64>() / batch.records.len() as f64;
+        let (ratios, weight, pull) = match self.0 {
+            Clipped::Grpo => (host.ratios(), 1.0, kl),
+            Clipped::Weighted => (
+                host.ratios(),
+                step.noise / mean_noise,
+                kl / (2.0 * step.std_dev.powi(2)),
+            ),
+            Clipped::Guard => {
+                let row = |i: usize| {
+                    ((host.log_prob[i] - host.old_log_prob[i]) * q + host.drift[i] / (2.0 * q)).exp()
+                };
+                ((0..4).map(row).collect(), 1.0 / -step.dt, kl)
+            }
+        };
+        check(found, weight * clipped(&ratios, 1e-3) + 0.3 * pull, &ratios);
+    }
+}
+
+/// DPPO with this measure of the divergence; every row is beyond the threshold.
+struct CheckDppo(&'static str);
+
+impl Visit for CheckDppo {
+    type Output = ();
+
+    fn visit<A: Algorithm + 'static>(self, parts: Parts<A>) {
+        let mut parts = parts.set_up().expect("no accelerator refuses");
+        let (found, batch, v, v_old) = loss_at(&mut parts, Position::Recorded(1));
+        let host = HostStep::of(&batch.records[1], &v, &v_old);
+        let ratios = host.ratios();
+        let divergence: Vec<f64> = match self.0 {
+            "mean" => (host.drift.iter())
+                .map(|d| d / (2.0 * host.step.noise.powi(2)))
+                .collect(),
+            "mean-unscaled" => host.drift.iter().map(|d| d / 2.0).collect(),
+            _ => squared(&v, &v_old),
+        };
+        let is_dropped = |i: usize| {
+            let (r, a) = (ratios[i], ADVANTAGES[i]);
+            divergence[i] >= 1e-6 && (r > 1.0 && a > 0.0 || r < 1.0 && a < 0.0)
+        };
+        let dropped: Vec<bool> = (0..4).map(is_dropped).collect();
         assert!(
-            ratios.iter().all(|ratio| (ratio - 1.0).abs() > 1e-3),
-            "the case must exercise the clip: {ratios:?}"
+            dropped.contains(&true) && dropped.contains(&false),
+            "the case must exercise the mask: {ratios:?}"
         );
+        let row = |i: usize| {
+            if dropped[i] {
+                0.0
+            } else {
+                -f64::from(ADVANTAGES[i]) * ratios[i]
+            }
+        };
+        let terms = check(found, mean((0..4).map(row)), &ratios);
+        let (_, logged) = terms
+            .iter()
+            .find(|(name, _)| *name == "divergence")
+            .expect("it is logged");
+        for (found, expected) in self::host(logged).iter().zip(&divergence) {
+            assert!((found / expected - 1.0).abs() < 2e-3, "{found} and {expected}");
+        }
     }
 }
 
@@ -190,7 +287,7 @@ fn grpo_with_a_pull_on_means_follows_its_formula() {
     let config = config(&[
         "algorithm={ kind = \"grpo\", clip_range = [-1e-3, 1e-3], kl = { kind = \"mean\", beta = 0.3 } }",
     ]);
-    with_parts(&config, &environment(&registries), CheckClipped { guard: false });
+    with_parts(&config, &environment(&registries), CheckClipped(Clipped::Grpo));
 }
 
 #[test]
@@ -199,7 +296,30 @@ fn grpo_guard_follows_its_formula() {
     let config = config(&[
         "algorithm={ kind = \"grpo-guard\", clip_range = [-1e-3, 1e-3], kl = { kind = \"mean\", beta = 0.3 } }",
     ]);
-    with_parts(&config, &environment(&registries), CheckClipped { guard: true });
+    with_parts(&config, &environment(&registries), CheckClipped(Clipped::Guard));
+}
+
+#[test]
+fn grpo_with_a_divergence_and_weights_of_steps_follows_its_formula() {
+    let registries = registries();
+    let config = config(&[
+        "algorithm={ kind = \"grpo\", clip_range = [-1e-3, 1e-3], step_weights = \"noise\", \
+         kl = { kind = \"divergence\", beta = 0.3 } }",
+    ]);
+    with_parts(
+        &config,
+        &environment(&registries),
+        CheckClipped(Clipped::Weighted),
+    );
+}
+
+#[test]
+fn dppo_follows_its_formula_with_every_measure_of_the_divergence() {
+    let registries = registries();
+    for mask in ["mean", "mean-unscaled", "velocity"] {
+        let config = config(&[&format!("algorithm={{ kind = \"dppo\", mask = \"{mask}\" }}")]);
+        with_parts(&config, &environment(&registries), CheckDppo(mask));
+    }
 }
 
 struct CheckNft;
@@ -252,4 +372,92 @@ fn nft_follows_its_formula() {
         "scheduler.dynamics=\"ode\"",
     ]);
     with_parts(&config, &environment(&registries), CheckNft);
+}
+
+/// `mean((v - (noise - clean))²)` per row.
+fn matching_error(sampler: &Sampler, batch: &Trajectories, v: &[f64]) -> Vec<f64> {
+    let noise = host(&sampler.noise(Purpose::ForwardNoise, &batch.samples, 3, v.len() / 4));
+    let clean = host(&batch.clean);
+    let target: Vec<f64> = noise.iter().zip(&clean).map(|(e, x)| e - x).collect();
+    squared(v, &target)
+}
+
+struct CheckAwm(&'static str);
+
+impl Visit for CheckAwm {
+    type Output = ();
+
+    fn visit<A: Algorithm + 'static>(self, parts: Parts<A>) {
+        let mut parts = parts.set_up().expect("no accelerator refuses");
+        let sigma: f64 = 0.6;
+        let (found, batch, v, v_old) = loss_at(&mut parts, Position::Time { sigma, draw: 3 });
+        let log_prob = |error: f64| match self.0 {
+            "uniform" => -error,
+            "sigma-squared" => -sigma * sigma * error,
+            _ => -((error + 1e-10).powf(0.25) - 1e-10_f64.powf(0.25)) * sigma / 0.25,
+        };
+        let of = |v: &[f64]| matching_error(&parts.sampler, &batch, v);
+        let pairs = of(&v).into_iter().zip(of(&v_old));
+        let ratios: Vec<f64> = pairs
+            .map(|(new, old)| (log_prob(new) - log_prob(old)).exp())
+            .collect();
+        assert!(
+            ratios.iter().all(|ratio| (ratio - 1.0).abs() > 1e-3),
+            "{ratios:?}"
+        );
+        let pull = mean(v.iter().zip(&v_old).map(|(a, b)| (a - b).powi(2)));
+        let expected = clipped(&ratios, 1e-3) + (0.02 + 0.1) * pull;
+        let loss = host(&found.loss.into_dispatch_plain())[0];
+        assert!(
+            (loss - expected).abs() < 2e-5 * expected.abs().max(1.0),
+            "{}: {loss} and {expected}",
+            self.0
+        );
+    }
+}
+
+#[test]
+fn awm_follows_its_formula() {
+    let registries = registries();
+    for weighting in ["uniform", "sigma-squared", "generalised-huber"] {
+        let config = config(&[
+            &format!(
+                "algorithm={{ kind = \"awm\", weighting = \"{weighting}\", clip_range = [-1e-3, 1e-3], kl_beta = 0.02, \
+                 old_policy_beta = 0.1 }}"
+            ),
+            "scheduler.dynamics=\"ode\"",
+        ]);
+        with_parts(&config, &environment(&registries), CheckAwm(weighting));
+    }
+}
+
+struct CheckDpo;
+
+impl Visit for CheckDpo {
+    type Output = ();
+
+    fn visit<A: Algorithm + 'static>(self, parts: Parts<A>) {
+        let mut parts = parts.set_up().expect("no accelerator refuses");
+        let (found, batch, v, v_ref) = loss_at(&mut parts, Position::Time { sigma: 0.6, draw: 3 });
+        let of = |v: &[f64]| matching_error(&parts.sampler, &batch, v);
+        let pairs = of(&v).into_iter().zip(of(&v_ref));
+        let excess: Vec<f64> = pairs.map(|(ours, theirs)| ours - theirs).collect();
+        // The better images of two pairs stand before the worse ones.
+        let expected = mean((0..2).map(|pair| {
+            let z = -(3.0 / 2.0) * (excess[pair] - excess[pair + 2]);
+            (-z).exp().ln_1p()
+        }));
+        let loss = host(&found.loss.into_dispatch_plain())[0];
+        assert!((loss / expected - 1.0).abs() < 2e-5, "{loss} and {expected}");
+    }
+}
+
+#[test]
+fn dpo_follows_its_formula() {
+    let registries = registries();
+    let config = config(&[
+        "algorithm={ kind = \"dpo\", beta = 3.0 }",
+        "scheduler.dynamics=\"ode\"",
+    ]);
+    with_parts(&config, &environment(&registries), CheckDpo);
 }

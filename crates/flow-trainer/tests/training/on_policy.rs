@@ -1,12 +1,15 @@
 //! The audit: exactly 1 where it must be, and a stop where it is not.
 
-use crate::support::{RunTo, config, environment, environment_with, registries, with_parts};
+use crate::support::{RunTo, Visit, bits, config, environment, environment_with, registries, with_parts};
 use flow_core::ops::{
     GatedResidual, KernelOps, LayeredKernels, LinearWeights, LossOps, ModelOps, ModulatedNorm, RotaryTables,
     SdeStep, Stash,
 };
 use flow_core::{Activation, Kernels, RawTensor};
 use flow_kernels::CpuKernels;
+use flow_trainer::algorithm::Algorithm;
+use flow_trainer::observer::Observer;
+use flow_trainer::session::Parts;
 use flow_trainer::{TrainError, setup};
 use std::sync::Arc;
 
@@ -34,7 +37,7 @@ fn deviations(metrics: &str) -> Vec<f64> {
 
 #[test]
 fn the_ratio_is_exactly_one_for_every_dynamics_algorithm_and_guidance() {
-    for algorithm in ["grpo", "grpo-guard"] {
+    for algorithm in ["grpo", "grpo-guard", "dppo"] {
         for dynamics in ["flow-sde", "dance-sde", "cps"] {
             for guidance in ["1.0", "3.5"] {
                 let metrics = run(&[
@@ -95,8 +98,110 @@ fn experts_on_kernels_that_have_none_are_refused_before_anything_runs() {
 
 #[test]
 fn a_decoupled_algorithm_has_no_ratio_to_audit() {
-    let metrics = run(&["algorithm.kind=\"nft\"", "scheduler.dynamics=\"ode\""]).expect("the run ends");
-    assert!(deviations(&metrics).is_empty());
+    for algorithm in ["nft", "awm", "dpo"] {
+        let kind = format!("algorithm.kind=\"{algorithm}\"");
+        let metrics = run(&[&kind, "scheduler.dynamics=\"ode\""]).expect("the run ends");
+        assert!(deviations(&metrics).is_empty(), "{algorithm}");
+    }
+}
+
+/// A number that each iteration logged.
+fn logged(metrics: &str, name: &str) -> Vec<f64> {
+    let records = metrics
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).expect("a record"));
+    records.filter_map(|record| record.get(name)?.as_f64()).collect()
+}
+
+#[test]
+fn dppo_before_its_first_step_learns_what_grpo_without_a_clip_learns() {
+    let registries = registries();
+    let learnt = |algorithm: &str| {
+        let root = tempfile::tempdir().expect("a temporary directory");
+        let run = RunTo {
+            root: root.path(),
+            resume: false,
+            until: 1,
+        };
+        let config = config(&[algorithm, "optimizer.gradient_accumulation=2"]);
+        with_parts(&config, &environment(&registries), run).expect("the run ends")
+    };
+    let dppo = learnt("algorithm={ kind = \"dppo\" }");
+    let grpo = learnt("algorithm={ kind = \"grpo\", clip_range = [-0.9, 999.0] }");
+    assert_eq!(logged(&dppo.metrics, "divergence"), [0.0]);
+    assert_eq!(logged(&dppo.metrics, "masked_fraction"), [0.0]);
+    assert!(
+        dppo.weights == grpo.weights,
+        "the first update must be the same bits"
+    );
+}
+
+#[test]
+fn the_ratio_of_awm_is_exactly_one_until_the_weights_move_with_guidance_and_off_policy_too() {
+    for extra in ["", ", off_policy = true, old_policy_beta = 0.1"] {
+        let metrics = run(&[
+            &format!("algorithm={{ kind = \"awm\"{extra} }}"),
+            "sampling.guidance_scale=2.0",
+            "optimizer.gradient_accumulation=2",
+        ])
+        .expect("the run ends");
+        let ratios = logged(&metrics, "ratio");
+        // Off policy the second iteration's weights are no longer those that sample.
+        let expected = if extra.is_empty() { 2 } else { 1 };
+        assert_eq!(ratios[..expected], [1.0, 1.0][..expected], "{ratios:?}");
+    }
+}
+
+#[test]
+fn dpo_begins_at_log_two_where_policy_and_reference_are_the_same() {
+    let metrics = run(&[
+        "algorithm={ kind = \"dpo\" }",
+        "optimizer.gradient_accumulation=2",
+    ])
+    .expect("the run ends");
+    let losses = logged(&metrics, "loss");
+    assert!((losses[0] - std::f64::consts::LN_2).abs() < 1e-6, "{losses:?}");
+    assert!(losses[1].is_finite() && losses[1] != losses[0], "{losses:?}");
+    assert_eq!(logged(&metrics, "implicit_margin")[0], 0.0);
+}
+
+#[test]
+fn dpo_without_any_preference_says_so_and_changes_nothing() {
+    let registries = registries();
+    let root = tempfile::tempdir().expect("a temporary directory");
+    let run = RunTo {
+        root: root.path(),
+        resume: false,
+        until: 1,
+    };
+    let config = config(&["algorithm={ kind = \"dpo\" }", "scheduler.dynamics=\"ode\""]);
+    let (notices, before, after) = with_parts(&config, &environment(&registries), Silent(run));
+    assert!(notices.contains("no optimizer step"), "{notices}");
+    assert!(before == after, "no weight may move");
+}
+
+/// The run with groups whose images are all the same: they share their first latents, and no step adds noise.
+struct Silent<'a>(RunTo<'a>);
+
+impl Visit for Silent<'_> {
+    type Output = (String, Vec<Vec<u32>>, Vec<Vec<u32>>);
+
+    fn visit<A: Algorithm + 'static>(self, mut parts: Parts<A>) -> Self::Output {
+        parts.settings.initial_noise = flow_config::InitialNoise::PerGroup;
+        let before = bits(&parts.state.weights.current);
+        let mut notices = Notices::default();
+        let left = self.0.observed(parts, &mut notices).expect("the run ends");
+        (notices.0, before, left.weights)
+    }
+}
+
+#[derive(Default)]
+struct Notices(String);
+
+impl Observer for Notices {
+    fn notice(&mut self, text: &str) {
+        self.0.push_str(text);
+    }
 }
 
 #[test]

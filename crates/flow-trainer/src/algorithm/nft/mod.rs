@@ -12,21 +12,21 @@
 
 mod settings;
 
-pub use settings::{AdvantageMode, NftSettings, OldPolicyConfig, TimeSampling, TrainTimestepsConfig};
+pub use settings::{AdvantageMode, NftSettings};
 
+use super::forward::Forward;
+use super::times::drawn_positions;
 use super::{
     Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, Position, ReferenceWeights, SamplingWeights,
     UnitLoss, mean_over_rows,
 };
 use crate::ema::EmaSchedule;
 use crate::error::TrainError;
-use crate::policy::CallSite;
 use crate::scheduler::{Schedule, SigmaGrid};
 use crate::timesteps::TimestepSampler;
 use burn::tensor::Tensor;
 use flow_accel::Paradigm;
 use flow_config::AlgorithmFacts;
-use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::plain;
 use flow_registry::NameTaken;
 
@@ -139,52 +139,14 @@ impl Algorithm for Nft {
     }
 
     fn positions(&self, _schedule: &Schedule, seed: u64, iteration: u64, pass: usize) -> Vec<Position> {
-        let mut draws = Stream::new(seed, Purpose::Timesteps).at(iteration, pass as u32);
-        let sigmas = self.timesteps.sample(&mut draws);
-        let base = pass * sigmas.len();
-        sigmas
-            .into_iter()
-            .enumerate()
-            .map(|(index, sigma)| Position::Time {
-                sigma,
-                draw: (base + index) as u32,
-            })
-            .collect()
+        drawn_positions(&self.timesteps, seed, iteration, pass)
     }
 
     fn loss(&self, context: &LossContext<'_, '_>, position: Position) -> UnitLoss {
-        let Position::Time { sigma, .. } = position else {
-            unreachable!("this algorithm takes its loss at drawn times");
-        };
-        let batch = context.batch.samples.len();
-        let clean = Tensor::<2>::from_dispatch(context.batch.clean.clone());
-        let noise = context
-            .noise
-            .clone()
-            .expect("the loop draws the noise of a drawn time");
-        let sigma_b: Tensor<1> = context.device.tensor(vec![sigma as f32; batch], [batch]);
-        let sigma_b1: Tensor<2> = sigma_b.clone().unsqueeze_dim(1);
-        let x_t =
-            clean.clone() * (sigma_b1.clone().neg() + 1.0) + Tensor::from_dispatch(noise) * sigma_b1.clone();
-
-        let call = || {
-            context.policy.call(
-                CallSite {
-                    step: 0,
-                    sigma: Some(sigma),
-                    ..context.site
-                },
-                &context.batch.samples,
-            )
-        };
-        let conditions = &context.batch.conditions;
-        let velocity = |exec: &flow_core::Exec<'_>| {
-            context
-                .policy
-                .velocity(exec, x_t.clone(), sigma_b.clone(), conditions)
-        };
-        let v = velocity(&context.pass.exec(call()));
-        let v_old = velocity(&context.sampling.exec(call()));
+        let forward = Forward::new(context, position);
+        let (sigma_b1, x_t, clean) = (&forward.sigma_b1, &forward.x_bn, &forward.clean_bn);
+        let v = forward.velocity(context, |call| context.pass.exec(call));
+        let v_old = forward.velocity(context, |call| context.sampling.exec(call));
 
         let b = self.settings.beta as f32;
         let positive = v.clone() * b + v_old.clone() * (1.0 - b);
@@ -196,7 +158,11 @@ impl Algorithm for Nft {
         let mut loss = mean_over_rows(weighted) * (self.advantage_clip() / b);
         let mut terms = vec![("policy_loss", plain(&loss.clone().into_dispatch()))];
         if let (Some(_), Some(reference)) = (needs(&self.settings), context.reference) {
-            let v_ref = plain(&velocity(&reference.exec(call())).into_dispatch());
+            let v_ref = plain(
+                &forward
+                    .velocity(context, |call| reference.exec(call))
+                    .into_dispatch(),
+            );
             let distance = context
                 .kernels
                 .ops()

@@ -1,0 +1,83 @@
+//! The forward process: a point on the straight path between image and noise, where decoupled losses are taken.
+//!
+//! Legend: `B` rows, `N` values of one latent. `x = (1 - sigma) x0 + sigma e`, whose velocity is `e - x0` (Lipman et al. 2023,
+//! arXiv 2210.02747; Liu et al. 2023, arXiv 2209.03003).
+
+use super::{LossContext, Position};
+use crate::policy::CallSite;
+use burn::tensor::Tensor;
+use flow_core::tensors::plain;
+use flow_core::{CallContext, Exec};
+
+/// A micro-batch at a drawn time.
+pub(super) struct Forward {
+    pub sigma: f64,
+    pub sigma_b1: Tensor<2>,
+    /// The images, `[B, N]`.
+    pub clean_bn: Tensor<2>,
+    /// The noise, `[B, N]`.
+    noise_bn: Tensor<2>,
+    /// The points on the path, `[B, N]`.
+    pub x_bn: Tensor<2>,
+}
+
+impl Forward {
+    pub(super) fn new(context: &LossContext<'_, '_>, position: Position) -> Self {
+        let Position::Time { sigma, .. } = position else {
+            unreachable!("decoupled algorithms take their loss at drawn times");
+        };
+        let batch = context.batch.samples.len();
+        let clean_bn = Tensor::<2>::from_dispatch(context.batch.clean.clone());
+        let noise = context.noise.clone();
+        let noise_bn = Tensor::from_dispatch(noise.expect("the loop draws the noise of a drawn time"));
+        let sigma_b: Tensor<1> = context.device.tensor(vec![sigma as f32; batch], [batch]);
+        let sigma_b1: Tensor<2> = sigma_b.unsqueeze_dim(1);
+        let x_bn = clean_bn.clone() * (sigma_b1.clone().neg() + 1.0) + noise_bn.clone() * sigma_b1.clone();
+        Self {
+            sigma,
+            sigma_b1,
+            clean_bn,
+            noise_bn,
+            x_bn,
+        }
+    }
+
+    /// The model's velocity `[B, N]`, through the context that `open` makes of the call.
+    pub(super) fn velocity<'w>(
+        &self,
+        context: &LossContext<'_, '_>,
+        open: impl FnOnce(CallContext) -> Exec<'w>,
+    ) -> Tensor<2> {
+        let site = CallSite {
+            step: 0,
+            sigma: Some(self.sigma),
+            ..context.site
+        };
+        let exec = open(context.policy.call(site, &context.batch.samples));
+        let sigma_b: Tensor<1> = self.sigma_b1.clone().squeeze_dim(1);
+        let conditions = &context.batch.conditions;
+        context
+            .policy
+            .velocity(&exec, self.x_bn.clone(), sigma_b, conditions)
+    }
+
+    /// `mean((v - (e - x0))²)` per row, `[B]`, differentiable in `v`.
+    pub(super) fn error(&self, context: &LossContext<'_, '_>, velocity_bn: Tensor<2>) -> Tensor<1> {
+        distance(
+            context,
+            velocity_bn,
+            self.noise_bn.clone() - self.clean_bn.clone(),
+        )
+    }
+}
+
+/// `mean((a - b)²)` per row of `[B, N]`, differentiable in `a`; gives `[B]`.
+pub(super) fn distance(context: &LossContext<'_, '_>, a_bn: Tensor<2>, b_bn: Tensor<2>) -> Tensor<1> {
+    let (a, b) = (a_bn.into_dispatch(), plain(&b_bn.into_dispatch()));
+    Tensor::from_dispatch(context.kernels.ops().loss.mean_squared_distance(&a, &b))
+}
+
+/// Values without a graph.
+pub(super) fn detached<const D: usize>(tensor: &Tensor<D>) -> Tensor<D> {
+    Tensor::from_dispatch(plain(&tensor.clone().into_dispatch()))
+}
