@@ -75,11 +75,6 @@ impl Distribution {
         at(lanes.start)..at(lanes.end)
     }
 
-    /// The lane of a micro-batch of an update.
-    pub(crate) fn lane_of(&self, update: &Range<usize>, micro_batch: usize) -> usize {
-        (micro_batch - update.start) * self.lanes.count() / update.len()
-    }
-
     /// The micro-batches of a rank in an iteration, in order.
     fn micro_batches_of(&self, geometry: &Geometry, rank: usize) -> Vec<usize> {
         let updates = geometry.update_micro_batches();
