@@ -15,6 +15,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -122,7 +123,7 @@ def main():
     parser.add_argument("--list", action="store_true", help="names of the rows")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--programs", type=Path, default=Path("programs"))
-    parser.add_argument("--scratch", type=Path, default=Path("/tmp/fast"), help="for what is written: 24 GB for `load`, 17 GB for `grpo`")
+    parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()) / "fast", help="for what is written: 24 GB for `load`, 17 GB for `grpo`")
     parser.add_argument("--small", type=Path, help="a small folder of SD3's pipeline, for our part of `grpo`: tests/pipelines/sd3")
     parser.add_argument("--modes", nargs="+", default=["compile"], help="of PyTorch: compile, tuned, graphs, tuned-graphs, eager")
     parser.add_argument("--only", choices=("ours", "peers"))

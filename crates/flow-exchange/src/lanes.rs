@@ -47,7 +47,10 @@ impl Lanes {
     /// The largest nodes of the tree that consist of lanes of `range`, in order: one if `range` is itself a node.
     pub fn cover(&self, range: Range<usize>) -> Vec<Range<usize>> {
         let mut found = Vec::new();
-        let mut open = vec![0..self.count];
+        let mut open = Vec::from([Range {
+            start: 0,
+            end: self.count,
+        }]);
         while let Some(node) = open.pop() {
             if node.end <= range.start || range.end <= node.start {
                 continue;

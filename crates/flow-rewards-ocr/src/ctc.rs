@@ -42,7 +42,13 @@ pub(crate) fn greedy(probabilities: &[f32], classes: usize) -> (Vec<usize>, f32)
 pub fn log_probability_per_letter(probabilities: &[f32], columns: usize, target: &[usize]) -> f64 {
     // Blank, first letter, blank, second letter, …, blank.
     let states = 2 * target.len() + 1;
-    let column = |state: usize| if state % 2 == 0 { 0 } else { target[state / 2] };
+    let column = |state: usize| {
+        if state.is_multiple_of(2) {
+            0
+        } else {
+            target[state / 2]
+        }
+    };
     let mut forward = vec![f64::NEG_INFINITY; states];
     for (index, step) in probabilities.chunks_exact(columns).enumerate() {
         let before = forward.clone();

@@ -16,7 +16,7 @@ const COLOURS: usize = 3;
 /// Mean of each colour that OpenAI's and LAION's CLIPs were trained with (transformers 5.24.0, `OPENAI_CLIP_MEAN`).
 pub const CLIP_MEAN: [f32; COLOURS] = [0.48145466, 0.4578275, 0.40821073];
 /// Standard deviation of each colour (transformers 5.24.0, `OPENAI_CLIP_STD`).
-pub const CLIP_STD: [f32; COLOURS] = [0.26862954, 0.26130258, 0.27577711];
+pub const CLIP_STD: [f32; COLOURS] = [0.268_629_54, 0.261_302_6, 0.275_777_1];
 
 /// How an image is resized and cropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,7 +14,6 @@ use flow_accel::{Acceleration, Paradigm};
 use flow_core::rng::Purpose;
 use flow_core::{InferencePass, RawTensor, Stage, TrainingPass, cpu};
 use std::collections::BTreeMap;
-use std::ops::Range;
 
 /// What an update came to.
 #[derive(Debug, Default)]

@@ -1,0 +1,304 @@
+//! What a run takes of a device's memory, and what is said of it.
+
+use super::*;
+
+#[test]
+fn the_estimate_is_the_documented_sum_and_is_refused_above_the_memory_only() {
+    let text = "[sampling]\nprompts_per_step = 2\ngroup_size = 4\nmicro_batch = 4\nguidance_scale = 3.0\n[scheduler]\n\
+                  steps = 5\n[ema]\nenabled = true";
+    let parsed = config(text);
+    let load = Load::of(&parsed, &CATALOG);
+    assert_eq!(
+        load,
+        Load {
+            rows: 8,
+            images: 8,
+            records: 4,
+            copies: 1,
+            recomputed_every: None,
+            stored: Stored {
+                trained: 4,
+                frozen: 4,
+                copy: 4,
+                gradient: 4,
+                moment: 4,
+                activation: 4,
+            },
+            text_tokens: WordsText::default().tokens,
+        }
+    );
+    let mut spec = spec();
+    spec.latent.channels = 1;
+    spec.latent.frames = 1;
+    spec.latent.height = 3;
+    spec.latent.width = 2;
+    let estimate = MemoryEstimate::new(&layout(), &spec, 10, &load);
+    // By hand, 4 bytes each: 10 weights, 2 · 10 gradients, 2 · 10 moments, 1 · 10 average; 8 images of 6 values with 4
+    // steps of 3 and the end; 8 rows of 4 tokens · (3 + 2) and one sample's 2 + 2.
+    let by_hand = [40.0, 80.0, 80.0, 40.0, 4.0 * 6.0 * 8.0 * 13.0, 4.0 * 8.0 * 24.0];
+    let [weights, gradients, moments, copies, trajectories, activations] = by_hand;
+    let bytes: Vec<f64> = estimate
+        .parts(Phase::Update)
+        .into_iter()
+        .map(|(_, bytes)| bytes)
+        .collect();
+    assert_eq!(
+        bytes,
+        [
+            weights,
+            gradients,
+            moments,
+            copies,
+            0.0,
+            trajectories,
+            activations
+        ]
+    );
+    assert_eq!(estimate.total(), by_hand.iter().sum::<f64>());
+    let narrow = Load::of(&config("[optimizer]\nmoments = \"bf16\""), &CATALOG);
+    let narrow = MemoryEstimate::new(&layout(), &spec, 10, &narrow);
+    assert_eq!(narrow.moments, 40.0, "two moments of 10 values, 2 bytes each");
+    let on_a_gpu = "config_version = 1\n[device]\nkind = \"cuda\"\ndtype = \"bf16\"\n[ema]\nenabled = true\n[optimizer]\n";
+    for (keys, trained, gradient) in [
+        ("", 4.0, 4.0),
+        ("weights = \"bf16\"\n", 2.0, 4.0),
+        ("gradients = \"bf16\"\n", 4.0, 2.0),
+    ] {
+        let config = parse_str(&format!("{on_a_gpu}{keys}")).expect("right").config;
+        let load = Load::of(&config, &CATALOG);
+        // Of the 10 weights 7 are trained.
+        let estimate = MemoryEstimate::new(&layout(), &spec, 7, &load);
+        let found = [
+            estimate.weights,
+            estimate.gradients,
+            estimate.sums,
+            estimate.moments,
+            estimate.copies,
+        ];
+        assert_eq!(
+            found,
+            [7.0 * trained + 6.0, 7.0 * gradient, 28.0, 56.0, 42.0],
+            "{keys}"
+        );
+    }
+
+    let with = |bytes: u64| Machine {
+        memory_bytes: Some(bytes),
+        ..machine()
+    };
+    let total = estimate.total() as u64;
+    assert_eq!(ask(text, &with(total), &spec, &[]), []);
+    // With fewer activations it might fit; without any it must.
+    let found = ask(text, &with(total - 1), &spec, &[]);
+    assert!(
+        !errors(&found) && found[0].code == "memory::too-much",
+        "{found:?}"
+    );
+    // Gradients are their own sum where a step has one, and steps that follow one another share what is between them.
+    assert_eq!(
+        estimate.certain(),
+        40.0 + 40.0 + 80.0 + 40.0 + 4.0 * 6.0 * 8.0 * 9.0
+    );
+    let certain = estimate.certain() as u64;
+    assert!(!errors(&ask(text, &with(certain), &spec, &[])));
+    let refused = ask(text, &with(certain - 1), &spec, &[]);
+    assert!(
+        errors(&refused) && refused[0].code == "memory::too-much",
+        "{refused:?}"
+    );
+    assert!(refused[0].message.contains("needs at least"), "{refused:?}");
+    for (name, bytes) in estimate
+        .parts(Phase::Update)
+        .into_iter()
+        .filter(|(_, bytes)| *bytes > 0.0)
+    {
+        let part = format!("{name} {}", gib(bytes));
+        assert!(found[0].message.contains(&part), "{part}: {}", found[0]);
+    }
+    assert!(
+        found[0]
+            .help
+            .as_deref()
+            .is_some_and(|help| help.starts_with("`sampling.micro_batch = 2` would fit"))
+    );
+    let unknown = Machine {
+        memory_bytes: None,
+        ..machine()
+    };
+    assert_eq!(
+        ask(text, &unknown, &spec, &[]),
+        [],
+        "nothing is said of a memory that nobody knows"
+    );
+}
+
+#[test]
+fn blocks_that_are_computed_again_count_with_their_inputs_and_the_largest_one() {
+    let load = |policy: &str| Load::of(&config(&format!("[checkpointing]\n{policy}")), &CATALOG);
+    let mut layout = ParamLayout::default();
+    let mut builder = LayoutBuilder::new(&mut layout);
+    for (block, inner) in [(0, 3), (1, 5), (2, 4)] {
+        builder.param(&format!("blocks.{block}.up.weight"), [inner, 2], Init::Zeros);
+        builder.param(&format!("blocks.{block}.down.weight"), [2, inner], Init::Zeros);
+    }
+    builder.param("proj_out.weight", [2, 2], Init::Zeros);
+    let spec = ModelSpec {
+        stacks: vec![("blocks".into(), 3)],
+        ..spec()
+    };
+    let activations = |policy: &str| {
+        let load = load(policy);
+        MemoryEstimate::new(&layout, &spec, 0, &load).activations / (4.0 * load.rows as f64)
+    };
+    // 4 tokens: the last layer, and per block twice (inner + 2).
+    let (last, blocks) = (4.0 * 4.0, [5.0, 7.0, 6.0].map(|row| 4.0 * 2.0 * row));
+    let input = 4.0 * 2.0;
+    assert_eq!(
+        activations("policy = \"none\""),
+        last + blocks.iter().sum::<f64>()
+    );
+    let again = last + 3.0 * input + blocks[1];
+    for policy in ["full", "attn-only", "every-nth-linear"] {
+        assert_eq!(activations(&format!("policy = \"{policy}\"")), again, "{policy}");
+    }
+    assert_eq!(
+        activations("policy = \"block-skip\"\nevery = 2"),
+        last + blocks[1] + 2.0 * input + blocks[2]
+    );
+}
+
+#[test]
+fn a_budget_below_the_weights_is_refused_whatever_the_machine_has() {
+    let found = |peak_gib: f64| {
+        let text = format!(
+            "[checkpointing]\npolicy = \"budget\"\npeak_gib = {peak_gib}\n[sampling]\nprompts_per_step = 1\ngroup_size = \
+             2\nmicro_batch = 1"
+        );
+        let mut layout = ParamLayout::default();
+        LayoutBuilder::new(&mut layout).param("proj_out.weight", [1 << 9, 1 << 9], Init::Zeros);
+        let config = config(&text);
+        let (spec, machine) = (spec(), machine());
+        validate(&Question {
+            config: &config,
+            catalog: &CATALOG,
+            accelerators: &registry(),
+            plan: None,
+            model: Some(Capabilities {
+                spec: &spec,
+                layout: &layout,
+                trained: 1 << 18,
+            }),
+            sigmas: &[],
+            trainer: &Trainer::of(&config, &CATALOG),
+            machine: &machine,
+            companions: None,
+            training: true,
+        })
+    };
+    // Weights, gradients and moments: 5 MiB.
+    assert_eq!(found(5.0 / 1024.0), []);
+    let refused = found(4.99 / 1024.0);
+    assert_eq!(refused[0].code, "checkpointing::budget-too-small");
+    assert_eq!(refused[0].path, "checkpointing.peak_gib");
+}
+
+/// A text encoder of 1000 values, one of 3000, and an autoencoder of 50.
+fn folder() -> Companions {
+    let model = |name: &str, values: usize| Companion {
+        name: name.into(),
+        class: format!("Class of {name}"),
+        values,
+        file_bytes: 2 * values,
+    };
+    Companions {
+        encoders: vec![model("text_encoder", 1000), model("text_encoder_2", 3000)],
+        autoencoder: Some(model("vae", 50)),
+        decoding_bytes: 600.0,
+    }
+}
+
+#[test]
+fn text_encoders_count_one_at_a_time_before_the_first_rollout() {
+    let text = "[sampling]\nprompts_per_step = 1\ngroup_size = 2\nmicro_batch = 1";
+    let load = Load::of(&config(text), &CATALOG);
+    let mut spec = spec();
+    spec.latent.channels = 1;
+    spec.latent.frames = 1;
+    spec.latent.height = 3;
+    spec.latent.width = 2;
+    let alone = MemoryEstimate::new(&layout(), &spec, 10, &load);
+    let estimate = alone.with_companions(&folder(), load.stored);
+    // Weights and moments, 4 bytes each, the autoencoder, and the larger encoder.
+    let start = 40.0 + 80.0 + alone.copies + 200.0;
+    assert_eq!(estimate.at(Phase::Encoding), start + 12_000.0);
+    assert_eq!(estimate.at(Phase::Rollout), start + alone.trajectories + 600.0);
+    assert_eq!(estimate.at(Phase::Update), alone.total() + 200.0);
+    assert_eq!(estimate.peak().0, Phase::Encoding);
+    assert_eq!(estimate.total(), start + 12_000.0);
+
+    let table = |available| {
+        let layout = layout();
+        let model = Trained {
+            layout: &layout,
+            spec: &spec,
+            values: 10,
+            load: &load,
+        };
+        MemoryTable::new(&config(text), model, Some(&folder()), available)
+    };
+    let found = table(Some(13_000));
+    assert_eq!(found.peak(), (Phase::Encoding, start + 12_000.0));
+    let row = |part: &str| found.rows.iter().find(|row| row.part == part).expect("a row");
+    assert_eq!(row("text_encoder_2").bytes, 12_000.0);
+    assert_eq!(row("text_encoder_2").when, [Phase::Encoding]);
+    assert_eq!(
+        row("text_encoder_2").what,
+        "Class of text_encoder_2, 3000 values in f32"
+    );
+    assert_eq!(row("vae").when.len(), 3);
+
+    // Prompts may be encoded already, so that this is a warning, with what helps.
+    let config = config(text);
+    let plan = Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
+    let found = |bytes: u64| {
+        let machine = Machine {
+            memory_bytes: Some(bytes),
+            ..machine()
+        };
+        validate(&Question {
+            config: &config,
+            catalog: &CATALOG,
+            accelerators: &registry(),
+            plan: Some(&plan),
+            model: Some(Capabilities {
+                spec: &spec,
+                layout: &layout(),
+                trained: 10,
+            }),
+            sigmas: &[],
+            trainer: &Trainer::of(&config, &CATALOG),
+            machine: &machine,
+            companions: Some(&folder()),
+            training: true,
+        })
+    };
+    assert_eq!(found(estimate.total() as u64), []);
+    let warned = found(estimate.total() as u64 - 1);
+    assert!(
+        !errors(&warned) && warned[0].code == "memory::too-much",
+        "{warned:?}"
+    );
+    let said = format!(
+        "{} {}",
+        warned[0].message,
+        warned[0].help.as_deref().unwrap_or_default()
+    );
+    for part in [
+        "while prompts are encoded",
+        "the largest text encoder",
+        "text.cache",
+    ] {
+        assert!(said.contains(part), "{part:?} is not in: {said}");
+    }
+    assert!(errors(&found(estimate.certain() as u64 - 1)));
+}
