@@ -170,7 +170,7 @@ fn latents(
             }
             pixels.push(read.fitted(width, height).to_image().pixels_chw);
         }
-        let samples = pixels.chunks(frames).flat_map(|frames| channels_first(frames));
+        let samples = pixels.chunks(frames).flat_map(channels_first);
         let encoded = encoder.encode(samples.collect(), size).or_bad_input()?;
         let encoded = cpu::to_host(&plain(&encoded.into_dispatch()));
         if encoded.iter().any(|value| !value.is_finite()) {
