@@ -89,14 +89,19 @@ fn explain_in(root: &Json, key: &str) -> Option<FieldDoc> {
         .any(|section| text(&section["properties"][name]) != docs)
         && tag != Some(name)
     {
-        let each = having.iter().filter_map(|section| {
-            Some(format!(
-                "{}: {}",
-                condition(section)?,
-                text(&section["properties"][name])
-            ))
-        });
-        docs = each.collect::<Vec<_>>().join("\n");
+        // Tables within different variants have no condition of their own.
+        let mut each: Vec<String> = Vec::new();
+        for section in &having {
+            let own = text(&section["properties"][name]);
+            let own = match condition(section) {
+                Some(condition) => format!("{condition}: {own}"),
+                None => own,
+            };
+            if !each.contains(&own) {
+                each.push(own);
+            }
+        }
+        docs = each.join("\n");
     }
     let target = resolve(root, first);
     let mut allowed = alternatives(target);

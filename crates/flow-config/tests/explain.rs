@@ -16,6 +16,19 @@ fn every_key_is_documented() {
 }
 
 #[test]
+fn a_key_of_tables_that_differ_from_variant_to_variant_has_the_words_of_each() {
+    let docs = explain("algorithm.train_timesteps.count").expect("known").docs;
+    let lines: Vec<&str> = docs.lines().collect();
+    let [of_images, of_pairs] = lines[..] else {
+        panic!("{docs}");
+    };
+    assert!(
+        of_images.contains("per image") && of_pairs.contains("per pair"),
+        "{docs}"
+    );
+}
+
+#[test]
 fn a_number_has_its_range_and_default() {
     let doc = explain("optimizer.learning_rate").expect("known");
     assert_eq!(

@@ -18,7 +18,7 @@ mod times;
 
 pub use arrangement::{RolledOut, RowSet};
 pub use awm::{Awm, AwmSettings, ErrorWeighting};
-pub use dpo::{Dpo, DpoSettings};
+pub use dpo::{Dpo, DpoSettings, DpoTimesConfig};
 pub use dppo::{Dppo, MaskKind};
 pub use grpo::Grpo;
 pub use guard::GrpoGuard;

@@ -13,7 +13,7 @@
 mod pairs;
 mod settings;
 
-pub use settings::DpoSettings;
+pub use settings::{DpoSettings, DpoTimesConfig};
 
 use super::forward::{Forward, detached};
 use super::times::drawn_positions;
@@ -46,7 +46,7 @@ impl Dpo {
     /// # Errors
     /// A message, if the range or the count of times does not fit the grid.
     pub fn new(settings: DpoSettings, grid: &SigmaGrid) -> Result<Self, String> {
-        let times = settings.train_timesteps.clone();
+        let times = (&settings.train_timesteps).into();
         Ok(Self {
             timesteps: TimestepSampler::from_config(&times, grid)?,
             settings,

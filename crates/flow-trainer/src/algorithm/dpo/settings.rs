@@ -15,9 +15,8 @@ pub struct DpoSettings {
     pub beta: f64,
     /// What the reference is.
     pub reference: ReferenceWeights,
-    /// At which times the loss is taken: without this table once for a pair, logit-normal, unshifted, within `[0, 0.99]`; with it, what
-    /// it leaves out is as in the other algorithms.
-    pub train_timesteps: TrainTimestepsConfig,
+    /// At which times the loss is taken.
+    pub train_timesteps: DpoTimesConfig,
     /// Passes over the pairs of one rollout.
     #[schemars(range(min = 1, max = 1000))]
     pub inner_epochs: usize,
@@ -28,13 +27,47 @@ impl Default for DpoSettings {
         Self {
             beta: 2000.0,
             reference: ReferenceWeights::Snapshot,
-            train_timesteps: TrainTimestepsConfig {
-                count: 1,
-                strategy: TimeSampling::LogitNormal,
-                shift: 1.0,
-                range: [0.0, 0.99],
-            },
+            train_timesteps: DpoTimesConfig::default(),
             inner_epochs: 1,
+        }
+    }
+}
+
+/// `[algorithm.train_timesteps]` of `dpo`: at which times the loss is taken.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct DpoTimesConfig {
+    /// Times per pair and pass; 0 takes as many as the scheduler's steps that lie in `range`.
+    #[schemars(range(max = 1000))]
+    pub count: usize,
+    /// How times are drawn.
+    pub strategy: TimeSampling,
+    /// Shift `s` of drawn times, `f <- s f / (1 + (s - 1) f)`; for `uniform` and `logit-normal`.
+    #[schemars(range(min = 0.01, max = 100.0))]
+    pub shift: f64,
+    /// Part of the path, as fractions from noise (0) to image (1): `0 <= lo < hi <= 1`.
+    #[schemars(inner(range(min = 0.0, max = 1.0)))]
+    pub range: [f64; 2],
+}
+
+impl Default for DpoTimesConfig {
+    fn default() -> Self {
+        Self {
+            count: 1,
+            strategy: TimeSampling::LogitNormal,
+            shift: 1.0,
+            range: [0.0, 0.99],
+        }
+    }
+}
+
+impl From<&DpoTimesConfig> for TrainTimestepsConfig {
+    fn from(times: &DpoTimesConfig) -> Self {
+        Self {
+            count: times.count,
+            strategy: times.strategy,
+            shift: times.shift,
+            range: times.range,
         }
     }
 }
@@ -42,7 +75,7 @@ impl Default for DpoSettings {
 /// The rules on settings that stand at `path`.
 pub(super) fn check(settings: &DpoSettings, rules: &mut Rules<'_>, path: &str) {
     settings.reference.check(rules, &format!("{path}.reference"));
-    settings.train_timesteps.check(rules);
+    TrainTimestepsConfig::from(&settings.train_timesteps).check(rules);
     if rules.config().sampling.micro_batch < 2 {
         let message = "`algorithm.kind = \"dpo\"` compares two images in one call of the model, and `sampling.micro_batch` is 1";
         rules
@@ -57,5 +90,5 @@ pub(super) fn check(settings: &DpoSettings, rules: &mut Rules<'_>, path: &str) {
 
 /// The rule on the sampler's `sigmas`.
 pub(super) fn check_steps(settings: &DpoSettings, sigmas: &[f64]) -> Option<Diagnostic> {
-    settings.train_timesteps.check_steps(sigmas)
+    TrainTimestepsConfig::from(&settings.train_timesteps).check_steps(sigmas)
 }
