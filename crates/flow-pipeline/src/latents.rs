@@ -3,7 +3,7 @@
 
 use crate::cache::entry::{hash_of, is_whole};
 use crate::cache::fingerprint;
-use crate::{PictureEncoder, Pipeline, PipelineError, Size};
+use crate::{FileHashes, PictureEncoder, Pipeline, PipelineError, Size};
 use burn::tensor::DType;
 use flow_core::device::ComputeDevice;
 use flow_core::tensors::plain;
@@ -50,6 +50,7 @@ pub trait PictureSource {
 #[derive(Clone, Debug)]
 pub struct LatentCache {
     folder: PathBuf,
+    hashes: FileHashes,
 }
 
 /// What the cache did.
@@ -76,7 +77,13 @@ impl LatentCache {
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         Self {
             folder: folder.into(),
+            hashes: FileHashes::default(),
         }
+    }
+
+    /// With hashes of files that are known already, and shared with whoever has them.
+    pub fn with_hashes(self, hashes: FileHashes) -> Self {
+        Self { hashes, ..self }
     }
 
     /// Where it is.
@@ -120,7 +127,7 @@ impl LatentCache {
             DType::F16 => StoredDtype::F16,
             _ => StoredDtype::F32,
         };
-        let autoencoder = fingerprint::of_autoencoder(&self.folder, pipeline)?;
+        let autoencoder = fingerprint::of_autoencoder(&self.folder, &self.hashes, pipeline)?;
         let parts = [
             FORMAT.to_owned(),
             autoencoder,

@@ -184,3 +184,34 @@ fn another_autoencoder_or_size_is_another_latent() {
     std::fs::write(&config, format!("{text}\n")).unwrap();
     assert_eq!(encoded(SIZE).unwrap(), 1);
 }
+
+#[test]
+fn latents_of_another_variant_of_the_autoencoder_are_others() {
+    let device = ComputeDevice::cpu();
+    let place = folder("sd3");
+    let weights = |name: &str| place.path().join("vae").join(name);
+    let plain = std::fs::read(weights("diffusion_pytorch_model.safetensors")).unwrap();
+    std::fs::write(weights("diffusion_pytorch_model.half.safetensors"), &plain).unwrap();
+    let cache = LatentCache::new(place.path().join("latents"));
+    let encode = || {
+        let pipeline = Pipeline::open(place.path(), Some("half")).unwrap();
+        let made = cache.encode(
+            &pipeline,
+            &Source::new(&[1]),
+            SIZE,
+            (&device, &plan()),
+            &mut |_| (),
+        );
+        let (encoded, used) = made.unwrap();
+        (encoded.get(0).unwrap(), used.encoded)
+    };
+    let (before, made) = encode();
+    assert_eq!((made, encode().1), (1, 0));
+    // The sign of the last value, of weights that the plain ones know nothing of.
+    let mut other = plain;
+    *other.last_mut().unwrap() ^= 0x80;
+    std::fs::write(weights("diffusion_pytorch_model.half.safetensors"), &other).unwrap();
+    let (after, made) = encode();
+    assert_eq!(made, 1);
+    assert_eq!(before.len(), after.len());
+}

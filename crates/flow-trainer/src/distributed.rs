@@ -59,7 +59,7 @@ impl Distribution {
         let found = flow_validate::lanes(ranks, lanes, geometry.micro_batches_per_update());
         match found {
             None => Ok(()),
-            Some(problem) => Err(TrainError::Setting(problem)),
+            Some((problem, help)) => Err(TrainError::Setting(format!("{problem}; {help}"))),
         }
     }
 

@@ -3,25 +3,29 @@
 use crate::codes::{LANES, NOT_ON_SEVERAL};
 use flow_config::{Config, DeviceKind, Diagnostic, GradientStorage};
 
-/// Why so many ranks, lanes and micro-batches of an update do not fit each other; none if they do.
-pub fn lanes(ranks: usize, lanes: usize, micro_batches: usize) -> Option<String> {
+/// Why so many ranks, lanes and micro-batches of an update do not fit each other, and how to mend it; none if they do.
+pub fn lanes(ranks: usize, lanes: usize, micro_batches: usize) -> Option<(String, String)> {
     let divisors = |number: usize| {
         let all = (1..=number).filter(|divisor| number.is_multiple_of(*divisor));
         let all: Vec<String> = all.map(|divisor| divisor.to_string()).collect();
         all.join(", ")
     };
     if !micro_batches.is_multiple_of(lanes) {
-        return Some(format!(
-            "{micro_batches} micro-batches of an update cannot be cut into {lanes} equal lanes; set `distributed.lanes` to one of {}, or \
-             change `sampling.micro_batch` or `optimizer.gradient_accumulation`",
-            divisors(micro_batches)
+        return Some((
+            format!("{micro_batches} micro-batches of an update cannot be cut into {lanes} equal lanes"),
+            format!(
+                "set `distributed.lanes` to one of {}, or change `sampling.micro_batch` or `optimizer.gradient_accumulation`",
+                divisors(micro_batches)
+            ),
         ));
     }
     if !lanes.is_multiple_of(ranks) {
-        return Some(format!(
-            "{lanes} lanes cannot be shared by {ranks} processes; set `distributed.lanes` to a multiple of {ranks}, or start one of {} \
-             processes",
-            divisors(lanes)
+        return Some((
+            format!("{lanes} lanes cannot be shared by {ranks} processes"),
+            format!(
+                "set `distributed.lanes` to a multiple of {ranks}, or start one of {} processes",
+                divisors(lanes)
+            ),
         ));
     }
     None
@@ -87,9 +91,7 @@ fn geometry(config: &Config, ranks: usize, group_wise: bool) -> Vec<Diagnostic> 
         accumulated => accumulated,
     };
     let lanes = if lanes == 0 { ranks } else { lanes };
-    let problem = self::lanes(ranks, lanes, accumulated);
-    if let Some(problem) = problem {
-        let (message, help) = problem.split_once("; ").unwrap_or((&problem, ""));
+    if let Some((message, help)) = self::lanes(ranks, lanes, accumulated) {
         return vec![
             Diagnostic::error(LANES, message)
                 .path("distributed.lanes")

@@ -37,12 +37,18 @@ struct Stored {
 impl Weights {
     /// Initial values drawn from `seed`.
     pub fn init(layout: Arc<ParamLayout>, seed: u64, device: &ComputeDevice) -> Self {
-        Self::drawn(layout, seed, device, |_| true)
+        Self::drawn(layout, seed, device, |_| true, |_| None)
     }
 
     /// Adapters drawn from `seed` as [`init`](Self::init) draws them, and zeros for what a file is about to give.
     pub fn init_adapters(layout: Arc<ParamLayout>, seed: u64, device: &ComputeDevice) -> Self {
-        Self::drawn(layout, seed, device, |spec| spec.kind == ParamKind::Adapter)
+        Self::drawn(
+            layout,
+            seed,
+            device,
+            |spec| spec.kind == ParamKind::Adapter,
+            |_| None,
+        )
     }
 
     /// As [`init_adapters`](Self::init_adapters), where only some are `trained` (one flag each): what the file gives for the others is
@@ -57,22 +63,9 @@ impl Weights {
         trained: &[bool],
     ) -> Self {
         assert_eq!(trained.len(), layout.len(), "one flag per weight");
+        let is_adapter = |spec: &ParamSpec| spec.kind == ParamKind::Adapter;
         let frozen = |index: usize| device.compute_dtype().filter(|_| !trained[index]);
-        let value = |index: usize, spec: &ParamSpec| -> Result<RawTensor, CoreError> {
-            let value = match spec.kind {
-                ParamKind::Adapter => {
-                    let drawn = spec.init.values(&spec.name, &spec.shape, seed, Purpose::Adapter);
-                    device.plain(drawn, &spec.shape)
-                }
-                _ => device.zeros(&spec.shape),
-            };
-            Ok(match frozen(index) {
-                Some(dtype) => cast(&value, dtype),
-                None => value,
-            })
-        };
-        let weights = Self::from_values(layout.clone(), device, value);
-        let mut weights = weights.expect("values have the shapes that they were made for");
+        let mut weights = Self::drawn(layout, seed, device, is_adapter, frozen);
         if device.compute_dtype().is_some() {
             weights.stored = Some(Stored {
                 trained: trained.into(),
@@ -85,7 +78,7 @@ impl Weights {
 
     /// All zero: for values that a file is about to give.
     pub fn zeros(layout: Arc<ParamLayout>, device: &ComputeDevice) -> Self {
-        Self::drawn(layout, 0, device, |_| false)
+        Self::drawn(layout, 0, device, |_| false, |_| None)
     }
 
     /// Weights of what `value` gives for each weight of the layout, asked for one after another in memory that lasts: so files
@@ -116,12 +109,13 @@ impl Weights {
         Ok(Self::new(layout.clone(), values, device))
     }
 
-    /// Initial values of those that are `wanted`, zeros for the others.
+    /// Initial values of those that are `wanted`, zeros for the others; in f32, or the type that `dtype` has for the place of a weight.
     fn drawn(
         layout: Arc<ParamLayout>,
         seed: u64,
         device: &ComputeDevice,
         wanted: fn(&ParamSpec) -> bool,
+        dtype: impl Fn(usize) -> Option<FloatDType> + Sync,
     ) -> Self {
         let draw = |spec: &ParamSpec| {
             if !wanted(spec) {
@@ -144,7 +138,11 @@ impl Weights {
                 None => device.zeros(&spec.shape),
             })
         });
-        let values = device.with_persistent_allocation(|| values.collect());
+        let in_type = |(index, value): (usize, RawTensor)| match dtype(index) {
+            Some(dtype) => cast(&value, dtype),
+            None => value,
+        };
+        let values = device.with_persistent_allocation(|| values.enumerate().map(in_type).collect());
         Self::new(layout.clone(), values, device)
     }
 

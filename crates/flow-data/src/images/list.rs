@@ -3,7 +3,7 @@
 use super::ImagesSettings;
 use crate::error::DataError;
 use crate::picture;
-use crate::prompt_list::{PromptEntry, PromptFormat, PromptList, PromptListError, read};
+use crate::prompt_list::{PromptEntry, PromptFormat, PromptList, PromptListError, listed, read};
 use serde_json::{Map, Value};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -16,8 +16,6 @@ const FOLDER_KEYS: (&str, &str) = ("file_name", "text");
 const FILE_KEYS: (&str, &str) = ("image", "caption");
 /// The key under which [`PromptEntry::metadata`] has the picture's path, if nobody named another.
 const SIDECAR_KEY: &str = FOLDER_KEYS.0;
-/// Problems that are told; the others are counted.
-const SHOWN: usize = 20;
 
 /// One picture with its caption.
 #[derive(Clone, Debug)]
@@ -308,16 +306,4 @@ fn sidecar(picture: &Path) -> Result<String, String> {
         )),
         false => Ok(words.join(" ")),
     }
-}
-
-fn listed(problems: &[String]) -> String {
-    let mut text: String = problems
-        .iter()
-        .take(SHOWN)
-        .map(|it| format!("\n  {it}"))
-        .collect();
-    if problems.len() > SHOWN {
-        text.push_str(&format!("\n  and {} more", problems.len() - SHOWN));
-    }
-    text
 }

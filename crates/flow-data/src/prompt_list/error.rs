@@ -79,10 +79,11 @@ impl fmt::Display for LineProblem {
     }
 }
 
-/// Lines shown; the error holds all.
+/// Problems shown; the error holds all.
 const SHOWN: usize = 20;
 
-fn listed(problems: &[LineProblem]) -> String {
+/// A line for each problem.
+pub(crate) fn listed(problems: &[impl fmt::Display]) -> String {
     let mut text: String = problems
         .iter()
         .take(SHOWN)

@@ -5,6 +5,7 @@ mod error;
 pub(crate) mod read;
 mod split;
 
+pub(crate) use error::listed;
 pub use error::{LineProblem, PromptListError};
 pub use split::TestShare;
 

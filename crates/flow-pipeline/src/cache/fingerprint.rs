@@ -60,22 +60,19 @@ pub(super) fn of_encoders(
     of_files(cache, hashes, pipeline, files(pipeline)?, keep)
 }
 
-/// As [`of_encoders`], of the autoencoder.
-pub(crate) fn of_autoencoder(cache: &Path, pipeline: &Pipeline) -> Result<String, PipelineError> {
-    let folder = pipeline.autoencoder_folder();
-    let mut all = vec![folder.join("config.json")];
-    for component in pipeline.folder().components() {
-        if component.name == "vae" {
-            // The plain weights, as `Pipeline::autoencoder` reads them; of a folder that has a variant alone, that.
-            let plain = component.weight_files(None);
-            let weights = match plain {
-                Ok(weights) => weights,
-                Err(_) => component.weight_files(pipeline.variant())?,
-            };
-            all.extend(weights.files.iter().cloned());
-        }
-    }
-    of_files(cache, &FileHashes::default(), pipeline, all, true)
+/// As [`of_encoders`], of the autoencoder with the weights that the pipeline reads.
+pub(crate) fn of_autoencoder(
+    cache: &Path,
+    hashes: &FileHashes,
+    pipeline: &Pipeline,
+) -> Result<String, PipelineError> {
+    let weights = pipeline
+        .folder()
+        .component("vae")?
+        .weight_files(pipeline.variant())?;
+    let config = pipeline.autoencoder_folder().join("config.json");
+    let files = [config].into_iter().chain(weights.files.iter().cloned());
+    of_files(cache, hashes, pipeline, files.collect(), true)
 }
 
 fn of_files(

@@ -1,19 +1,19 @@
 //! `encode`: pictures to the latents of a diffusers folder, and prompts to its embeddings.
 
-use super::{Loaded, survey::Use};
+use super::{Loaded, prompts, survey::Use};
 use crate::arguments::{ConfigArguments, EncodeArguments, ExistingFile};
 use crate::failure::{Failure, OrFailure};
 use crate::output::Output;
 use crate::picture_size::PictureSize;
 use crate::progress::Count;
 use crate::terminal;
-use flow_config::{Config, TextConfig};
+use flow_config::Config;
 use flow_core::cpu;
 use flow_core::tensors::plain;
 use flow_data::{PROMPT_KEY, Picture, PromptList, picture};
 use flow_models::StoredDtype;
 use flow_models::weights::save_tensors;
-use flow_pipeline::{EncodedPrompt, PictureEncoder, Pipeline, PromptSettings, Size};
+use flow_pipeline::{EncodedPrompt, PictureEncoder, Pipeline, Size};
 use flow_trainer::setup::{self, Environment};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -226,22 +226,11 @@ fn embeddings(
     texts: &[&str],
     arguments: &EncodeArguments,
 ) -> Result<Vec<Tensor>, Failure> {
-    let (tokens, micro_batch, negative) = match &config.text {
-        TextConfig::Encoders(text) => (text.tokens, text.micro_batch, text.negative_prompt.as_str()),
-        TextConfig::Words(_) | TextConfig::File(_) => (None, 1, ""),
-    };
-    let settings = PromptSettings {
-        text_tokens: tokens.unwrap_or(pipeline.defaults().text_tokens),
-        micro_batch,
-    };
-    let negative = arguments.negative_prompt.as_deref().unwrap_or(negative);
-    let all: Vec<&str> = texts.iter().copied().chain([negative]).collect();
-    let encoded = pipeline
-        .encode_prompts(&all, settings, &environment.device, &environment.plan)
-        .or_bad_input()?;
-    let longest = encoded.iter().map(|prompt| prompt.length).max().unwrap_or(0);
-    let is_padded = encoded.iter().any(|prompt| prompt.length < longest);
-    let (prompts, negative) = encoded.split_at(texts.len());
+    let negative = arguments.negative_prompt.as_deref();
+    let (encoded, negative) = prompts::encode(config, environment, pipeline, texts, negative)?;
+    let lengths = encoded.iter().chain([&negative]).map(|prompt| prompt.length);
+    let longest = lengths.clone().max().unwrap_or(0);
+    let is_padded = lengths.clone().any(|length| length < longest);
     let mut tensors = Vec::new();
     let names = [
         ("prompt_embeds", "prompt_embeds_mask", "pooled_prompt_embeds"),
@@ -251,7 +240,10 @@ fn embeddings(
             "negative_pooled_prompt_embeds",
         ),
     ];
-    for (prompts, (text, mask, pooled)) in [prompts, negative].into_iter().zip(names) {
+    for (prompts, (text, mask, pooled)) in [&encoded[..], std::slice::from_ref(&negative)]
+        .into_iter()
+        .zip(names)
+    {
         tensors.push(text_of(text, prompts, longest));
         if is_padded {
             let shown = |prompt: &EncodedPrompt| {

@@ -22,6 +22,7 @@ mod migrate;
 mod nearest;
 mod plan;
 mod pretrain;
+mod prompts;
 mod refusal;
 mod report;
 mod sample;

@@ -35,7 +35,7 @@ pub fn latent_examples(
         // Opened from the working directory, as the runs are.
         None => config.run.dir.join(CACHE),
     };
-    let cache = LatentCache::new(folder);
+    let cache = LatentCache::new(folder).with_hashes(environment.folders.hashes());
     let source = FittedPictures {
         pictures,
         enlarged: AtomicUsize::new(0),

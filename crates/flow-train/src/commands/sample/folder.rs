@@ -1,12 +1,13 @@
 //! `sample DIR`: images as the pipeline of a diffusers folder makes them, by its own scheduler and with its own defaults.
 
 use crate::arguments::SampleArguments;
+use crate::commands::prompts;
 use crate::failure::{Failure, OrFailure};
-use flow_config::{Config, TextConfig};
+use flow_config::Config;
 use flow_core::Condition;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::plain;
-use flow_pipeline::{EncodedPrompt, Generation, Guidance, Pipeline, PromptSettings, conditions, generate};
+use flow_pipeline::{EncodedPrompt, Generation, Guidance, conditions, generate};
 use flow_trainer::decoder::Decoded;
 use flow_trainer::setup::{self, Environment};
 
@@ -24,7 +25,9 @@ pub fn make(
     let steps = arguments.steps.map_or(pipeline.defaults().steps, usize::from);
     let scale = arguments.guidance.unwrap_or(pipeline.defaults().guidance_scale);
     // The encoders first: they are dropped before the transformer is loaded.
-    let (encoded, negative) = encode(config, environment, arguments, &pipeline)?;
+    let texts: Vec<&str> = arguments.prompt.iter().map(String::as_str).collect();
+    let negative = arguments.negative_prompt.as_deref();
+    let (encoded, negative) = prompts::encode(config, environment, &pipeline, &texts, negative)?;
     let model = setup::model(config, environment).or_bad_input()?;
     let spec = model.model.spec();
     let decoder = setup::decoder(config, environment, spec).or_bad_input()?;
@@ -64,35 +67,4 @@ pub fn make(
         all.extend(decoder.decode_finite(&plain(&made.into_dispatch())).or_failed()?);
     }
     Ok(all)
-}
-
-/// The prompts, and the negative one.
-fn encode(
-    config: &Config,
-    environment: &Environment<'_>,
-    arguments: &SampleArguments,
-    pipeline: &Pipeline,
-) -> Result<(Vec<EncodedPrompt>, EncodedPrompt), Failure> {
-    let (tokens, micro_batch, negative) = match &config.text {
-        TextConfig::Encoders(text) => (text.tokens, text.micro_batch, text.negative_prompt.as_str()),
-        TextConfig::Words(_) | TextConfig::File(_) => (None, 1, ""),
-    };
-    let settings = PromptSettings {
-        text_tokens: tokens.unwrap_or(pipeline.defaults().text_tokens),
-        micro_batch,
-    };
-    let negative = arguments.negative_prompt.as_deref().unwrap_or(negative);
-    let texts: Vec<&str> = arguments
-        .prompt
-        .iter()
-        .map(String::as_str)
-        .chain([negative])
-        .collect();
-    let mut encoded = pipeline
-        .encode_prompts(&texts, settings, &environment.device, &environment.plan)
-        .or_bad_input()?;
-    let negative = encoded
-        .pop()
-        .ok_or_else(|| Failure::Input("there is no prompt; pass `--prompt TEXT`".into()))?;
-    Ok((encoded, negative))
 }
