@@ -1,9 +1,11 @@
 //! Accelerators in force: the plan of training, and a plan for each rollout.
 
 use crate::{
-    AccelerationError, Accelerator, Engagement, Engagements, Meter, Part, Safety, Shortfall, Slot, Target,
+    AccelerationError, Accelerator, Engagement, Engagements, Meter, Part, Safety, Shares, Shortfall, Slot,
+    Target,
 };
 use flow_core::{AttentionBackend, Backends, InferencePass, Kernels, ModelSpec, Weights};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -28,9 +30,9 @@ pub struct Activity {
     pub name: String,
     /// What was counted.
     pub engagements: Engagements,
-    /// The share of rows for which it did something, from 0 to 1, by part of the rollout; empty for those that do not
-    /// decide by row.
-    pub shares: BTreeMap<(Engagement, Part), f64>,
+    /// For how many rows it did something, and how many there were, by part of the rollout; empty for those that do not decide by
+    /// row.
+    pub rows: Shares,
     /// The most bytes that it held at a time; 0 for those that do not say.
     pub kept_bytes: u64,
     /// The relative L1 error of the final latent that it predicted, by sample; empty for those that predict nothing.
@@ -39,6 +41,76 @@ pub struct Activity {
     pub why_idle: Option<String>,
     /// What it was in force for and did not do, with how often.
     pub shortfalls: BTreeMap<Shortfall, u64>,
+}
+
+impl Activity {
+    /// The share of rows for which it did something, from 0 to 1, by part of the rollout.
+    pub fn shares(&self) -> BTreeMap<(Engagement, Part), f64> {
+        let share = |(of, (answered, asked)): (&(Engagement, Part), &(u64, u64))| {
+            (*asked > 0).then(|| (*of, *answered as f64 / *asked as f64))
+        };
+        self.rows.iter().filter_map(share).collect()
+    }
+
+    /// What was counted, to be told to other processes of the run.
+    pub fn counts(&self) -> ActivityCounts {
+        ActivityCounts {
+            engagements: self.engagements,
+            rows: self.rows.clone().into_iter().collect(),
+            kept_bytes: self.kept_bytes,
+            predicted: (self.predicted.iter())
+                .map(|(sample, error)| (*sample, error.to_bits()))
+                .collect(),
+            shortfalls: self.shortfalls.clone().into_iter().collect(),
+        }
+    }
+
+    /// The same of all processes of a run: `all` are their counts, this one's among them. Memory is the most of one process.
+    pub fn of_all<'a>(self, all: impl Iterator<Item = &'a ActivityCounts>) -> Self {
+        let mut sum = Self {
+            engagements: Engagements::default(),
+            rows: Shares::new(),
+            kept_bytes: 0,
+            predicted: BTreeMap::new(),
+            shortfalls: BTreeMap::new(),
+            ..self
+        };
+        for counts in all {
+            sum.engagements = sum.engagements.and(counts.engagements);
+            for (of, (answered, asked)) in &counts.rows {
+                let (all_answered, all_asked) = sum.rows.entry(*of).or_default();
+                (*all_answered, *all_asked) = (*all_answered + answered, *all_asked + asked);
+            }
+            sum.kept_bytes = sum.kept_bytes.max(counts.kept_bytes);
+            let predicted = counts.predicted.iter();
+            sum.predicted
+                .extend(predicted.map(|(sample, bits)| (*sample, f64::from_bits(*bits))));
+            for (shortfall, times) in &counts.shortfalls {
+                let known = sum.shortfalls.iter_mut();
+                match known.into_iter().find(|(known, _)| known.name == shortfall.name) {
+                    Some((_, all_times)) => *all_times += times,
+                    None => {
+                        sum.shortfalls.insert(shortfall.clone(), *times);
+                    }
+                }
+            }
+        }
+        if !sum.engagements.is_idle() {
+            sum.why_idle = None;
+        }
+        sum
+    }
+}
+
+/// What an accelerator did in one process of a run, as numbers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ActivityCounts {
+    engagements: Engagements,
+    rows: Vec<((Engagement, Part), (u64, u64))>,
+    kept_bytes: u64,
+    /// By sample, the bits of the error.
+    predicted: Vec<(u64, u64)>,
+    shortfalls: Vec<(Shortfall, u64)>,
 }
 
 #[derive(Debug)]
@@ -68,6 +140,12 @@ pub struct Arrangement {
 pub struct Acceleration(Arrangement);
 
 impl Arrangement {
+    /// The largest share of samples that an accelerator wants to be taken once more without it.
+    pub fn audit_share(&self) -> f64 {
+        let shares = self.in_force.iter().map(|each| each.accelerator.audit_share());
+        shares.fold(0.0, f64::max)
+    }
+
     /// Applies the accelerators of both slots to `base`, each slot in the order of its list. Those of the rollout are
     /// tried out once.
     ///
@@ -246,7 +324,7 @@ impl Acceleration {
                 slot: each.applied.slot,
                 name: each.applied.name.clone(),
                 engagements,
-                shares: each.meter.take_shares(),
+                rows: each.meter.take_shares(),
                 kept_bytes: each.meter.take_kept_bytes(),
                 predicted: each.meter.take_predicted(),
                 why_idle: engagements.is_idle().then(|| each.accelerator.why_idle()),
@@ -258,10 +336,9 @@ impl Acceleration {
 }
 
 impl Acceleration {
-    /// The largest share of samples that an accelerator wants to be taken once more without it.
+    /// See [`Arrangement::audit_share`].
     pub fn audit_share(&self) -> f64 {
-        let shares = self.0.in_force.iter().map(|each| each.accelerator.audit_share());
-        shares.fold(0.0, f64::max)
+        self.0.audit_share()
     }
 
     /// Tells every accelerator what became of the samples it predicted an error for: `found` holds the errors of those that

@@ -13,10 +13,10 @@ mod registry;
 mod safety;
 mod slot;
 
-pub use acceleration::{Acceleration, Activity, Applied, Arrangement, RolloutScope};
+pub use acceleration::{Acceleration, Activity, ActivityCounts, Applied, Arrangement, RolloutScope};
 pub use accelerator::{Accelerator, Refusal, Target};
 pub use error::AccelerationError;
-pub use meter::{Engagement, Engagements, Meter, Part, Shortfall};
+pub use meter::{Engagement, Engagements, Meter, Part, Shares, Shortfall};
 pub use paradigm::Paradigm;
 pub use params::Params;
 pub use registry::{AcceleratorKind, AcceleratorRegistry, AlreadyRegistered};

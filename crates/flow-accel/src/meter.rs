@@ -1,12 +1,14 @@
 //! Counting what accelerators do, so that none is in force without effect unnoticed.
 
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Something that an accelerator did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Engagement {
     /// A call of the model was answered by the accelerator's implementation.
     CallAnswered,
@@ -51,7 +53,7 @@ impl Engagement {
 }
 
 /// Part of a rollout that a share of its rows was answered in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Part {
     /// A step of the sampler.
     Step(u32),
@@ -71,16 +73,16 @@ impl fmt::Display for Part {
 
 /// Something that an accelerator was in force for and did not do, so that the run is slower than its config says. Results
 /// are the same.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Shortfall {
     /// Name in metrics, for instance `calls_not_recorded`.
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     /// What happened, why, and what to change; without a full stop.
     pub why: String,
 }
 
 /// Rows answered and rows asked for.
-type Shares = BTreeMap<(Engagement, Part), (u64, u64)>;
+pub type Shares = BTreeMap<(Engagement, Part), (u64, u64)>;
 
 /// Counts engagements of one accelerator. Clones count together, on any thread.
 #[derive(Clone, Debug, Default)]
@@ -127,6 +129,7 @@ impl Meter {
             *times += 1;
         } else {
             let why = why.into();
+            let name = Cow::Borrowed(name);
             shortfalls.insert(Shortfall { name, why }, 1);
         }
     }
@@ -170,24 +173,26 @@ impl Meter {
         (*sum, *of) = (*sum + answered, *of + asked);
     }
 
-    /// The share of rows for which each thing happened in each part, from 0 to 1, since it was last taken.
-    pub fn take_shares(&self) -> BTreeMap<(Engagement, Part), f64> {
-        let shares = std::mem::take(&mut *self.shares.lock().unwrap_or_else(PoisonError::into_inner));
-        let share = |(of, (answered, asked)): ((Engagement, Part), (u64, u64))| {
-            (asked > 0).then(|| (of, answered as f64 / asked as f64))
-        };
-        shares.into_iter().filter_map(share).collect()
+    /// For how many rows each thing happened in each part, and how many there were, since it was last taken.
+    pub fn take_shares(&self) -> Shares {
+        std::mem::take(&mut *self.shares.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
 /// Numbers of engagements.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Engagements([u64; Engagement::ALL.len()]);
 
 impl Engagements {
     /// How often `what` happened.
     pub fn of(&self, what: Engagement) -> u64 {
         self.0[what as usize]
+    }
+
+    /// These and others.
+    #[must_use]
+    pub fn and(self, others: Self) -> Self {
+        Self(Engagement::ALL.map(|what| self.of(what) + others.of(what)))
     }
 
     /// Whether nothing happened.

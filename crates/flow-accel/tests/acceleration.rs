@@ -458,7 +458,7 @@ fn what_an_accelerator_did_not_do_is_told_once_with_its_number() {
     }
     let shortfalls: Vec<(Shortfall, u64)> = meter.take_shortfalls().into_iter().collect();
     let first = Shortfall {
-        name: "calls_not_recorded",
+        name: "calls_not_recorded".into(),
         why: "the memory is full, 1".into(),
     };
     assert_eq!(shortfalls, [(first, 3)]);

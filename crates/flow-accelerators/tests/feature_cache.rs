@@ -198,11 +198,11 @@ fn the_share_of_rows_answered_is_told_by_step_and_by_block() {
         .map(|(step, share)| (skipped(Part::Step(step as u32)), share))
         .chain(blocks)
         .collect();
-    assert_eq!(activity.shares, expected);
+    assert_eq!(activity.shares(), expected);
     let rows = 2 * SAMPLES;
     assert_eq!(activity.engagements.of(Engagement::BlockSkipped), 9 * rows * 2);
     assert!(
-        acceleration.take_activity()[0].shares.is_empty(),
+        acceleration.take_activity()[0].rows.is_empty(),
         "nothing since then"
     );
 }

@@ -157,7 +157,7 @@ fn a_call_that_the_device_does_not_record_is_computed_to_the_same_bits_counted_a
     let [(shortfall, times)] = shortfalls[..] else {
         panic!("{shortfalls:?}")
     };
-    assert_eq!((shortfall.name, *times), ("calls_not_recorded", 6));
+    assert_eq!((&*shortfall.name, *times), ("calls_not_recorded", 6));
     assert!(
         shortfall.why.contains("needs 9.10 GiB, 3.20 GiB are free") && shortfall.why.contains("micro_batch"),
         "{}",
@@ -217,7 +217,7 @@ fn recordings_beyond_the_number_that_is_kept_are_named_and_replays_count_what_th
 
     velocity(records.training(), &weights, &*model, 9);
     let activity = records.take_activity();
-    let names: Vec<&str> = activity[1].shortfalls.keys().map(|each| each.name).collect();
+    let names: Vec<&str> = activity[1].shortfalls.keys().map(|each| &*each.name).collect();
     assert_eq!(names, ["recordings_dropped"]);
 }
 

@@ -59,6 +59,14 @@ pub enum Lost {
     /// The store, or whoever set its key `abort`.
     #[error("{0}")]
     Aborted(String),
+    /// A rank whose device or its library does not do what it must.
+    #[error("rank {rank}: {problem}")]
+    Device {
+        /// Which.
+        rank: usize,
+        /// What is the matter, and what helps.
+        problem: String,
+    },
     /// Ranks that do different things: another build, another config, a defect.
     #[error(
         "rank {rank} does something else than rank {own}: {problem}. All ranks must run the same program with the same config on \

@@ -1,15 +1,35 @@
 //! Joining a run of several processes.
 
 use crate::Registries;
-use flow_config::{Config, Diagnostic};
-use flow_exchange::{Alone, Exchange, tcp};
+use flow_config::{Config, DeviceKind, Diagnostic, Transport};
+use flow_exchange::{Alone, Exchange, Lost, Ranks, World, tcp};
 use flow_rendezvous::{Launch, Membership, RendezvousError};
 use flow_rewards::RewardKind;
+use std::borrow::Cow;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Longest wait for the other processes to start.
 const START: Duration = Duration::from_secs(600);
+
+/// Why processes do not begin together.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum JoinError {
+    /// They do not meet.
+    #[error(transparent)]
+    Rendezvous(#[from] RendezvousError),
+    /// One of them has not what it needs.
+    #[error(transparent)]
+    Lost(#[from] Lost),
+    /// NCCL is for GPUs.
+    #[error(
+        "`distributed.transport = \"nccl\"` moves gradients of NVIDIA GPUs, and `device.kind` is \"{0}\"; set it to \"auto\", which takes \
+         what the device needs"
+    )]
+    NoGpu(&'static str),
+}
 
 /// What the launcher of this process says; none of a run of one process.
 ///
@@ -19,17 +39,57 @@ pub fn launched() -> Result<Option<Launch>, RendezvousError> {
     Launch::from_environment()
 }
 
-/// Meets the other processes that the launcher started.
+/// Meets the other processes that the launcher started, and where gradients are on GPUs, joins these. Relative paths of the config start from
+/// `base`.
 ///
 /// # Errors
 /// Whatever keeps them apart.
-pub fn join(launch: Option<Launch>, config: &Config) -> Result<Arc<dyn Exchange>, RendezvousError> {
+pub fn join(launch: Option<Launch>, config: &Config, base: &Path) -> Result<Arc<dyn Exchange>, JoinError> {
     let Some(launch) = launch else {
         return Ok(Arc::new(Alone));
     };
     let timeout = Duration::from_secs(config.distributed.timeout_s);
     let membership = Membership::join(launch, timeout.min(START))?;
-    Ok(Arc::new(tcp(membership, timeout)?))
+    let ranks = tcp(membership, timeout)?;
+    let kind = config.device.kind;
+    match (config.distributed.transport, kind) {
+        (Transport::Nccl | Transport::Auto, DeviceKind::Cuda) => by_nccl(ranks, config, base, timeout),
+        (Transport::Nccl, DeviceKind::Cpu) => Err(JoinError::NoGpu(kind.name())),
+        (Transport::Auto | Transport::Tcp, _) => Ok(Arc::new(ranks)),
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn by_nccl(
+    ranks: Ranks,
+    config: &Config,
+    base: &Path,
+    timeout: Duration,
+) -> Result<Arc<dyn Exchange>, JoinError> {
+    let library = config.distributed.nccl.as_ref().map(|path| base.join(path));
+    let settings = flow_exchange_cube::NcclSettings {
+        gpu: own_device(config, ranks.world()).device.index,
+        library: library.as_deref(),
+        timeout: timeout.min(START),
+    };
+    Ok(Arc::new(flow_exchange_cube::NcclExchange::start(ranks, settings)?))
+}
+
+/// This build opens no GPU, which is said where the device is opened.
+#[cfg(not(feature = "cuda"))]
+fn by_nccl(ranks: Ranks, _: &Config, _: &Path, _: Duration) -> Result<Arc<dyn Exchange>, JoinError> {
+    Ok(Arc::new(ranks))
+}
+
+/// The config with the GPU of this process: `device.index` is that of the machine's first process, and the others have the next ones. A
+/// process that sees one GPU alone (the launcher chose it by `CUDA_VISIBLE_DEVICES`) has that one.
+pub fn own_device(config: &Config, world: World) -> Cow<'_, Config> {
+    if config.device.kind != DeviceKind::Cuda || !world.is_several() || flow_core::device::visible_gpus() == 1 {
+        return Cow::Borrowed(config);
+    }
+    let mut own = config.clone();
+    own.device.index += world.local_rank;
+    Cow::Owned(own)
 }
 
 /// What of a config is not right on `ranks` processes.

@@ -7,12 +7,10 @@ use crate::audit::OnPolicyAudit;
 use crate::error::TrainError;
 use crate::geometry::Geometry;
 use crate::session::TrainState;
-use flow_core::device::ComputeDevice;
+use flow_accel::{Activity, ActivityCounts};
 use flow_core::{RawTensor, cpu};
-use flow_exchange::Values;
 pub use flow_exchange::{Alone, Exchange, Lanes};
 use serde::{Deserialize, Serialize};
-use std::any::Any;
 use std::hash::Hasher;
 use std::ops::Range;
 use std::sync::Arc;
@@ -131,6 +129,19 @@ impl Distribution {
             .collect()
     }
 
+    /// What the accelerators of all ranks did, of what each did on its own.
+    pub(crate) fn gather_activity(&self, own: Vec<Activity>) -> Result<Vec<Activity>, TrainError> {
+        if !self.exchange.world().is_several() || own.is_empty() {
+            return Ok(own);
+        }
+        let counts: Vec<ActivityCounts> = own.iter().map(Activity::counts).collect();
+        let all = self.gather(&counts)?;
+        let of_all = |(index, activity): (usize, Activity)| {
+            activity.of_all(all.iter().filter_map(|of_rank| of_rank.get(index)))
+        };
+        Ok(own.into_iter().enumerate().map(of_all).collect())
+    }
+
     /// Whether any rank wants it.
     pub(crate) fn any(&self, mine: bool) -> Result<bool, TrainError> {
         Ok(self.gather(&mine)?.contains(&true))
@@ -223,59 +234,6 @@ pub(crate) struct UpdateSeen {
     pub units: Vec<UnitSeen>,
     pub audit: OnPolicyAudit,
     pub present: Vec<bool>,
-}
-
-/// Gradients as flat values: those of all weights that have one on some rank.
-pub(crate) struct FlatGradients {
-    /// By weight.
-    pub gradients: Vec<Option<RawTensor>>,
-    /// Which are part of it.
-    pub present: Vec<bool>,
-    /// By weight.
-    pub shapes: Vec<Vec<usize>>,
-    /// Where they live.
-    pub device: ComputeDevice,
-}
-
-impl FlatGradients {
-    fn sizes(&self) -> impl Iterator<Item = (usize, usize)> + use<'_> {
-        let shapes = self.shapes.iter().enumerate();
-        let present = shapes.filter(|(index, _)| self.present.get(*index) == Some(&true));
-        present.map(|(index, shape)| (index, shape.iter().product()))
-    }
-}
-
-impl Values for FlatGradients {
-    fn count(&self) -> usize {
-        self.sizes().map(|(_, size)| size).sum()
-    }
-
-    fn read(&self) -> Vec<f32> {
-        let mut values = Vec::with_capacity(self.count());
-        for (index, size) in self.sizes() {
-            match self.gradients.get(index).and_then(Option::as_ref) {
-                Some(gradient) => values.extend(cpu::to_host(gradient)),
-                // The one number that changes no other when it is added.
-                None => values.resize(values.len() + size, -0.0),
-            }
-        }
-        values
-    }
-
-    fn write(&mut self, values: Vec<f32>) {
-        let mut rest = values.as_slice();
-        let sizes: Vec<(usize, usize)> = self.sizes().collect();
-        self.gradients.resize(self.shapes.len(), None);
-        for (index, size) in sizes {
-            let (own, more) = rest.split_at(size);
-            self.gradients[index] = Some(self.device.plain(own.to_vec(), &self.shapes[index]));
-            rest = more;
-        }
-    }
-
-    fn as_any(&mut self) -> &mut dyn Any {
-        self
-    }
 }
 
 #[cfg(test)]

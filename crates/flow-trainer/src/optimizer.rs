@@ -1,6 +1,5 @@
 //! AdamW over a flat list of weights, with f32 or bf16 moments and clipping by the global norm in a fixed order.
 
-use crate::distributed::FlatGradients;
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 pub use burn::tensor::FloatDType;
@@ -11,6 +10,7 @@ use flow_core::{
     Rounding, Weights, cpu,
 };
 use flow_exchange::{Exchange, Lanes, Lost, Partials, Values};
+use flow_exchange_cube::FlatTensor;
 
 /// How the learning rate goes on after the warm-up. Steps count from 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -95,6 +95,9 @@ pub struct AdamW {
     moments: Vec<Option<Moments>>,
     steps: u64,
 }
+
+/// Values that are exchanged at a time: 256 MiB. More would only need more memory.
+const BUCKET: usize = 1 << 26;
 
 /// Gradients by weight; none where there is none.
 type Sums = Vec<Option<RawTensor>>;
@@ -227,22 +230,27 @@ impl Accumulated {
             return Ok(());
         }
         let partials = std::mem::replace(&mut self.partials, Partials::new(lanes));
-        let shapes = layout.specs().iter().map(|spec| spec.shape.clone());
-        let shapes: Vec<Vec<usize>> = shapes.collect();
-        let parts = partials
-            .into_sums()
-            .into_iter()
-            .map(|(_, gradients)| FlatGradients {
-                gradients,
-                present: present.to_vec(),
-                shapes: shapes.clone(),
-                device: device.clone(),
-            });
-        let mut parts: Vec<FlatGradients> = parts.collect();
-        let mut values: Vec<&mut dyn Values> = Vec::new();
-        values.extend(parts.iter_mut().map(|part| part as &mut dyn Values));
-        exchange.sum(&lanes, &mut values)?;
-        let total = parts.swap_remove(0).gradients;
+        let shape = |index: usize| &layout.specs()[index].shape[..];
+        let mut parts: Vec<Sums> = partials.into_sums().into_iter().map(|(_, sums)| sums).collect();
+        parts.iter_mut().for_each(|part| part.resize(present.len(), None));
+        let mut total: Sums = vec![None; present.len()];
+        for bucket in buckets(layout, present) {
+            let pack = |part: &mut Sums| {
+                let packed = bucket.iter().map(|index| (part[*index].as_ref(), shape(*index)));
+                let flat = FlatTensor::pack(device, packed);
+                // Their memory is free for what comes back.
+                bucket.iter().for_each(|index| part[*index] = None);
+                flat
+            };
+            let mut flats: Vec<FlatTensor> = parts.iter_mut().map(pack).collect();
+            let mut values: Vec<&mut dyn Values> = Vec::new();
+            values.extend(flats.iter_mut().map(|flat| flat as &mut dyn Values));
+            exchange.sum(&lanes, &mut values)?;
+            let sums = flats.swap_remove(0).unpack(bucket.iter().map(|index| shape(*index)));
+            for (index, sum) in bucket.into_iter().zip(sums) {
+                total[index] = Some(sum);
+            }
+        }
         self.partials.push(0..lanes.count(), total, |_, _| {});
         self.units = self.expected;
         Ok(())
@@ -263,6 +271,30 @@ impl Accumulated {
     pub fn units(&self) -> usize {
         self.units
     }
+}
+
+/// The weights that are present, in order, cut where more than [`BUCKET`] values would come together. Where the cuts are changes no
+/// sum.
+fn buckets(layout: &ParamLayout, present: &[bool]) -> Vec<Vec<usize>> {
+    let mut buckets: Vec<Vec<usize>> = Vec::new();
+    let mut size = 0;
+    for (index, spec) in layout.specs().iter().enumerate() {
+        if present.get(index) != Some(&true) {
+            continue;
+        }
+        let more: usize = spec.shape.iter().product();
+        match buckets.last_mut() {
+            Some(bucket) if size + more <= BUCKET => {
+                bucket.push(index);
+                size += more;
+            }
+            _ => {
+                buckets.push(vec![index]);
+                size = more;
+            }
+        }
+    }
+    buckets
 }
 
 /// Adds gradients to sums, by weight.

@@ -2,6 +2,7 @@
 
 use crate::error::TrainError;
 use flow_accel::Activity;
+use std::borrow::Cow;
 use std::fmt;
 
 /// An accelerator that did nothing, or less than it is in force for. Results are the same; the work took longer than the
@@ -11,7 +12,7 @@ pub struct Undone {
     /// The accelerator.
     pub name: String,
     /// What it did not do, as metrics name it; none if it did nothing at all.
-    pub shortfall: Option<&'static str>,
+    pub shortfall: Option<Cow<'static, str>>,
     /// What happened and what to change, without a full stop.
     pub why: String,
     /// Where it was in force, in words: `iteration 3`, `the evaluation`.
@@ -20,8 +21,8 @@ pub struct Undone {
 
 impl Undone {
     /// What tells it apart from others of the same work: a person is told once.
-    pub fn key(&self) -> (String, Option<&'static str>) {
-        (self.name.clone(), self.shortfall)
+    pub fn key(&self) -> (String, Option<Cow<'static, str>>) {
+        (self.name.clone(), self.shortfall.clone())
     }
 }
 
@@ -57,7 +58,7 @@ pub fn shortfalls(activity: &[Activity], within: &str) -> Vec<Undone> {
     let of = |each: &Activity| {
         let named = each.shortfalls.keys().map(|shortfall| Undone {
             name: each.name.clone(),
-            shortfall: Some(shortfall.name),
+            shortfall: Some(shortfall.name.clone()),
             why: shortfall.why.clone(),
             within: within.to_owned(),
         });

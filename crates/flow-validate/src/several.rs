@@ -1,7 +1,7 @@
 //! What of a config is not right, or not there yet, on several processes.
 
 use crate::codes::{LANES, NOT_ON_SEVERAL};
-use flow_config::{Config, DeviceKind, Diagnostic, GradientStorage};
+use flow_config::{Config, Diagnostic, GradientStorage};
 
 /// Why so many ranks, lanes and micro-batches of an update do not fit each other, and how to mend it; none if they do.
 pub fn lanes(ranks: usize, lanes: usize, micro_batches: usize) -> Option<(String, String)> {
@@ -40,13 +40,6 @@ pub fn several(config: &Config, ranks: usize, group_wise: bool) -> Vec<Diagnosti
     let mut refuse = |path: &str, message: &str, help: &str| {
         found.push(Diagnostic::error(NOT_ON_SEVERAL, message).path(path).help(help));
     };
-    if config.device.kind != DeviceKind::Cpu {
-        refuse(
-            "device.kind",
-            "several processes train on the processor only: gradients of GPUs are not exchanged yet",
-            "set it to \"cpu\", or start one process",
-        );
-    }
     if config.optimizer.gradients != GradientStorage::F32 {
         refuse(
             "optimizer.gradients",
@@ -60,18 +53,6 @@ pub fn several(config: &Config, ranks: usize, group_wise: bool) -> Vec<Diagnosti
             "the groups that are sampled twice are those of one process",
             "set it to 0, or start one process; `flow-train drift` compares, too",
         );
-    }
-    for (path, entries) in [
-        ("acceleration.shared", config.acceleration.shared.len()),
-        ("acceleration.rollout", config.acceleration.rollout.len()),
-    ] {
-        if entries > 0 {
-            refuse(
-                path,
-                "what accelerators did is counted by each process, and metrics.jsonl would have the counts of one",
-                "leave the list empty, or start one process",
-            );
-        }
     }
     found
 }

@@ -2,6 +2,7 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 
 /// `[distributed]`: one run on several processes. How many there are is the launcher's to say (`flow-train launch`, torchrun, srun,
 /// mpirun), not the config's.
@@ -19,6 +20,24 @@ pub struct DistributedConfig {
     /// Iterations between two comparisons of all processes' weights, bit by bit. 0 for none.
     #[schemars(range(max = 1_000_000))]
     pub check_replicas_every: usize,
+    /// How gradients travel between the processes.
+    pub transport: Transport,
+    /// NVIDIA's library NCCL (`libnccl.so.2`), relative to the config file. Without it, the one that the system's loader finds, or else the
+    /// one that comes with the PyTorch of `python3`.
+    pub nccl: Option<PathBuf>,
+}
+
+/// How gradients travel between processes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Transport {
+    /// NCCL between GPUs, TCP between processors.
+    #[default]
+    Auto,
+    /// NCCL: GPUs alone.
+    Nccl,
+    /// TCP, through the host's memory: needs no library, and is slow for whole models. Sums have the same bits.
+    Tcp,
 }
 
 impl Default for DistributedConfig {
@@ -27,6 +46,8 @@ impl Default for DistributedConfig {
             lanes: 0,
             timeout_s: 1800,
             check_replicas_every: 50,
+            transport: Transport::Auto,
+            nccl: None,
         }
     }
 }

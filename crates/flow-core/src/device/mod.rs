@@ -56,6 +56,16 @@ pub fn gpu_compute_capability(index: usize) -> Option<(String, (u32, u32))> {
     }
 }
 
+/// NVIDIA GPUs that this process sees; 0 without a driver, or in a build that opens none.
+pub fn visible_gpus() -> usize {
+    #[cfg(feature = "cuda")]
+    return Device::enumerate(burn::tensor::DeviceType::Cuda)
+        .into_iter()
+        .count();
+    #[cfg(not(feature = "cuda"))]
+    0
+}
+
 impl ComputeDevice {
     /// Opens device number `index` of those called `kind`.
     ///
@@ -101,9 +111,7 @@ impl ComputeDevice {
     /// [`CoreError::NoDevice`] if there is no driver, or no such GPU. (Burn's own constructor panics then.)
     #[cfg(feature = "cuda")]
     pub fn cuda(index: usize) -> Result<Self, CoreError> {
-        let found = Device::enumerate(burn::tensor::DeviceType::Cuda)
-            .into_iter()
-            .count();
+        let found = visible_gpus();
         if index >= found {
             return Err(CoreError::NoDevice {
                 asked: format!("cuda:{index}"),
@@ -117,7 +125,10 @@ impl ComputeDevice {
                         "See what `nvidia-smi` says and install NVIDIA's driver 580 or later (`flow-train doctor` looks for \
                          all that is needed), or set `device.kind = \"cpu\"`."
                     }
-                    _ => "Set `device.index` to one of them.",
+                    _ => {
+                        "Set `device.index` to one of them. On several processes it is the GPU of a machine's first one, and each of \
+                         the others has the next: start as many as there are GPUs."
+                    }
                 }
                 .into(),
             });

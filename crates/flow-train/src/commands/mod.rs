@@ -121,7 +121,7 @@ impl Loaded {
         let ranks = launch.as_ref().map_or(1, |launch| launch.ranks);
         let refused = distributed::refused_on(self.config(), ranks, &self.registries);
         diagnostics::settle(&self.resolved.located(refused))?;
-        self.exchange = distributed::join(launch, self.config()).or_failed()?;
+        self.exchange = distributed::join(launch, self.config(), &self.base).or_failed()?;
         Ok(())
     }
 
@@ -166,10 +166,11 @@ impl Loaded {
 
     /// As [`environment`](Self::environment), with the error that names a key.
     fn try_environment(&self, config: &Config) -> Result<Environment<'_>, EnvironmentError> {
+        let own = distributed::own_device(config, self.exchange.world());
         let mut environment = Environment {
             folders: self.folders.clone(),
             exchange: self.exchange.clone(),
-            ..flow_train::environment(config, &self.base, &self.registries)?
+            ..flow_train::environment(&own, &self.base, &self.registries)?
         };
         if config.device.kind == DeviceKind::Cpu {
             environment.gauge = Some(Arc::new(&crate::MEMORY));

@@ -8,6 +8,7 @@ pub use training::{Trained, Training, train};
 
 use crate::{EnvironmentError, NameTaken, Registries};
 use flow_config::{Config, Report};
+use flow_exchange::World;
 use flow_trainer::TrainError;
 use flow_trainer::setup::{self, Environment, PipelineFolders};
 use std::path::Path;
@@ -41,15 +42,15 @@ fn compute<T: Send>(
     registries: Option<&Registries>,
     task: impl FnOnce(&Config, &Environment<'_>) -> Result<T, Error> + Send,
 ) -> Result<T, Error> {
-    compute_beside(config, base, registries, 1, task)
+    compute_beside(config, base, registries, World::ALONE, task)
 }
 
-/// As [`compute`], beside `local_ranks - 1` others of the same run on this machine.
+/// As [`compute`], beside the others of the same run on this machine.
 fn compute_beside<T: Send>(
     config: &Config,
     base: &Path,
     registries: Option<&Registries>,
-    local_ranks: usize,
+    world: World,
     task: impl FnOnce(&Config, &Environment<'_>) -> Result<T, Error> + Send,
 ) -> Result<T, Error> {
     let built_in;
@@ -65,10 +66,11 @@ fn compute_beside<T: Send>(
     let config = &setup::completed_by_folder(config, catalog.defaults(), base, &folders)?;
     let resolved = flow_config::check(&catalog, config)?;
     crate::apply_runtime_options(&resolved, base)?;
-    crate::worker_pool_beside(config, local_ranks)?.install(|| {
+    crate::worker_pool_beside(config, world.local_ranks)?.install(|| {
+        let own = crate::distributed::own_device(config, world);
         let environment = Environment {
             folders,
-            ..crate::environment(config, base, registries)?
+            ..crate::environment(&own, base, registries)?
         };
         task(config, &environment)
     })

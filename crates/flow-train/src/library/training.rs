@@ -110,8 +110,8 @@ impl<'a> Training<'a> {
             exchange,
         } = self;
         let others = exchange.clone();
-        let local_ranks = exchange.world().local_ranks;
-        let trained = compute_beside(config, &base, registries, local_ranks, |config, environment| {
+        let world = exchange.world();
+        let trained = compute_beside(config, &base, registries, world, |config, environment| {
             let mut silent = Silent;
             let environment = &Environment {
                 device: environment.device.clone(),

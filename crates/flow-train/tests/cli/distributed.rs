@@ -90,6 +90,26 @@ fn one_two_and_four_processes_write_the_same_bytes_and_a_run_goes_on_with_anothe
     assert!(weights == one.1, "resumed with another number of processes");
 }
 
+#[test]
+fn what_accelerators_did_is_counted_over_all_processes() {
+    let place = Place::new();
+    let shared = ["--set", "acceleration.shared=[{ name = \"exact_reuse\" }]"];
+    for processes in ["1", "2", "4"] {
+        let name = format!("run.name=on-{processes}");
+        place.succeed(&arguments(
+            processes,
+            &[&shared[..], &["--quiet", "--set", &name]].concat(),
+        ));
+    }
+    let one = left(&place, "on-1");
+    assert!(one.0.contains("acceleration/exact_reuse/"), "{}", one.0);
+    for other in ["on-2", "on-4"] {
+        let (metrics, weights) = left(&place, other);
+        assert_eq!(metrics, one.0, "{other}");
+        assert!(weights == one.1, "{other} has other weights");
+    }
+}
+
 /// A process of a run, by the variables that a launcher sets.
 fn start(place: &Place, (rank, ranks): (usize, usize), port: &str, more: &[&str]) -> Child {
     let rank = rank.to_string();

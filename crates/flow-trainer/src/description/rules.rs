@@ -60,6 +60,8 @@ pub const RULES: &[(&str, Rule)] = &[
     ),
     ("distributed.timeout_s", SPEED),
     ("distributed.check_replicas_every", SPEED),
+    ("distributed.transport", SPEED),
+    ("distributed.nccl", SPEED),
     ("model", MODEL),
     ("lora", ADAPTERS),
     ("lora.export", WRITTEN),

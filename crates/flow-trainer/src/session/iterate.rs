@@ -103,9 +103,10 @@ impl<A: Algorithm> Session<A> {
 }
 
 impl<A: Algorithm> Session<A> {
-    /// What the accelerators did in this iteration. What they did not do is named once, or stops a strict run.
+    /// What the accelerators of all processes did in this iteration. What they did not do is named once, or stops a strict run.
     fn activity(&mut self, observer: &mut dyn Observer) -> Result<Vec<Activity>, TrainError> {
-        let activity = self.parts.acceleration.take_activity();
+        let own = self.parts.acceleration.take_activity();
+        let activity = self.parts.distribution.gather_activity(own)?;
         self.name_undone(undone(&activity, &self.this_iteration()), observer)?;
         Ok(activity)
     }

@@ -47,6 +47,7 @@ use flow_report::{
     Stopwatch, ValueRange,
 };
 use flow_rewards::RewardWorkers;
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -234,7 +235,7 @@ pub struct Session<A> {
     /// Whether the run's folder does not hold the state that it goes on from.
     unsaved: bool,
     /// Accelerators, and what a person has been told that they did not do; none for nothing at all.
-    named_undone: BTreeSet<(String, Option<&'static str>)>,
+    named_undone: BTreeSet<(String, Option<Cow<'static, str>>)>,
     /// Rewards of which a person has been told that they fell.
     named_falls: BTreeSet<String>,
     /// Kinds of attention call that the manifest names.

@@ -119,10 +119,10 @@ impl<A: Algorithm> Session<A> {
                 let kept_mib = each.kept_bytes as f64 / f64::from(1 << 20);
                 record = record.with(&format!("acceleration/{}/kept_mib_peak", each.name), kept_mib);
             }
-            for ((what, part), share) in &each.shares {
+            for ((what, part), share) in each.shares() {
                 record = record.with(
                     &format!("acceleration/{}/{}/share/{part}", each.name, what.name()),
-                    *share,
+                    share,
                 );
             }
         }

@@ -382,6 +382,13 @@ pub fn parts_of<A: Algorithm>(
     let geometry = Geometry::from_config(sampling, &config.optimizer)?;
     let distribution = Distribution::of_config(&config.distributed, environment.exchange.clone());
     distribution.fits(&geometry)?;
+    if environment.exchange.world().is_several() && acceleration.audit_share() > 0.0 {
+        return Err(TrainError::Setting(
+            "an accelerator of `acceleration.rollout` compares some of its samples with exact ones and learns from them, which several \
+             processes would each do by their own samples; take another policy than `auto`, or start one process"
+                .into(),
+        ));
+    }
     let tokens = model.model.spec().tokens;
     let prompts = dataset.train_prompts();
     let schedule = schedule(config, tokens)?;

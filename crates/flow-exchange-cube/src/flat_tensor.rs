@@ -1,0 +1,117 @@
+//! Several tensors as one row of values.
+
+use burn::backend::{Dispatch, ops::FloatTensorOps};
+use burn::tensor::{DType, FloatDType, Slice, Tensor};
+use flow_core::device::ComputeDevice;
+use flow_core::tensors::{cast, stacked};
+use flow_core::{RawTensor, cpu};
+use flow_exchange::Values;
+use std::any::Any;
+
+/// Several tensors as one row of f32, on the device that they are on.
+#[derive(Clone, Debug)]
+pub struct FlatTensor {
+    device: ComputeDevice,
+    /// `[count]`, without gaps.
+    values: RawTensor,
+    count: usize,
+}
+
+impl FlatTensor {
+    /// Copies tensors, given with their shapes, one behind the other. An absent one becomes -0: the one number that changes no other
+    /// when it is added.
+    ///
+    /// # Panics
+    /// If a tensor has not as many values as its shape.
+    pub fn pack<'a>(
+        device: &ComputeDevice,
+        tensors: impl IntoIterator<Item = (Option<&'a RawTensor>, &'a [usize])>,
+    ) -> Self {
+        let mut rows = Vec::new();
+        let mut count = 0;
+        for (tensor, shape) in tensors {
+            let size: usize = shape.iter().product();
+            if size == 0 {
+                continue;
+            }
+            count += size;
+            rows.push(match tensor {
+                Some(tensor) => {
+                    Dispatch::float_reshape(cast(tensor, FloatDType::F32), [size].into())
+                }
+                None => Tensor::<1>::full([size], -0.0f32, (device.burn(), DType::F32)).into_dispatch(),
+            });
+        }
+        let values = match rows.len() {
+            0 => device.zeros(&[0]),
+            _ => stacked(rows),
+        };
+        Self {
+            device: device.clone(),
+            values,
+            count,
+        }
+    }
+
+    /// Tensors of these shapes, in the order in which they were packed.
+    ///
+    /// # Panics
+    /// If they have not as many values together.
+    pub fn unpack<'a>(self, shapes: impl IntoIterator<Item = &'a [usize]>) -> Vec<RawTensor> {
+        let mut at = 0;
+        let tensors = shapes.into_iter().map(|shape| {
+            let size: usize = shape.iter().product();
+            if size == 0 {
+                return self.device.zeros(shape);
+            }
+            let range = at..at + size;
+            at += size;
+            let row = Dispatch::float_slice(self.values.clone(), &[Slice::from(range)]);
+            Dispatch::float_reshape(row, shape.to_vec().into())
+        });
+        let tensors = tensors.collect();
+        assert_eq!(at, self.count, "as many values as were packed");
+        tensors
+    }
+
+    /// The row.
+    pub fn values(&self) -> &RawTensor {
+        &self.values
+    }
+
+    /// Puts another row in its place.
+    ///
+    /// # Panics
+    /// If it has another number of values.
+    pub fn replace(&mut self, values: RawTensor) {
+        assert_eq!(flow_core::tensors::shape(&values), [self.count], "a row as long");
+        self.values = values;
+    }
+
+    /// Where it is.
+    pub fn device(&self) -> &ComputeDevice {
+        &self.device
+    }
+}
+
+impl Values for FlatTensor {
+    fn count(&self) -> usize {
+        self.count
+    }
+
+    fn read(&self) -> Vec<f32> {
+        match self.count {
+            0 => Vec::new(),
+            _ => cpu::to_host(&self.values),
+        }
+    }
+
+    fn write(&mut self, values: Vec<f32>) {
+        let shape = [values.len()];
+        self.replace(self.device.plain(values, &shape));
+    }
+
+    fn as_any(&mut self) -> &mut dyn Any {
+        self
+    }
+}

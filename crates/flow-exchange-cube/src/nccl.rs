@@ -1,0 +1,355 @@
+//! Sums of NVIDIA GPUs over the ranks of a run, by NCCL.
+
+use crate::flat_tensor::FlatTensor;
+use crate::stream::{Gpu, Stream};
+use burn::backend::{Dispatch, ops::FloatTensorOps};
+use flow_core::RawTensor;
+use flow_core::device::ComputeDevice;
+use flow_exchange::{Exchange, Lanes, Lost, Partials, Values, World};
+use flow_nccl::{Communicator, Nccl, NcclError, UniqueId};
+use std::ops::Range;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// How often the other ranks are looked after while NCCL works.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// What portions of a sum begin at a multiple of, so that no two ranks write one line of memory.
+const ALIGNMENT: usize = 128;
+
+/// How NCCL is started.
+#[derive(Clone, Copy, Debug)]
+pub struct NcclSettings<'a> {
+    /// The GPU of this rank, among those that the process sees.
+    pub gpu: usize,
+    /// Its library; none for the one that is found.
+    pub library: Option<&'a Path>,
+    /// The longest wait for the others.
+    pub timeout: Duration,
+}
+
+/// An exchange whose sums of [`FlatTensor`]s on NVIDIA GPUs never leave them: NCCL moves portions between the ranks, the additions are
+/// made in the order of [`Lanes`] on the device. All else goes over `control`, which also knows who is lost.
+#[derive(Debug)]
+pub struct NcclExchange<E> {
+    control: E,
+    communicator: Communicator,
+    gpu: Gpu,
+    timeout: Duration,
+}
+
+impl<E: Exchange> NcclExchange<E> {
+    /// Loads NCCL and meets the other ranks, all of which call this.
+    ///
+    /// # Errors
+    /// [`Lost`]: without library or GPU on one rank, all end with its words.
+    pub fn start(control: E, settings: NcclSettings<'_>) -> Result<Self, Lost> {
+        let world = control.world();
+        let opened = Self::open(&settings, world.is_first());
+        // Everyone learns of a rank that cannot, before anyone waits for it within NCCL.
+        let words = match &opened {
+            Ok((.., id)) => Ok(id.map(|UniqueId(id)| id)),
+            Err(problem) => Err(problem.clone()),
+        };
+        let ids = control.gather(&to_message(&words))?;
+        let (nccl, gpu, _) = opened.map_err(|problem| Lost::Device {
+            rank: world.rank,
+            problem,
+        })?;
+        let mut id = None;
+        for (rank, message) in ids.iter().enumerate() {
+            match from_message(message) {
+                Ok(found) => id = id.or(found),
+                Err(problem) => return Err(Lost::Device { rank, problem }),
+            }
+        }
+        let lost = |problem: String| Lost::Device {
+            rank: world.rank,
+            problem,
+        };
+        let id = id.ok_or_else(|| lost("rank 0 gave no id of NCCL".into()))?;
+        let communicator = Communicator::begin(&nccl, id, world.rank, world.ranks);
+        let exchange = Self {
+            communicator: communicator.map_err(|error| lost(error.to_string()))?,
+            control,
+            gpu,
+            timeout: settings.timeout,
+        };
+        exchange.until(|exchange| exchange.is_ready())?;
+        Ok(exchange)
+    }
+
+    fn open(settings: &NcclSettings<'_>, first: bool) -> Result<(Nccl, Gpu, Option<UniqueId>), String> {
+        let nccl = Nccl::open(settings.library).map_err(|error| error.to_string())?;
+        let gpu = Gpu::open(settings.gpu)?;
+        let id = first.then(|| nccl.unique_id()).transpose();
+        Ok((nccl, gpu, id.map_err(|error| error.to_string())?))
+    }
+
+    /// This rank's own trouble.
+    fn lost(&self, problem: impl ToString) -> Lost {
+        Lost::Device {
+            rank: self.control.world().rank,
+            problem: problem.to_string(),
+        }
+    }
+
+    fn is_ready(&self) -> Result<bool, Lost> {
+        self.communicator.is_ready().map_err(|error| self.lost(error))
+    }
+
+    /// Waits until `done`, and looks after the others meanwhile. Whoever waits in vain takes the communicator down: what is on the
+    /// device would wait for ever.
+    fn until(&self, mut done: impl FnMut(&Self) -> Result<bool, Lost>) -> Result<(), Lost> {
+        let begun = Instant::now();
+        let mut looked = begun;
+        let outcome = loop {
+            match done(self) {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(lost) => break lost,
+            }
+            if looked.elapsed() >= LOOK {
+                looked = Instant::now();
+                if let Err(lost) = self.control.check() {
+                    break lost;
+                }
+                if begun.elapsed() >= self.timeout {
+                    break self.lost(format!(
+                        "the GPUs did not exchange their values within {} s. If another rank is only slow, raise \
+                         `distributed.timeout_s`",
+                        self.timeout.as_secs()
+                    ));
+                }
+            }
+            std::thread::sleep(Duration::from_micros(20));
+        };
+        self.communicator.abort();
+        Err(outcome)
+    }
+
+    /// Launches a group of sends and receives on the stream of the calling thread, once all that was launched before is in it.
+    fn launch(&self, stream: Stream, transfers: &[Transfer]) -> Result<(), Lost> {
+        let communicator = &self.communicator;
+        let launched = self.gpu.on_launching_thread(move || {
+            let mut group = communicator.group(stream.raw())?;
+            for transfer in transfers {
+                let Transfer {
+                    address,
+                    count,
+                    rank,
+                    ..
+                } = *transfer;
+                // SAFETY: the addresses are those of tensors that `sum` keeps until the device is past the group. Sent ones are read
+                // alone, received ones were made for it, and nothing else knows them.
+                unsafe {
+                    match transfer.sends {
+                        true => group.send(address, count, rank)?,
+                        false => group.receive(address, count, rank)?,
+                    }
+                }
+            }
+            group.end()
+        });
+        let launched: Result<(), NcclError> = launched.map_err(|problem| self.lost(problem))?;
+        launched.map_err(|error| self.lost(error))?;
+        self.until(|exchange| exchange.is_ready())
+    }
+
+    /// That all ranks sum as many values.
+    fn agree(&self, count: usize) -> Result<(), Lost> {
+        let own = self.control.world().rank;
+        let counts = self.control.gather(&(count as u64).to_le_bytes())?;
+        for (rank, theirs) in counts.iter().enumerate() {
+            if *theirs != (count as u64).to_le_bytes() {
+                let problem = "it sums another number of values".into();
+                return Err(Lost::OutOfStep { rank, own, problem });
+            }
+        }
+        Ok(())
+    }
+
+    /// As [`Exchange::sum`], of the rows of this rank's nodes, of `count` values each.
+    fn sum_on_gpu(
+        &self,
+        lanes: &Lanes,
+        parts: &[RawTensor],
+        (count, device): (usize, &ComputeDevice),
+    ) -> Result<RawTensor, Lost> {
+        let World { rank: own, ranks, .. } = self.control.world();
+        self.agree(count)?;
+        self.gpu.bind().map_err(|problem| self.lost(problem))?;
+        let address = |tensor: &RawTensor| self.gpu.address(tensor).map_err(|problem| self.lost(problem));
+        let mine = portion(count, own, ranks);
+        // One row for each node of every rank: what it has of this rank's portion.
+        let mut nodes = Vec::new();
+        let mut transfers = Vec::new();
+        for (rank, part) in (0..ranks).flat_map(|rank| parts.iter().map(move |part| (rank, part))) {
+            let range = portion(count, rank, ranks);
+            transfers.push(Transfer::send(address(part)?, &range, rank));
+        }
+        for rank in 0..ranks {
+            for node in lanes.cover(lanes.of_rank(rank, ranks)) {
+                let row = device.empty(&[mine.len().max(1)]);
+                transfers.push(Transfer::receive(address(&row)?, mine.len(), rank));
+                nodes.push((node, row));
+            }
+        }
+        let stream = self.gpu.stream().map_err(|problem| self.lost(problem))?;
+        transfers.retain(|transfer| transfer.count > 0);
+        self.launch(stream, &transfers)?;
+        let mut sums: Partials<RawTensor> = Partials::new(*lanes);
+        for (node, row) in nodes {
+            sums.push(node, row, |sum, more| {
+                *sum = Dispatch::float_add(sum.clone(), more);
+            });
+        }
+        let (_, total) = sums.into_sums().swap_remove(0);
+        let all = device.empty(&[count]);
+        let (from, to) = (address(&total)?, address(&all)?);
+        let mut transfers = Vec::new();
+        for rank in 0..ranks {
+            let range = portion(count, rank, ranks);
+            transfers.push(Transfer::send(from, &(0..mine.len()), rank));
+            transfers.push(Transfer::receive(to + 4 * range.start as u64, range.len(), rank));
+        }
+        transfers.retain(|transfer| transfer.count > 0);
+        self.launch(stream, &transfers)?;
+        self.gpu.mark(stream).map_err(|problem| self.lost(problem))?;
+        self.until(|exchange| exchange.gpu.is_past_mark().map_err(|problem| exchange.lost(problem)))?;
+        Ok(all)
+    }
+}
+
+/// A row of values that goes to a rank, or comes from one.
+#[derive(Clone, Copy)]
+struct Transfer {
+    address: u64,
+    count: usize,
+    rank: usize,
+    sends: bool,
+}
+
+impl Transfer {
+    /// Of the values in `range` of those at `address`.
+    fn send(address: u64, range: &Range<usize>, rank: usize) -> Self {
+        Self {
+            address: address + 4 * range.start as u64,
+            count: range.len(),
+            rank,
+            sends: true,
+        }
+    }
+
+    fn receive(address: u64, count: usize, rank: usize) -> Self {
+        Self {
+            address,
+            count,
+            rank,
+            sends: false,
+        }
+    }
+}
+
+/// The portion of `count` values that a rank adds up. The last ones may be shorter, or empty.
+fn portion(count: usize, rank: usize, ranks: usize) -> Range<usize> {
+    let each = count.div_ceil(ranks).next_multiple_of(ALIGNMENT);
+    let at = |rank: usize| (rank * each).min(count);
+    at(rank)..at(rank + 1)
+}
+
+/// A rank's id, if it has one, or its problem.
+fn to_message(words: &Result<Option<[u8; 128]>, String>) -> Vec<u8> {
+    match words {
+        Ok(None) => vec![0],
+        Ok(Some(id)) => [&[1], &id[..]].concat(),
+        Err(problem) => [&[2], problem.as_bytes()].concat(),
+    }
+}
+
+fn from_message(message: &[u8]) -> Result<Option<UniqueId>, String> {
+    match message.split_first() {
+        Some((1, id)) => match id.try_into() {
+            Ok(id) => Ok(Some(UniqueId(id))),
+            Err(_) => Err("it gave an id of NCCL of another length".into()),
+        },
+        Some((2, problem)) => Err(String::from_utf8_lossy(problem).into_owned()),
+        _ => Ok(None),
+    }
+}
+
+impl<E: Exchange> Exchange for NcclExchange<E> {
+    fn world(&self) -> World {
+        self.control.world()
+    }
+
+    fn gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Lost> {
+        self.control.gather(mine)
+    }
+
+    fn sum(&self, lanes: &Lanes, parts: &mut [&mut dyn Values]) -> Result<(), Lost> {
+        let mut flats = Vec::new();
+        for part in parts.iter_mut() {
+            if let Some(flat) = part.as_any().downcast_mut::<FlatTensor>()
+                && !flat.device().is_processor()
+            {
+                flats.push(flat);
+            }
+        }
+        if flats.len() < parts.len() || flats.is_empty() {
+            return self.control.sum(lanes, parts);
+        }
+        let (count, device) = (flats[0].count(), flats[0].device().clone());
+        if count == 0 {
+            return Ok(());
+        }
+        let rows: Vec<RawTensor> = flats.iter().map(|flat| flat.values().clone()).collect();
+        let total = self.sum_on_gpu(lanes, &rows, (count, &device))?;
+        flats[0].replace(total);
+        Ok(())
+    }
+
+    fn broadcast(&self, values: &mut dyn Values, from: usize) -> Result<(), Lost> {
+        self.control.broadcast(values, from)
+    }
+
+    fn check(&self) -> Result<(), Lost> {
+        self.control.check()
+    }
+
+    fn abort(&self, words: &str) {
+        self.control.abort(words);
+        self.communicator.abort();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn portions_cover_every_value_once_and_begin_aligned() {
+        for count in [1, 127, 128, 129, 1000, 4096, 12_345] {
+            for ranks in 1..9 {
+                let mut next = 0;
+                for rank in 0..ranks {
+                    let range = portion(count, rank, ranks);
+                    assert_eq!(range.start, next, "{count} values on {ranks} ranks");
+                    assert!(range.is_empty() || range.start.is_multiple_of(ALIGNMENT));
+                    next = range.end;
+                }
+                assert_eq!(next, count);
+            }
+        }
+    }
+
+    #[test]
+    fn a_message_tells_an_id_from_a_problem() {
+        let id = [7; 128];
+        assert_eq!(from_message(&to_message(&Ok(Some(id)))), Ok(Some(UniqueId(id))));
+        assert_eq!(from_message(&to_message(&Ok(None))), Ok(None));
+        let problem = "no driver".to_owned();
+        assert_eq!(from_message(&to_message(&Err(problem.clone()))), Err(problem));
+        assert!(from_message(&[1, 2, 3]).is_err());
+    }
+}

@@ -1,0 +1,125 @@
+//! CubeCL's stream of a thread, seen from outside: where its buffers are, and calls of the driver in the order of its launches.
+//!
+//! None of this is a documented interface of CubeCL, whose version is pinned. What is used: a server's streams are public
+//! (`WriteScoped::write_streams`), and so is the field `sys` of a stream, the driver's handle.
+
+use cubecl::cuda::{CudaDevice, CudaRuntime};
+use cubecl_core::device::Device as _;
+use cubecl_core::device_handle::DeviceHandle;
+use cubecl_core::environment::stream::StreamId;
+use cubecl_server::runtime::Runtime;
+use cubecl_server::stream::WriteScoped;
+use cudarc::driver::CudaContext;
+use cudarc::driver::sys::{self, CUevent, CUevent_flags, CUresult, CUstream};
+use flow_core::RawTensor;
+use flow_core::cube;
+use std::ffi::c_void;
+use std::sync::Arc;
+
+/// CubeCL's server of an NVIDIA GPU, which lives on a thread of its own.
+type Server = <CudaRuntime as Runtime>::Server;
+
+/// A GPU: CubeCL's thread that launches on it, and the driver's context, which is the one that CubeCL has.
+pub(crate) struct Gpu {
+    server: DeviceHandle<Server>,
+    context: Arc<CudaContext>,
+    /// Recorded behind what is waited for.
+    event: Event,
+}
+
+/// An event of the driver. It is made once and lives as long as the process.
+#[derive(Clone, Copy)]
+struct Event(CUevent);
+
+// SAFETY: an event is a handle that the driver lets any thread use.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+/// The stream on which CubeCL launches what the calling thread asks for.
+#[derive(Clone, Copy)]
+pub(crate) struct Stream(CUstream);
+
+// SAFETY: a stream is a handle that the driver lets any thread use.
+unsafe impl Send for Stream {}
+
+impl Stream {
+    /// As NCCL wants it.
+    pub(crate) fn raw(self) -> *mut c_void {
+        self.0.cast()
+    }
+}
+
+impl std::fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Gpu({})", self.context.ordinal())
+    }
+}
+
+impl Gpu {
+    /// GPU number `index` of those that this process sees, its context current on the calling thread.
+    pub(crate) fn open(index: usize) -> Result<Self, String> {
+        let context = CudaContext::new(index).map_err(|error| error.to_string())?;
+        context.bind_to_thread().map_err(|error| error.to_string())?;
+        let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING;
+        let event = cudarc::driver::result::event::create(flags).map_err(|error| error.to_string())?;
+        Ok(Self {
+            server: DeviceHandle::new(CudaDevice { index }.to_id()),
+            context,
+            event: Event(event),
+        })
+    }
+
+    /// Makes the context current on the calling thread.
+    pub(crate) fn bind(&self) -> Result<(), String> {
+        self.context.bind_to_thread().map_err(|error| error.to_string())
+    }
+
+    /// The stream of the calling thread. It is there once the thread has asked anything of the device.
+    pub(crate) fn stream(&self) -> Result<Stream, String> {
+        let id = StreamId::current();
+        let found = self.server.submit_blocking(move |server: &mut Server| {
+            let stream = server.write_streams().try_stream_mut(&id);
+            stream.map(|stream| Stream(stream.sys))
+        });
+        let found = found.map_err(|error| format!("CubeCL's thread ended: {}", error.message()))?;
+        found.ok_or_else(|| "CubeCL has no stream for this thread".into())
+    }
+
+    /// Runs `call` on the thread that launches CubeCL's kernels, after all that was launched before, the context current.
+    pub(crate) fn on_launching_thread<R: Send>(&self, call: impl FnOnce() -> R + Send) -> Result<R, String> {
+        let done = self.server.submit_blocking(move |_: &mut Server| call());
+        done.map_err(|error| format!("CubeCL's thread ended: {}", error.message()))
+    }
+
+    /// Where the values of a tensor without gaps begin. The calling thread's stream comes behind whatever wrote them. The tensor must
+    /// be kept until the device is done with them.
+    pub(crate) fn address(&self, tensor: &RawTensor) -> Result<u64, String> {
+        let tensor = cube::read(tensor).ok_or("a tensor is not on the GPU")?;
+        let resource = tensor.client.get_resource::<Server>(tensor.handle.clone());
+        let resource = resource.map_err(|error| format!("{error}"))?;
+        Ok(resource.resource().ptr)
+    }
+
+    /// Notes how far `stream` has been filled.
+    pub(crate) fn mark(&self, stream: Stream) -> Result<(), String> {
+        let event = self.event;
+        let recorded = self.on_launching_thread(move || {
+            // Taken whole into the closure: its fields alone are not `Send`.
+            let (event, stream) = (event, stream);
+            // SAFETY: both handles are alive: the event for ever, the stream as long as CubeCL's server, on whose thread this is.
+            unsafe { cudarc::driver::result::event::record(event.0, stream.0) }
+        })?;
+        recorded.map_err(|error| error.to_string())
+    }
+
+    /// Whether the device has come to the last [`mark`](Self::mark). Asks the driver, not CubeCL, whose thread may wait for the device.
+    pub(crate) fn is_past_mark(&self) -> Result<bool, String> {
+        // SAFETY: the event is alive.
+        match unsafe { sys::cuEventQuery(self.event.0) } {
+            CUresult::CUDA_SUCCESS => Ok(true),
+            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            other => Err(format!("the driver says {other:?}")),
+        }
+    }
+}
