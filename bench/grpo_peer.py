@@ -11,17 +11,22 @@ The last step of a rollout has no noise in flow-train, so 9 of 10 are learnt fro
 Blocks of the transformer are compiled one by one, as `step_peer.py` does; the decoder and the steps of the sampler as a whole. `graphs`
 also records a step of the rollout and a loss with its backward pass. It prints a line of JSON for the iterations before the last ones,
 which compile, and one for each that was timed.
+
+Under torchrun each process has a GPU and `--pictures` of its own; gradients are averaged by one all-reduce before the norm, which is what
+`DistributedDataParallel` does of units that are accumulated (`no_sync`), without its buckets. The first process prints.
 """
 
 import argparse
 import contextlib
 import json
 import math
+import os
 import statistics
 import time
 
 import host_numerics
 import torch
+import torch.distributed as distributed
 from models import Mmdit, add_adapters, place
 from parts_peer import Decoder
 from replay import Replays
@@ -210,6 +215,7 @@ class Iteration:
             of_batch = advantages[index * size : (index + 1) * size].clamp(-ADVANTAGE_CLIP, ADVANTAGE_CLIP)
             for x, x_next, old, step in records:
                 deviations.append(self.learn(x, x_next, old, of_batch, *condition, step, share))
+        self.average_gradients()
         norm = nn.utils.clip_grad_norm_(self.trained, MAX_NORM)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=False)
@@ -218,6 +224,17 @@ class Iteration:
             with torch.no_grad():
                 torch._foreach_lerp_(self.average, [parameter.float() for parameter in self.trained], 1.0 - EMA_DECAY)
         return torch.stack(deviations).max().item(), norm.item()
+
+    def average_gradients(self):
+        """The mean over all processes."""
+        if not distributed.is_initialized():
+            return
+        gradients = [parameter.grad for parameter in self.trained]
+        flat = torch.cat([gradient.view(-1) for gradient in gradients])
+        distributed.all_reduce(flat)
+        flat /= distributed.get_world_size()
+        sizes = [gradient.numel() for gradient in gradients]
+        torch._foreach_copy_(gradients, [part.view_as(of) for part, of in zip(flat.split(sizes), gradients)])
 
     def run(self):
         """One iteration; seconds of its parts."""
@@ -275,6 +292,12 @@ def main():
     if options.mode in REPLAYED and not is_cuda:
         raise SystemExit(f"mode `{options.mode}` is for CUDA devices")
     began = time.perf_counter()
+    ranks, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    if ranks > 1:
+        if is_cuda:
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        distributed.init_process_group("nccl" if is_cuda else "gloo")
+    # The same weights on all processes, and other noise on each.
     torch.manual_seed(1)
     torch.backends.cudnn.benchmark = True
     import torch._inductor.config as inductor
@@ -283,24 +306,31 @@ def main():
     if hasattr(inductor.triton, "mix_order_reduction"):
         inductor.triton.mix_order_reduction = False
     work = Iteration(options)
+    torch.manual_seed(2 + rank)
     about = {"program": f"torch {torch.__version__}", "name": "sd35-medium-grpo"}
     about |= {key: getattr(options, key) for key in ("mode", "checkpoint", "dtype", "trained_in", "pictures", "learnt")}
     about["device"] = torch.cuda.get_device_name() if is_cuda else "cpu"
+    about["ranks"] = ranks
+    say = lambda line: print(json.dumps(line), flush=True) if rank == 0 else None
     for _ in range(options.warm_up):
         done = work.run()
-        print(json.dumps(about | {"is_warm_up": True} | done), flush=True)
+        say(about | {"is_warm_up": True} | done)
     if is_cuda:
         torch.cuda.reset_peak_memory_stats()
     found = []
-    while len(found) < options.iterations and (not found or time.perf_counter() - began < options.limit):
+    # The limit is of one process: several must come to the same end.
+    is_over = lambda: ranks == 1 and time.perf_counter() - began >= options.limit
+    while len(found) < options.iterations and not (found and is_over()):
         found.append(work.run())
-        print(json.dumps(about | {"is_warm_up": False} | found[-1]), flush=True)
+        say(about | {"is_warm_up": False} | found[-1])
     seconds = [row["iteration_s"] for row in found]
     summary = {"median_ms": statistics.median(seconds) * 1e3, "least_ms": min(seconds) * 1e3, "samples": len(found)}
     if is_cuda:
         gib = 2.0**30
         summary |= {"peak_gib": torch.cuda.max_memory_allocated() / gib, "reserved_gib": torch.cuda.max_memory_reserved() / gib}
-    print(json.dumps(about | summary), flush=True)
+    say(about | summary)
+    if ranks > 1:
+        distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

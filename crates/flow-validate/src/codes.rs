@@ -255,8 +255,8 @@ const OURS: &[Explanation] = &[
         code: NOT_ON_SEVERAL,
         rule: "A part of the config that is not right on several processes, or not there yet.",
         why: "What a run computes and writes must not depend on the number of processes. `flow-train check --ranks N` says beforehand what does.",
-        wrong: "# on two processes\n[device]\nkind = \"cuda\"",
-        right: "# on two processes\n[device]\nkind = \"cpu\"",
+        wrong: "# on two processes\n[audit]\ndrift_groups = 2",
+        right: "# on two processes\n[audit]\ndrift_groups = 0",
     },
     Explanation {
         code: MANY_THREADS,
