@@ -14,7 +14,7 @@ pub struct DistributedConfig {
     /// processes at the start of the run.
     #[schemars(range(max = 4096))]
     pub lanes: usize,
-    /// Seconds after which a process that says nothing ends the run. Must be more than an evaluation takes, during which the others wait.
+    /// Seconds after which a process that says nothing ends the run. Must be more than a checkpoint takes, during which the others wait.
     #[schemars(range(min = 1, max = 604_800))]
     pub timeout_s: u64,
     /// Iterations between two comparisons of all processes' weights, bit by bit. 0 for none.

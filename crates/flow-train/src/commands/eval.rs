@@ -5,6 +5,7 @@ use crate::arguments::EvalArguments;
 use crate::failure::{Failure, OrFailure};
 use crate::interrupt::Interrupt;
 use crate::{progress, terminal};
+use flow_exchange::Alone;
 use flow_trainer::session::Subject;
 use flow_trainer::setup::{self, ScoredPrompts};
 
@@ -31,6 +32,7 @@ pub fn run(arguments: &EvalArguments, quiet: bool) -> Result<(), Failure> {
             conditioner: &common.conditioner,
             micro_batch: config.sampling.micro_batch,
             rewards: &rewards.workers,
+            exchange: &Alone,
         };
         let evaluation = settings.measure(subject, 0, &mut *observer).or_failed()?;
         for undone in common.shortfalls("the evaluation").or_failed()? {

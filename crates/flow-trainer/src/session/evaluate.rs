@@ -1,5 +1,6 @@
 //! Measuring the model: held-out prompts, fixed noise, deterministic sampler.
 
+use super::evaluation_shares::{Share, own_batches};
 use super::rollouts::advance;
 use super::{EvaluationSettings, Session};
 use crate::algorithm::Algorithm;
@@ -11,6 +12,7 @@ use crate::rollout::{NoiseSource, SampleRequest};
 use crate::undone::shortfalls;
 use flow_core::{Backends, InferencePass, Stage, Weights};
 use flow_data::{Image, Prompt};
+use flow_exchange::Exchange;
 use flow_report::{
     ImageGrid, Interval, IntervalMethod, MetricRecord, ReportError, RunStatus, Stopwatch, Tile, ValueRange,
     mean_interval,
@@ -31,12 +33,14 @@ pub struct Subject<'a> {
     pub micro_batch: usize,
     /// What scores the images.
     pub rewards: &'a RewardWorkers,
+    /// To the other ranks, which measure the same: each does a share of it.
+    pub exchange: &'a dyn Exchange,
 }
 
 /// Images and scores of an evaluation.
 #[derive(Debug)]
 pub struct Evaluation {
-    /// Images, prompt by prompt; of a video, some frames side by side.
+    /// Images, prompt by prompt; of a video, some frames side by side. On several ranks those of the grid alone.
     pub images: Vec<Vec<Image>>,
     /// Per reward: the mean score of each prompt.
     pub prompt_means: Vec<Vec<f64>>,
@@ -63,6 +67,7 @@ impl EvaluationSettings {
             conditioner,
             micro_batch,
             rewards,
+            exchange,
         } = subject;
         let steps = self.schedule.ode_steps();
         // Not by the first of several samples that are made beside one another: the others would wait for it.
@@ -73,10 +78,6 @@ impl EvaluationSettings {
             .flat_map(|prompt| std::iter::repeat_n(prompt, self.images_per_prompt))
             .collect();
         let ids: Vec<u64> = (0..wanted.len() as u64).collect();
-        observer.phase(
-            Phase::Evaluation,
-            wanted.len().div_ceil(micro_batch) * steps.len(),
-        );
         let rollout = InferencePass::new(weights, plan.clone());
         let site = CallSite {
             stage: Stage::Evaluation,
@@ -86,10 +87,13 @@ impl EvaluationSettings {
             sigma: None,
             steps: steps.len() as u32,
         };
-        let mut samples = Vec::with_capacity(wanted.len());
-        let mut pictures = Vec::with_capacity(wanted.len());
+        let (mut samples, mut pictures) = (Vec::new(), Vec::new());
+        let world = exchange.world();
+        let mut batches: Vec<_> = ids.chunks(micro_batch).zip(wanted.chunks(micro_batch)).collect();
+        let own = own_batches(batches.len(), (micro_batch, self.images_per_prompt), world);
+        batches = batches.drain(own).collect();
+        observer.phase(Phase::Evaluation, batches.len() * steps.len());
         let observer = Mutex::new(observer);
-        let batches: Vec<_> = ids.chunks(micro_batch).zip(wanted.chunks(micro_batch)).collect();
         let sampled = self.sampler.device.concurrently(batches.len(), |index| {
             let (ids, prompts) = batches[index];
             let request = SampleRequest {
@@ -111,24 +115,33 @@ impl EvaluationSettings {
                     prompt: prompt.text.clone(),
                 };
                 let decoded = decoded.ok_or_else(lost)?;
-                pictures.push(decoded.picture());
+                if !world.is_several() || self.is_shown(*id as usize) {
+                    pictures.push((*id as usize, decoded.picture()));
+                }
                 samples.push(decoded.sample(prompt, *id / self.images_per_prompt as u64));
             }
         }
-        let images: Vec<Vec<Image>> = pictures
-            .chunks(self.images_per_prompt)
-            .map(<[Image]>::to_vec)
-            .collect();
-        let scored = rewards.submit(samples, iteration)?.wait()?;
+        let scores = match samples.is_empty() {
+            // More ranks than prompts.
+            true => vec![Vec::new(); rewards.ranges().len()],
+            false => {
+                let scored = rewards.submit(samples, iteration)?.wait()?;
+                scored.rewards.into_iter().map(|reward| reward.values).collect()
+            }
+        };
+        let Share { scores, pictures } = Share { scores, pictures }.of_all(exchange)?;
+        let mut images: Vec<Vec<Image>> = vec![Vec::new(); self.prompts.len()];
+        for (number, picture) in pictures {
+            images[number / self.images_per_prompt].push(picture);
+        }
         let mut evaluation = Evaluation {
             images,
             prompt_means: vec![],
             scores: vec![],
             intervals: vec![],
         };
-        for (reward, (low, high)) in scored.rewards.into_iter().zip(rewards.ranges()) {
-            let scores: Vec<Vec<f32>> = reward
-                .values
+        for (values, (low, high)) in scores.into_iter().zip(rewards.ranges()) {
+            let scores: Vec<Vec<f32>> = values
                 .chunks(self.images_per_prompt)
                 .map(<[f32]>::to_vec)
                 .collect();
@@ -143,6 +156,12 @@ impl EvaluationSettings {
             evaluation.scores.push(scores);
         }
         Ok(evaluation)
+    }
+
+    /// Whether the picture of an evaluation shows image number `number` of all.
+    fn is_shown(&self, number: usize) -> bool {
+        let (rows, columns, _) = self.grid;
+        number / self.images_per_prompt < rows && number % self.images_per_prompt < columns
     }
 
     /// The picture of an evaluation: one row per prompt, each image with its score by the first reward.
@@ -178,11 +197,8 @@ impl EvaluationSettings {
 }
 
 impl<A: Algorithm> Session<A> {
-    /// Evaluates the current weights, on the first rank; writes metrics and the picture.
+    /// Evaluates the current weights, each rank a share of the prompts; the first one writes metrics and the picture.
     pub(super) fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
-        let Some(files) = &mut self.files else {
-            return Ok(());
-        };
         let watch = Stopwatch::start();
         let parts = &self.parts;
         let settings = &parts.evaluation;
@@ -197,8 +213,12 @@ impl<A: Algorithm> Session<A> {
             conditioner: &parts.conditioner,
             micro_batch: parts.settings.geometry.micro_batch_size(),
             rewards: &parts.evaluation_rewards.0,
+            exchange: &*parts.distribution.exchange,
         };
         let evaluation = settings.measure(subject, step, observer)?;
+        let Some(files) = &mut self.files else {
+            return Ok(());
+        };
         let mut record = MetricRecord::new(step, "eval");
         let mut seen = Vec::new();
         for (index, reward) in parts.evaluation_rewards.1.iter().enumerate() {

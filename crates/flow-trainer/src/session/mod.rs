@@ -4,6 +4,7 @@
 
 mod drift;
 mod evaluate;
+mod evaluation_shares;
 mod falls;
 mod iterate;
 mod micro_batches;
