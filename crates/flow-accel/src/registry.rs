@@ -3,7 +3,8 @@
 use crate::params::{self, Params};
 use crate::{AccelerationError, Accelerator, AcceleratorStage, Arrangement, Refusal};
 use flow_config::Diagnostic;
-use flow_core::{Backends, ModelSpec, UnknownName};
+use flow_core::{Backends, ModelSpec};
+use flow_registry::UnknownName;
 use schemars::{JsonSchema, Schema};
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
@@ -189,7 +190,8 @@ impl AcceleratorRegistry {
                 asked,
                 available,
                 nearest,
-            } = UnknownName::new(name, self.kinds.keys().map(String::as_str));
+                ..
+            } = UnknownName::new("accelerator", name, self.kinds.keys().map(String::as_str));
             return Err(AccelerationError::Unknown {
                 asked,
                 available,

@@ -3,14 +3,15 @@
 use crate::{CpuAttention, ReferenceAttention};
 #[cfg(feature = "cube")]
 use flow_core::AttentionCapability;
-use flow_core::{AttentionBackend, UnknownName};
+use flow_core::AttentionBackend;
+use flow_registry::UnknownName;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// A name that no registered backend has.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no attention backend {0}")]
-pub struct UnknownBackend(pub UnknownName);
+#[error(transparent)]
+pub struct UnknownBackend(#[from] pub UnknownName);
 
 /// Attention backends by name. Built by the program that uses it; there is no global one.
 #[derive(Clone, Debug, Default)]
@@ -30,7 +31,7 @@ impl AttentionRegistry {
     /// [`UnknownBackend`] with the names there are.
     pub fn get(&self, name: &str) -> Result<Arc<dyn AttentionBackend>, UnknownBackend> {
         let backend = self.backends.get(&name.to_lowercase()).cloned();
-        backend.ok_or_else(|| UnknownBackend(UnknownName::new(name, self.names())))
+        backend.ok_or_else(|| UnknownBackend(UnknownName::new("attention backend", name, self.names())))
     }
 
     /// All names, sorted.

@@ -4,7 +4,7 @@
 //! region may keep are `REGION:RESULT`, for instance `transformer_blocks.3.attention:linear`, all of that name together.
 
 use crate::block_policy::{ATTENTION, GROUPED_LINEAR, LINEAR, ROUTER};
-use flow_core::{ModelSpec, RegionKind, UnknownName};
+use flow_core::{ModelSpec, RegionKind};
 use std::collections::BTreeSet;
 
 /// The results that operations in a region of `kind` may pass through the store.
@@ -77,5 +77,5 @@ pub(crate) fn nearest(asked: &str, spec: &ModelSpec) -> Option<String> {
             parts[parts.len().saturating_sub(depth + 1)..].join(".")
         })
         .collect();
-    UnknownName::new(asked, ends.iter().map(String::as_str)).nearest
+    flow_registry::nearest(asked, ends.iter().map(String::as_str)).map(str::to_owned)
 }

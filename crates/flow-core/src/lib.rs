@@ -9,7 +9,6 @@ pub mod error;
 pub mod exec;
 mod latent;
 pub mod model;
-pub mod names;
 pub mod ops;
 pub mod params;
 pub mod split_f32;
@@ -30,7 +29,6 @@ pub use exec::{
     VelocityDriver,
 };
 pub use model::{AttentionShape, Condition, LatentShape, ModelInput, ModelSpec, RegionKind, TextWidth};
-pub use names::UnknownName;
 pub use ops::{
     Activation, AdamWFactors, AdamWParam, AdamWScalars, AdamWStep, Attended, AttentionBackend, AttentionCall,
     AttentionCapability, AttentionSpec, Declined, ExpertOps, FeatureCacheOps, KernelOps, Kernels, KeyValue,

@@ -22,7 +22,6 @@ pub use family::{Family, Part};
 pub use files::WeightFiles;
 pub use hub::{Repository, cache_folder, locate};
 pub use looks::Looks;
-pub use names::nearest;
 pub use pipeline::PipelineFolder;
 pub use scheduler::{DynamicShift, FlowMatchEuler, Scheduler, ShiftKind, UniPc};
 pub use tensors::{TensorInfo, Tensors};

@@ -2,7 +2,7 @@
 
 use crate::component::{Component, Kind};
 use crate::looks::Looks;
-use crate::names::{list, nearest};
+use crate::names::list;
 use crate::{Family, FolderError, Problems, Scheduler, Tensors, WeightFiles, read_json};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
@@ -144,7 +144,7 @@ impl PipelineFolder {
             let problem = if self.is_left_out(name) {
                 format!("its `{INDEX_FILE}` leaves the component `{name}` out ([null, null])")
             } else {
-                let hint = nearest(name, names.iter().copied())
+                let hint = flow_registry::nearest(name, names.iter().copied())
                     .map(|near| format!("; the nearest is `{near}`"))
                     .unwrap_or_default();
                 format!("it has no component `{name}`{hint}. It has {}", list(&names, 20))
@@ -163,7 +163,7 @@ impl PipelineFolder {
     pub fn family(&self) -> Result<Family, FolderError> {
         Family::from_class(&self.class).ok_or_else(|| {
             let known = Family::ALL.map(Family::class);
-            let hint = nearest(&self.class, known)
+            let hint = flow_registry::nearest(&self.class, known)
                 .map(|near| format!("; the nearest is `{near}`"))
                 .unwrap_or_default();
             FolderError::File {

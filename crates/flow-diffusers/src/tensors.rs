@@ -1,6 +1,6 @@
 //! The tensors of a model, opened and not read: names, shapes and precisions at once, values when they are asked for.
 
-use crate::names::{list, nearest};
+use crate::names::list;
 use crate::safetensors::{Dtype, StoredDtype, StoredTensor, parse};
 use crate::{FolderError, WeightFiles};
 use memmap2::Mmap;
@@ -197,7 +197,7 @@ impl Tensors {
     /// [`FolderError::Tensor`] if there is no such tensor, with the nearest name.
     pub fn tensor(&self, name: &str) -> Result<StoredTensor<'_>, FolderError> {
         let entry = self.entries.get(name).ok_or_else(|| {
-            let hint = nearest(name, self.entries.keys().map(String::as_str))
+            let hint = flow_registry::nearest(name, self.entries.keys().map(String::as_str))
                 .map(|near| format!("; the nearest name is `{near}`"))
                 .unwrap_or_default();
             FolderError::Tensor {

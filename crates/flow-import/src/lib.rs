@@ -213,12 +213,9 @@ fn left_over(draft: &mut Draft<'_>, Item { origin, node }: &Item<'_>) {
         return;
     }
     let mut reason = table::unknown(&origin.from).to_owned();
-    let score = |rule: &Rule| strsim::jaro_winkler(rule.from, &origin.from);
-    let nearest = rules()
-        .map(|rule| (score(rule), rule.from))
-        .filter(|(score, _)| *score > 0.93)
-        .max_by(|a, b| a.0.total_cmp(&b.0));
-    if let Some((_, nearest)) = nearest {
+    // Keys have their section in common.
+    let nearest = flow_registry::nearest_within(0.85, &origin.from, rules().map(|rule| rule.from));
+    if let Some(nearest) = nearest {
         reason.push_str(&format!(". The nearest key that it has is `{nearest}`"));
     }
     draft.keep("", origin, reason);

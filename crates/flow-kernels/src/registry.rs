@@ -1,14 +1,15 @@
 //! The kernel sets that a config can name.
 
 use crate::CpuKernels;
-use flow_core::{Kernels, UnknownName};
+use flow_core::Kernels;
+use flow_registry::UnknownName;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// A name that no registered kernel set has.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there are no kernels called {0}")]
-pub struct UnknownKernels(pub UnknownName);
+#[error(transparent)]
+pub struct UnknownKernels(#[from] pub UnknownName);
 
 /// Kernel sets by name. Built by the program that uses it; there is no global one.
 #[derive(Clone, Debug, Default)]
@@ -28,7 +29,7 @@ impl KernelRegistry {
     /// [`UnknownKernels`] with the names there are.
     pub fn get(&self, name: &str) -> Result<Arc<dyn Kernels>, UnknownKernels> {
         let kernels = self.kernels.get(name).cloned();
-        kernels.ok_or_else(|| UnknownKernels(UnknownName::new(name, self.names())))
+        kernels.ok_or_else(|| UnknownKernels(UnknownName::new("kernel set", name, self.names())))
     }
 
     /// All names, sorted.

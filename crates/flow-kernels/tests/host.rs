@@ -98,7 +98,7 @@ fn an_unknown_name_lists_what_there_is_and_the_nearest() {
     let error = registry.get("gpu").expect_err("not registered").to_string();
     assert_eq!(
         error,
-        "there are no kernels called `gpu`; available: cpu. The nearest name is `cpu`"
+        "there is no kernel set `gpu`; available: cpu. The nearest name is `cpu`"
     );
 }
 

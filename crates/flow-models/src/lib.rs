@@ -8,7 +8,6 @@ pub mod flux;
 mod layers;
 pub mod lora;
 pub mod mmdit;
-mod nearest;
 pub mod qwen_image;
 mod registry;
 mod section;

@@ -187,10 +187,5 @@ fn name_of(json: &Json) -> String {
 
 /// The known text that is most like `asked`, unless none is like it.
 pub(crate) fn nearest<'a>(asked: &str, known: impl Iterator<Item = &'a str>) -> Option<String> {
-    // Below this likeness (of Jaro and Winkler) a suggestion confuses more than it helps.
-    const ALIKE: f64 = 0.75;
-    let scored = known.map(|word| (strsim::jaro_winkler(asked, word), word));
-    let best = scored.max_by(|a, b| a.0.total_cmp(&b.0));
-    best.filter(|(likeness, _)| *likeness >= ALIKE)
-        .map(|(_, word)| word.to_owned())
+    flow_registry::nearest(asked, known).map(str::to_owned)
 }

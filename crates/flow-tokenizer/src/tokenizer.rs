@@ -7,7 +7,7 @@ use crate::config::{self, Config};
 use crate::files::problem;
 use crate::vocabulary::{self, TokenizerFile};
 use crate::{TokenizerClass, TokenizerError};
-use flow_diffusers::nearest;
+use flow_registry::nearest;
 use std::path::Path;
 
 /// Bytes of the longest text that is taken. Beyond it the search for a pattern could give up and tokens would be wrong; no model

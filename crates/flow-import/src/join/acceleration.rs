@@ -125,10 +125,7 @@ fn one(draft: &mut Draft<'_>, slot: &'static str, origin: Origin, node: &Node) {
         "diffusers_cache" => cache(draft, &entry),
         "cache_dit" => cache_dit(draft, &entry),
         lower => {
-            let score = |known: &&str| strsim::jaro_winkler(known, lower);
-            let nearest = NAMES.into_iter().filter(|known| score(known) > 0.85);
-            let nearest = nearest.max_by(|a, b| score(a).total_cmp(&score(b)));
-            let nearest = nearest
+            let nearest = flow_registry::nearest(lower, NAMES)
                 .map(|known| format!("; the nearest is `{known}`"))
                 .unwrap_or_default();
             let reason = format!(

@@ -1,6 +1,6 @@
 //! Which layers a target names.
 
-use crate::nearest::nearest;
+use flow_registry::nearest;
 use std::collections::BTreeSet;
 
 /// Whether `target` names the layer `name`: as a whole or from a dot on, `*` standing for any characters.

@@ -4,7 +4,7 @@ use super::original::{LayerNames, OriginalLayer};
 use super::peft::{CONFIG_FILE, METADATA_KEY, PREFIX, PeftConfig, WEIGHTS_FILE};
 use super::tensor_name::{Role, adapter_of, is_of_text_encoder, parse};
 use super::{AdapterConfig, stem};
-use crate::nearest::nearest;
+use flow_registry::nearest;
 use crate::weights::{FileMap, Parsed, StoredTensor};
 use crate::{Architecture, ModelError};
 use flow_core::{ParamLayout, Weights};

@@ -6,7 +6,7 @@ use super::{
     Unknown, Unreadable, describe,
 };
 use crate::lora::{is_adapter, is_made_of_factors};
-use crate::nearest::nearest;
+use flow_registry::nearest;
 use crate::{Architecture, ModelError, initialize_adapters};
 use flow_core::device::ComputeDevice;
 use flow_core::{ParamKind, ParamLayout, ParamSpec, Weights};

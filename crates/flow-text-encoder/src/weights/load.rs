@@ -221,13 +221,12 @@ impl<'a> Found<'a> {
     }
 }
 
+/// Least likeness of a weight's name: those of one file are alike by nature.
+const ALIKE: f64 = 0.7;
+
 /// The candidate that is most like `name`, if any is like it at all.
 fn nearest<'n>(name: &str, candidates: impl Iterator<Item = &'n str>) -> Option<String> {
-    let like = candidates.map(|other| (strsim::normalized_damerau_levenshtein(name, other), other));
-    let (_, nearest) = like
-        .filter(|(likeness, _)| *likeness >= 0.7)
-        .max_by(|a, b| a.0.total_cmp(&b.0))?;
-    Some(nearest.to_owned())
+    flow_registry::nearest_within(ALIKE, name, candidates).map(str::to_owned)
 }
 
 fn is_readable(tensor: &StoredTensor<'_>) -> bool {
