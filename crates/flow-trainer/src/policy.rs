@@ -136,8 +136,12 @@ impl Policy {
             return Vec::new();
         };
         let sigma = exec.call().sigma.map(|sigma| (sigma as f32).to_bits());
+        // Models for several sizes share their weights, and what is computed of a text may depend on the size.
+        let latent = self.model.spec().latent;
+        let size = [latent.frames, latent.height, latent.width].map(|side| side as u32);
+        let size: Vec<u8> = size.into_iter().flat_map(u32::to_le_bytes).collect();
         let key = |(row, condition): (usize, &Arc<[u8]>)| RowKey {
-            condition: Some(condition.clone()),
+            condition: Some([condition, &size[..]].concat().into()),
             sigma,
             latent: latents.map(|latents| latents[row]),
         };

@@ -104,6 +104,11 @@ pub const RULES: &[(&str, Rule)] = &[
     ("sampling.guidance_scale", PATH),
     ("sampling.embedded_guidance_scale", PATH),
     ("sampling.initial_noise", PATH),
+    ("sampling.sizes", Fixed("the run makes pictures of other sizes")),
+    (
+        "sampling.sizes_of_prompts",
+        Fixed("the run makes pictures of other sizes"),
+    ),
     ("algorithm.kind", Fixed("the run has another algorithm")),
     ("algorithm.clip_range", LOSS),
     ("algorithm.advantage_clip", LOSS),

@@ -4,10 +4,13 @@ use super::rollouts::advance;
 use super::{EvaluationSettings, Session};
 use crate::algorithm::Algorithm;
 use crate::conditions::Conditioner;
+use crate::decoder::{Decoded, ImageDecoder};
 use crate::error::TrainError;
 use crate::observer::{Observer, Phase};
 use crate::policy::CallSite;
-use crate::rollout::{NoiseSource, SampleRequest};
+use crate::rollout::{NoiseSource, SampleRequest, Sampler, Trajectories};
+use crate::scheduler::Schedule;
+use crate::sizes::at_size;
 use crate::undone::shortfalls;
 use flow_core::{Backends, InferencePass, Stage, Weights};
 use flow_data::{Image, Prompt};
@@ -47,6 +50,25 @@ pub struct Evaluation {
 }
 
 impl EvaluationSettings {
+    /// The sampler and the schedule for pictures of number `size` among the sizes.
+    pub(crate) fn at_size(&self, size: usize) -> (Sampler, &Schedule) {
+        at_size(size, (&self.sampler, &self.schedule), &self.others)
+    }
+
+    /// What final latents are, by the decoder of their size.
+    ///
+    /// # Errors
+    /// As [`ImageDecoder::decode`].
+    pub(crate) fn decoded(&self, done: &Trajectories) -> Result<Vec<Option<Decoded>>, TrainError> {
+        self.decoder_at(done.size).decode(&done.clean)
+    }
+
+    /// The decoder for number `size` among the sizes.
+    pub(crate) fn decoder_at(&self, size: usize) -> &ImageDecoder {
+        let other = size.checked_sub(1).and_then(|other| self.others.get(other));
+        other.map_or(&self.decoder, |at| &at.decoder)
+    }
+
     /// Samples every prompt and scores the images.
     ///
     /// # Errors
@@ -64,7 +86,6 @@ impl EvaluationSettings {
             micro_batch,
             rewards,
         } = subject;
-        let steps = self.schedule.ode_steps();
         // Not by the first of several samples that are made beside one another: the others would wait for it.
         conditioner.prepare(self.prompts.iter())?;
         let wanted: Vec<&Prompt> = self
@@ -72,11 +93,9 @@ impl EvaluationSettings {
             .iter()
             .flat_map(|prompt| std::iter::repeat_n(prompt, self.images_per_prompt))
             .collect();
-        let ids: Vec<u64> = (0..wanted.len() as u64).collect();
-        observer.phase(
-            Phase::Evaluation,
-            wanted.len().div_ceil(micro_batch) * steps.len(),
-        );
+        let batches = self.sizes.batches(wanted.iter().copied(), micro_batch);
+        let steps = self.schedule.ode_steps().len();
+        observer.phase(Phase::Evaluation, batches.len() * steps);
         let rollout = InferencePass::new(weights, plan.clone());
         let site = CallSite {
             stage: Stage::Evaluation,
@@ -84,37 +103,42 @@ impl EvaluationSettings {
             step: 0,
             stochastic: false,
             sigma: None,
-            steps: steps.len() as u32,
+            steps: steps as u32,
         };
-        let mut samples = Vec::with_capacity(wanted.len());
-        let mut pictures = Vec::with_capacity(wanted.len());
         let observer = Mutex::new(observer);
-        let batches: Vec<_> = ids.chunks(micro_batch).zip(wanted.chunks(micro_batch)).collect();
         let sampled = self.sampler.device.concurrently(batches.len(), |index| {
-            let (ids, prompts) = batches[index];
+            let (size, places) = &batches[index];
+            let (sampler, schedule) = self.at_size(*size);
+            let ids: Vec<u64> = places.iter().map(|place| *place as u64).collect();
             let request = SampleRequest {
                 site,
                 source: NoiseSource::Evaluation,
-                samples: ids,
-                starts: ids,
-                conditions: conditioner.conditions(prompts.iter().copied()),
-                steps,
+                samples: &ids,
+                starts: &ids,
+                conditions: conditioner.conditions(places.iter().map(|place| wanted[*place])),
+                steps: schedule.ode_steps(),
             };
-            self.sampler.run(&rollout, request, |_| advance(&observer))
+            sampler.run(&rollout, request, |_| advance(&observer))
         });
-        for ((ids, prompts), done) in batches.into_iter().zip(sampled) {
-            let decoded = self.decoder.decode(&done.clean)?;
-            for ((id, prompt), decoded) in ids.iter().zip(prompts).zip(decoded) {
+        let mut made: Vec<(u64, Decoded)> = Vec::with_capacity(wanted.len());
+        for done in &sampled {
+            for (id, decoded) in done.samples.iter().zip(self.decoded(done)?) {
                 let lost = || TrainError::NonFiniteSample {
                     iteration,
                     sample: *id,
-                    prompt: prompt.text.clone(),
+                    prompt: wanted[*id as usize].text.clone(),
                 };
-                let decoded = decoded.ok_or_else(lost)?;
-                pictures.push(decoded.picture());
-                samples.push(decoded.sample(prompt, *id / self.images_per_prompt as u64));
+                made.push((*id, decoded.ok_or_else(lost)?));
             }
         }
+        // Sizes were made one after the other.
+        made.sort_by_key(|(id, _)| *id);
+        let pictures: Vec<Image> = made.iter().map(|(_, decoded)| decoded.picture()).collect();
+        let samples = made.into_iter().map(|(id, decoded)| {
+            let group = id / self.images_per_prompt as u64;
+            decoded.sample(wanted[id as usize], group)
+        });
+        let samples = samples.collect();
         let images: Vec<Vec<Image>> = pictures
             .chunks(self.images_per_prompt)
             .map(<[Image]>::to_vec)

@@ -13,6 +13,7 @@ mod paths;
 mod rewards;
 mod schedule;
 mod served;
+mod sizes;
 
 pub use checkpointing::{TrainingSteps, regions};
 pub use described::{Said, said_by_adapter, said_by_weights};
@@ -305,7 +306,16 @@ fn common_for(
         kernels: acceleration.kernels().clone(),
         device: environment.device.clone(),
         seed: config.evaluation.seed,
+        size: 0,
     };
+    let sizes = sizes::prompt_sizes(config, environment, &*dataset, &*model.model)?;
+    let scale = config.eval_guidance_scale();
+    let own = (&model.model, &decoder);
+    let others = sizes::others(config, environment, own, &sizes, scale, deterministic)?;
+    for at in &others {
+        let spec = at.policy.model.spec();
+        served::check(config, &acceleration, spec, &environment.device, text_tokens)?;
+    }
     let grid = &config.evaluation.grid;
     let evaluation = EvaluationSettings {
         every: config.evaluation.every as u64,
@@ -314,6 +324,8 @@ fn common_for(
         sampler,
         schedule: deterministic(config, spec.tokens)?,
         decoder,
+        sizes,
+        others,
         with_average: config.evaluation.weights == EvalWeights::Ema,
         grid: (grid.rows, grid.columns, grid.scale as u32),
     };
@@ -429,7 +441,10 @@ pub fn parts_of<A: Algorithm>(
         kernels: acceleration.kernels().clone(),
         device: device.clone(),
         seed: config.run.seed,
+        size: 0,
     };
+    let own = (&model.model, &evaluation.decoder);
+    let others = sizes::others_of_rollouts(config, environment, own, &evaluation.sizes)?;
     let average = average(config)?;
     // Averages are f32, in one piece.
     let slow = || model.weights.whole(&*environment.plan.kernels);
@@ -488,6 +503,7 @@ pub fn parts_of<A: Algorithm>(
         checkpoint_plan,
         sampler,
         schedule,
+        others,
         conditioner,
         prompt_sampler: PromptSampler::with_repeats(
             prompts.len(),
