@@ -8,7 +8,7 @@ use crate::error::TrainError;
 use crate::policy::Policy;
 use crate::rollout::Sampler;
 use crate::scheduler::Schedule;
-use flow_data::Prompt;
+use flow_data::{FREE_PROMPT_ID, Prompt};
 use flow_pipeline::Size;
 use serde_json::Value;
 
@@ -121,8 +121,8 @@ impl PromptSizes {
             return self.sizes.iter().position(is_it).unwrap_or(0);
         }
         match self.cycle.len() {
-            0 => 0,
-            count => self.cycle[prompt.id as usize % count],
+            count if count > 0 && prompt.id != FREE_PROMPT_ID => self.cycle[prompt.id as usize % count],
+            _ => 0,
         }
     }
 
@@ -213,6 +213,9 @@ mod tests {
         assert_eq!(of(&listed, true), [(64, 48), (32, 96), (64, 48), (64, 48)]);
         let unknown = PromptSizes::new(OWN, &[], true, prompts.iter()).expect("right");
         assert_eq!(unknown.of(&prompt(9, json!({ "width": 16, "height": 16 }))), 0);
+        // A text that the data do not list has no turn.
+        let turns = PromptSizes::new(OWN, &[[64, 48]], false, prompts.iter()).expect("right");
+        assert_eq!(turns.of(&prompt(FREE_PROMPT_ID, json!({}))), 0);
     }
 
     #[test]

@@ -300,6 +300,9 @@ height = 48
 step = 32
 min_side = 256
 sizes = [[512, 512], [448, 576]]
+[sampling]
+sizes = [[64, 48], [48, 64]]
+sizes_of_prompts = true
 [scheduler.window]
 kind = "all"
 [ema.schedule]

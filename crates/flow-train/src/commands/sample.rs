@@ -106,6 +106,10 @@ fn with_options(mut place: ConfigArguments, arguments: &SampleArguments, is_fold
         // It has a sampler of its own, which reads the others.
         return place;
     }
+    if arguments.size.is_some() {
+        set("sampling.sizes", "[]".into());
+        set("sampling.sizes_of_prompts", "false".into());
+    }
     if let Some(steps) = arguments.steps {
         set("evaluation.steps", steps.to_string());
     }
