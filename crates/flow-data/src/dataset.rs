@@ -2,6 +2,8 @@
 
 use crate::error::{DataError, PromptError};
 use crate::image::{Image, ImageShape};
+use crate::images::BucketSettings;
+use crate::picture::Picture;
 use crate::prompt::Prompt;
 use crate::vocabulary::{NULL_TOKEN, Vocabulary};
 use std::path::Path;
@@ -177,6 +179,26 @@ pub trait CaptionedPictures: Send + Sync {
     /// # Errors
     /// As [`place`](Self::place); [`DataError::Pictures`] if the file cannot be read.
     fn bytes(&self, index: u64) -> Result<Vec<u8>, DataError>;
+
+    /// Width and height of a picture in pixels, upright.
+    ///
+    /// # Errors
+    /// As [`bytes`](Self::bytes); [`DataError::Pictures`] if it cannot be read.
+    fn size(&self, index: u64) -> Result<(usize, usize), DataError> {
+        let picture = Picture::decode(&self.bytes(index)?);
+        let picture = picture.map_err(|error| match self.place(index) {
+            Ok(place) => DataError::Pictures {
+                problem: format!("the picture {place}: {error}"),
+            },
+            Err(out_of_range) => out_of_range,
+        })?;
+        Ok((picture.width(), picture.height()))
+    }
+
+    /// Sizes by the pictures' proportions that the user wants them fitted to; none: all to one.
+    fn buckets(&self) -> Option<&BucketSettings> {
+        None
+    }
 
     /// The caption of a picture.
     ///

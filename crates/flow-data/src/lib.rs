@@ -47,7 +47,7 @@ pub use dataset::{CaptionedImages, CaptionedPictures, Dataset, Example, FREE_PRO
 pub use digits::{DIGITS_CITATION, Digits, DigitsSettings, DigitsSplit, HELD_OUT_WEIGHT};
 pub use error::{DataError, PromptError};
 pub use image::{Image, ImageShape};
-pub use images::{Images, ImagesSettings};
+pub use images::{BucketSettings, BucketSize, Buckets, Images, ImagesSettings};
 pub use picture::{Picture, PictureError};
 pub use prompt::{Colour, Position, Prompt, PromptSpec, Shape, Weight};
 pub use prompt_list::{

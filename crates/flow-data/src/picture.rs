@@ -5,9 +5,10 @@ use image::codecs::jpeg::JpegDecoder;
 use image::codecs::png::PngDecoder;
 use image::codecs::webp::WebPDecoder;
 use image::imageops::{FilterType, crop_imm, resize};
-use image::{DynamicImage, ImageDecoder, ImageFormat, Limits, RgbImage};
+use image::metadata::Orientation;
+use image::{DynamicImage, ImageDecoder, ImageFormat, ImageResult, Limits, RgbImage};
 use std::fs::File;
-use std::io::{Cursor, Read};
+use std::io::{BufReader, Cursor, Read};
 use std::path::{Path, PathBuf};
 
 /// Endings of names of pictures, in lower case.
@@ -18,6 +19,9 @@ const MOST_BYTES: u64 = 1 << 30;
 
 /// Bytes by which [`look`] knows a format.
 const BEGINNING: usize = 64;
+
+/// Bytes at the beginning of a JPEG file in which its size is looked for first.
+const JPEG_HEADER: u64 = 1 << 20;
 
 /// Beginnings of files that are no pictures, and what they are.
 const OTHERS: [(&[u8], &str); 4] = [
@@ -72,11 +76,6 @@ impl Picture {
     /// [`PictureError`] for other formats, for animations, and for files that are damaged or larger than a gibibyte when decoded.
     pub fn decode(bytes: &[u8]) -> Result<Self, PictureError> {
         let format = format_of(bytes)?;
-        let damaged = |source: image::ImageError| {
-            error(format!(
-                "it cannot be decoded ({source}); it is damaged or cut off, so fetch or save it again"
-            ))
-        };
         let file = Cursor::new(bytes);
         let decoded = match format {
             ImageFormat::Png => {
@@ -213,6 +212,44 @@ pub fn look(path: &Path) -> Result<(), PictureError> {
     format_of(&beginning).map(|_| ())
 }
 
+/// Width and height in pixels of the picture at `path`, upright as [`Picture::decode`] makes it. Its pixels are not decoded.
+///
+/// # Errors
+/// [`PictureError`] if there is none, or its header is damaged.
+pub fn size_of(path: &Path) -> Result<(usize, usize), PictureError> {
+    let open = || File::open(path).map_err(|source| unreadable(path, &source));
+    let mut beginning = Vec::with_capacity(BEGINNING);
+    let read = open()?.take(BEGINNING as u64).read_to_end(&mut beginning);
+    read.map_err(|source| unreadable(path, &source))?;
+    let size = match format_of(&beginning)? {
+        ImageFormat::Png => PngDecoder::new(BufReader::new(open()?)).and_then(upright_size),
+        ImageFormat::WebP => WebPDecoder::new(BufReader::new(open()?)).and_then(upright_size),
+        // Its decoder reads all that it is given, and wants a rest of the file only if the metadata are very long.
+        _ => match jpeg_size(open()?.take(JPEG_HEADER)) {
+            Err(_) => jpeg_size(open()?),
+            found => found,
+        },
+    };
+    size.map_err(damaged)
+}
+
+fn jpeg_size(mut file: impl Read) -> ImageResult<(usize, usize)> {
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    JpegDecoder::new(Cursor::new(bytes)).and_then(upright_size)
+}
+
+/// Width and height, exchanged where EXIF turns the picture by a quarter.
+fn upright_size(mut decoder: impl ImageDecoder) -> ImageResult<(usize, usize)> {
+    use Orientation::{Rotate90, Rotate90FlipH, Rotate270, Rotate270FlipH};
+    let (width, height) = decoder.dimensions();
+    let (width, height) = (width as usize, height as usize);
+    Ok(match decoder.orientation()? {
+        Rotate90 | Rotate270 | Rotate90FlipH | Rotate270FlipH => (height, width),
+        _ => (width, height),
+    })
+}
+
 /// Whether a name ends as those of pictures do.
 pub fn is_picture_name(path: &Path) -> bool {
     let ending = path.extension().and_then(|ending| ending.to_str());
@@ -244,6 +281,12 @@ pub fn pictures_below(folder: &Path) -> Result<(Vec<PathBuf>, usize), PictureErr
     }
     found.sort();
     Ok((found, others))
+}
+
+fn damaged(source: image::ImageError) -> PictureError {
+    error(format!(
+        "it cannot be decoded ({source}); it is damaged or cut off, so fetch or save it again"
+    ))
 }
 
 fn animated() -> PictureError {

@@ -180,6 +180,19 @@ fn the_kl_term_takes_kind_factor_and_reference() {
         (&json!("mean"), &json!("lora-off"))
     );
     assert_eq!(kl("train: {kl_type: v-based, kl_beta: 0}")["kind"], "none");
+    // Of Flow-Factory's trainers DPPO has a guidance of the reference, which is none at 1 and below, but what FLUX.1-dev is told.
+    let guided = |model: &str, scale: &str| {
+        let yaml = format!(
+            "model: {model}\ntrain: {{trainer_type: dppo, kl_beta: 0.1, kl_guidance_scale: {scale}}}"
+        );
+        kl(&yaml)["guidance_scale"].clone()
+    };
+    assert_eq!(guided("{model_type: sd3-5}", "4.5"), json!(4.5));
+    assert_eq!(guided("{model_type: sd3-5}", "0.5"), json!(1.0));
+    assert_eq!(guided("{model_type: flux1}", "0.5"), json!(0.5));
+    assert_eq!(guided("{model_type: sd3-5}", "null"), json!(null));
+    let others = "train: {trainer_type: grpo, kl_beta: 0.1, kl_guidance_scale: 4.5}";
+    assert_eq!(note(others, "train.kl_guidance_scale").outcome, Outcome::Kept);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use crate::cache::entry::{hash_of, is_whole};
 use crate::cache::fingerprint;
-use crate::{FileHashes, PictureEncoder, Pipeline, PipelineError, Size};
+use crate::{FileHashes, PictureBuckets, PictureEncoder, Pipeline, PipelineError, Size};
 use burn::tensor::DType;
 use flow_core::device::ComputeDevice;
 use flow_core::tensors::plain;
@@ -67,7 +67,9 @@ pub struct LatentCacheUse {
 /// Pictures that lie encoded in a cache, and are read when they are asked for.
 #[derive(Clone, Debug)]
 pub struct EncodedPictures {
-    shape: LatentShape,
+    /// Of each bucket.
+    shapes: Vec<LatentShape>,
+    buckets: PictureBuckets,
     entries: Vec<PathBuf>,
     contents: String,
 }
@@ -106,46 +108,58 @@ impl LatentCache {
         }
     }
 
-    /// Sees to it that all `pictures` lie in the cache, fitted to `size`: those that do not are encoded, and written as soon as their
-    /// batch is through. The autoencoder is loaded only if some do not. `on_picture` is called with the number of pictures that were
-    /// looked at.
+    /// Sees to it that all `pictures` lie in the cache, each fitted to its size in `buckets`: those that do not are encoded, in batches of
+    /// one size, and written as soon as their batch is through. The autoencoder is loaded only if some do not. `on_picture` is called
+    /// with the number of pictures that were looked at.
     ///
     /// # Errors
     /// [`PipelineError::Size`] for a size that the pipeline does not make, or a video; [`PipelineError::Picture`] for a picture that
-    /// cannot be read; [`PipelineError::Io`] if the cache cannot be written. What was written before stays.
+    /// cannot be read, or buckets of other pictures; [`PipelineError::Io`] if the cache cannot be written. What was written before stays.
     pub fn encode(
         &self,
         pipeline: &Pipeline,
         pictures: &dyn PictureSource,
-        size: Size,
+        buckets: &PictureBuckets,
         (device, plan): (&ComputeDevice, &Arc<Backends>),
         on_picture: &mut dyn FnMut(u64),
     ) -> Result<(EncodedPictures, LatentCacheUse), PipelineError> {
-        let shape = Self::check(pipeline, size)?;
+        let shapes = buckets.sizes().iter().map(|size| Self::check(pipeline, *size));
+        let shapes: Vec<LatentShape> = shapes.collect::<Result<_, _>>()?;
+        if buckets.len() != pictures.len() {
+            let problem = format!(
+                "{} pictures have a size, and there are {}",
+                buckets.len(),
+                pictures.len()
+            );
+            return Err(PipelineError::Picture { problem });
+        }
         let stored = match plan.kernels.activations() {
             DType::BF16 => StoredDtype::Bf16,
             DType::F16 => StoredDtype::F16,
             _ => StoredDtype::F32,
         };
         let autoencoder = fingerprint::of_autoencoder(&self.folder, &self.hashes, pipeline)?;
-        let parts = [
-            FORMAT.to_owned(),
-            autoencoder,
-            plan.kernels.name().to_owned(),
-            stored.name().to_owned(),
-            size.width.to_string(),
-            size.height.to_string(),
-        ];
+        let parts = |size: Size| {
+            [
+                FORMAT.to_owned(),
+                autoencoder.clone(),
+                plan.kernels.name().to_owned(),
+                stored.name().to_owned(),
+                size.width.to_string(),
+                size.height.to_string(),
+            ]
+        };
+        let parts: Vec<_> = buckets.sizes().iter().map(|size| parts(*size)).collect();
         let mut work = Work {
             cache: self,
             pipeline,
             device,
             plan,
-            size,
-            shape,
+            sizes: buckets.sizes(),
+            shapes: &shapes,
             stored,
             encoder: None,
-            waiting: Vec::new(),
+            waiting: vec![Vec::new(); shapes.len()],
         };
         let mut used = LatentCacheUse::default();
         let mut entries = Vec::new();
@@ -154,7 +168,9 @@ impl LatentCache {
             let wrong = |problem| PipelineError::Picture { problem };
             let bytes = pictures.bytes(index).map_err(wrong)?;
             let content = blake3::hash(&bytes).to_hex();
-            let hash = fingerprint::of_texts(parts.iter().map(String::as_str).chain([content.as_str()]));
+            let bucket = buckets.bucket(index);
+            let texts = parts[bucket].iter().map(String::as_str);
+            let hash = fingerprint::of_texts(texts.chain([content.as_str()]));
             let path = self.folder.join(format!("{hash}.safetensors"));
             if seen.insert(path.clone()) {
                 match is_whole(&path) {
@@ -164,15 +180,18 @@ impl LatentCache {
                             used.damaged.push(path.clone());
                         }
                         used.encoded += 1;
+                        let size = buckets.sizes()[bucket];
                         let values = pictures.values(index, &bytes, size).map_err(wrong)?;
-                        work.add(path.clone(), values)?;
+                        work.add(bucket, path.clone(), values)?;
                     }
                 }
             }
             entries.push(path);
             on_picture(index + 1);
         }
-        work.flush()?;
+        for bucket in 0..shapes.len() {
+            work.flush(bucket)?;
+        }
         let names = entries.iter().map(|path| path.to_string_lossy());
         let names: Vec<String> = names.map(std::borrow::Cow::into_owned).collect();
         let contents = fingerprint::of_texts(
@@ -182,7 +201,8 @@ impl LatentCache {
         );
         Ok((
             EncodedPictures {
-                shape,
+                shapes,
+                buckets: buckets.clone(),
                 entries,
                 contents,
             },
@@ -191,31 +211,33 @@ impl LatentCache {
     }
 }
 
-/// Pictures that wait for their batch to be full.
+/// Pictures that wait for the batch of their size to be full.
 struct Work<'a> {
     cache: &'a LatentCache,
     pipeline: &'a Pipeline,
     device: &'a ComputeDevice,
     plan: &'a Arc<Backends>,
-    size: Size,
-    shape: LatentShape,
+    sizes: &'a [Size],
+    shapes: &'a [LatentShape],
     stored: StoredDtype,
     encoder: Option<PictureEncoder>,
-    waiting: Vec<(PathBuf, Vec<f32>)>,
+    /// Of each bucket.
+    waiting: Vec<Vec<(PathBuf, Vec<f32>)>>,
 }
 
 impl Work<'_> {
-    fn add(&mut self, path: PathBuf, values: Vec<f32>) -> Result<(), PipelineError> {
-        self.waiting.push((path, values));
-        let at_once = (PIXELS / (self.size.width * self.size.height)).max(1);
-        if self.waiting.len() >= at_once {
-            self.flush()?;
+    fn add(&mut self, bucket: usize, path: PathBuf, values: Vec<f32>) -> Result<(), PipelineError> {
+        self.waiting[bucket].push((path, values));
+        let size = self.sizes[bucket];
+        let at_once = (PIXELS / (size.width * size.height)).max(1);
+        if self.waiting[bucket].len() >= at_once {
+            self.flush(bucket)?;
         }
         Ok(())
     }
 
-    fn flush(&mut self) -> Result<(), PipelineError> {
-        let waiting = std::mem::take(&mut self.waiting);
+    fn flush(&mut self, bucket: usize) -> Result<(), PipelineError> {
+        let waiting = std::mem::take(&mut self.waiting[bucket]);
         if waiting.is_empty() {
             return Ok(());
         }
@@ -232,22 +254,23 @@ impl Work<'_> {
             }
         };
         let (paths, values): (Vec<PathBuf>, Vec<Vec<f32>>) = waiting.into_iter().unzip();
-        let latents = encoder.encode(values.concat(), self.size)?;
+        let latents = encoder.encode(values.concat(), self.sizes[bucket])?;
         let latents = cpu::to_host(&plain(&latents.into_dispatch()));
-        for (path, latent) in paths.iter().zip(latents.chunks_exact(self.shape.values())) {
-            self.write(path, latent)?;
+        let shape = self.shapes[bucket];
+        for (path, latent) in paths.iter().zip(latents.chunks_exact(shape.values())) {
+            self.write(path, shape, latent)?;
         }
         self.encoder = Some(encoder);
         Ok(())
     }
 
-    fn write(&self, path: &Path, latent: &[f32]) -> Result<(), PipelineError> {
+    fn write(&self, path: &Path, shape: LatentShape, latent: &[f32]) -> Result<(), PipelineError> {
         let LatentShape {
             channels,
             frames,
             height,
             width,
-        } = self.shape;
+        } = shape;
         let hash = hash_of(&[&self.stored.encode(latent).unwrap_or_default()]);
         let metadata = BTreeMap::from([(HASH.to_owned(), hash)]);
         let tensor = (LATENT.to_owned(), vec![channels, frames, height, width], 0);
@@ -267,9 +290,17 @@ impl Work<'_> {
 }
 
 impl EncodedPictures {
-    /// The shape of every latent.
-    pub fn shape(&self) -> LatentShape {
-        self.shape
+    /// Which size each picture is fitted to.
+    pub fn buckets(&self) -> &PictureBuckets {
+        &self.buckets
+    }
+
+    /// The shape of the latent of picture `index`.
+    ///
+    /// # Panics
+    /// If there is no such picture.
+    pub fn shape(&self, index: u64) -> LatentShape {
+        self.shapes[self.buckets.bucket(index)]
     }
 
     /// How many pictures there are, as often as the source had them.
@@ -296,6 +327,7 @@ impl EncodedPictures {
     /// If there is no such picture.
     pub fn get(&self, index: u64) -> Result<Vec<f32>, PipelineError> {
         let path = &self.entries[index as usize];
+        let values = self.shape(index).values();
         let wrong = |problem: String| PipelineError::Latent {
             path: path.clone(),
             problem: format!("{problem}; remove it, and it is made again at the next start"),
@@ -305,7 +337,7 @@ impl EncodedPictures {
         let found = parsed.tensors.iter().find(|tensor| tensor.name == LATENT);
         let found = found.filter(|tensor| {
             parsed.metadata.get(HASH) == Some(&hash_of(&[tensor.bytes]))
-                && tensor.shape.iter().product::<usize>() == self.shape.values()
+                && tensor.shape.iter().product::<usize>() == values
         });
         found
             .and_then(|tensor| tensor.to_f32())

@@ -2,6 +2,7 @@
 #![doc = include_str!("../README.md")]
 #![deny(missing_docs)]
 
+mod buckets;
 mod cache;
 mod error;
 mod generate;
@@ -14,6 +15,7 @@ mod schedule;
 mod size;
 mod sizes;
 
+pub use buckets::PictureBuckets;
 pub use cache::{CacheUse, EncodedPrompts, FileHashes, PromptCache};
 pub use error::PipelineError;
 pub use generate::{Generation, Guidance, generate};

@@ -172,6 +172,11 @@ impl Pipeline {
         self.steps.latent(size)
     }
 
+    /// What a latent of shape `latent` is decoded to: the autoencoder's factors, of frames only in a pipeline that makes videos.
+    pub fn decoded_size(&self, latent: LatentShape) -> Size {
+        self.steps.size(latent)
+    }
+
     /// What describes the transformer for pictures of `size`: its `config.json` and the size of its latents.
     ///
     /// # Errors

@@ -95,4 +95,14 @@ impl Steps {
             width: size.width / self.side,
         })
     }
+
+    /// The picture or video that a latent of shape `latent` is decoded to.
+    pub fn size(&self, latent: LatentShape) -> Size {
+        let frames_step = self.frames.unwrap_or(1);
+        Size {
+            width: latent.width * self.side,
+            height: latent.height * self.side,
+            frames: 1 + latent.frames.saturating_sub(1) * frames_step,
+        }
+    }
 }

@@ -2,9 +2,10 @@
 
 use crate::{Pipeline, PipelineError};
 use flow_autoencoder::{Autoencoder, config_of};
-use flow_core::LatentShape;
 use flow_core::device::ComputeDevice;
+use flow_core::{LatentShape, ParamLayout};
 use flow_text_encoder::AnyTextEncoder;
+use std::collections::BTreeMap;
 
 /// A model of a folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +20,8 @@ pub struct ModelSize {
     pub file_bytes: usize,
     /// Its files: several are shards.
     pub files: usize,
+    /// Values that the linear layers of its largest block give for one token: about what is there beside the weights while it computes.
+    pub block_outputs: usize,
 }
 
 /// What an autoencoder decodes at once, and how.
@@ -44,7 +47,7 @@ impl Pipeline {
         present
             .map(|part| {
                 let encoder = AnyTextEncoder::open(&self.part(part.name))?;
-                self.size_of(part.name, encoder.encoder().layout().count_values(|_| true))
+                self.size_of(part.name, encoder.encoder().layout())
             })
             .collect()
     }
@@ -56,7 +59,7 @@ impl Pipeline {
     pub fn autoencoder_size(&self) -> Result<ModelSize, PipelineError> {
         let config = config_of(&self.part("vae"))?;
         let autoencoder = Autoencoder::new(&config, &ComputeDevice::cpu())?;
-        self.size_of("vae", autoencoder.layout().count_values(|_| true))
+        self.size_of("vae", autoencoder.layout())
     }
 
     /// About how many bytes the autoencoder takes while it decodes latents of shape `latent`, beside its weights
@@ -74,16 +77,35 @@ impl Pipeline {
         Ok(config.decoding_bytes(latent, samples, bytes_of_value, one_by_one))
     }
 
-    fn size_of(&self, name: &str, values: usize) -> Result<ModelSize, PipelineError> {
+    fn size_of(&self, name: &str, layout: &ParamLayout) -> Result<ModelSize, PipelineError> {
         let component = self.folder().component(name)?;
         let files = component.weight_files(self.variant())?;
         let tensors = flow_diffusers::Tensors::open(&files)?;
         Ok(ModelSize {
             name: name.to_owned(),
             class: component.class.clone(),
-            values,
+            values: layout.count_values(|_| true),
+            block_outputs: block_outputs(layout),
             file_bytes: tensors.bytes(),
             files: files.files.len(),
         })
     }
+}
+
+/// Outputs of the matrices of one block, of the block that has most: those whose names begin alike up to a number.
+fn block_outputs(layout: &ParamLayout) -> usize {
+    let mut blocks: BTreeMap<&str, usize> = BTreeMap::new();
+    for spec in layout.specs() {
+        let numbered = spec.name.match_indices('.').map(|(at, _)| &spec.name[..at]);
+        let mut numbered = numbered.filter(|start| {
+            start
+                .rsplit('.')
+                .next()
+                .is_some_and(|part| part.parse::<usize>().is_ok())
+        });
+        if let (Some(block), [outputs, _]) = (numbered.next(), spec.shape.as_slice()) {
+            *blocks.entry(block).or_default() += outputs;
+        }
+    }
+    blocks.into_values().max().unwrap_or(0)
 }

@@ -7,7 +7,9 @@ use flow_autoencoder::{Options, Pictures};
 use flow_core::LatentShape;
 use flow_core::device::ComputeDevice;
 use flow_core::exec::{CallContext, InferencePass, Stage};
-use flow_pipeline::{LatentCache, PictureEncoder, PictureSource, Pipeline, PipelineError, Size};
+use flow_pipeline::{
+    LatentCache, PictureBuckets, PictureEncoder, PictureSource, Pipeline, PipelineError, Size,
+};
 use serde_json::Value;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -15,8 +17,12 @@ const SIZE: Size = Size::picture(48, 64);
 
 /// Waves in [-1, 1].
 fn waves(phase: usize) -> Vec<f32> {
-    (0..3 * 48 * 64)
-        .map(|index| ((index % 48 + index / 48) as f32 * 0.13 + phase as f32).sin())
+    waves_of(phase, SIZE)
+}
+
+fn waves_of(phase: usize, size: Size) -> Vec<f32> {
+    (0..3 * size.width * size.height)
+        .map(|index| ((index % size.width + index / size.width) as f32 * 0.13 + phase as f32).sin())
         .collect()
 }
 
@@ -86,9 +92,8 @@ impl PictureSource for Source {
     }
 
     fn values(&self, _: u64, bytes: &[u8], size: Size) -> Result<Vec<f32>, String> {
-        assert_eq!(size, SIZE);
         self.decoded.fetch_add(1, Ordering::Relaxed);
-        Ok(waves(usize::from(bytes[0])))
+        Ok(waves_of(usize::from(bytes[0]), size))
     }
 }
 
@@ -100,7 +105,8 @@ fn a_picture_is_encoded_once_and_found_by_its_bytes() {
     let cache = LatentCache::new(place.path().join("latents"));
     let encode = |source: &Source| {
         let mut seen = Vec::new();
-        let made = cache.encode(&pipeline, source, SIZE, (&device, &plan()), &mut |count| {
+        let buckets = PictureBuckets::single(SIZE, source.len());
+        let made = cache.encode(&pipeline, source, &buckets, (&device, &plan()), &mut |count| {
             seen.push(count)
         });
         assert!(made.is_err() || seen == (1..=source.len()).collect::<Vec<_>>());
@@ -116,7 +122,7 @@ fn a_picture_is_encoded_once_and_found_by_its_bytes() {
         height: 8,
         width: 6,
     };
-    assert_eq!(encoded.shape(), shape);
+    assert_eq!(encoded.shape(2), shape);
     let alone = PictureEncoder::load(&pipeline, &device, &plan()).unwrap();
     assert_eq!(
         encoded.get(0).unwrap(),
@@ -164,6 +170,49 @@ fn a_picture_is_encoded_once_and_found_by_its_bytes() {
 }
 
 #[test]
+fn pictures_of_several_sizes_are_encoded_as_each_would_be_by_itself() {
+    let device = ComputeDevice::cpu();
+    let wide = Size::picture(80, 32);
+    let sizes = [SIZE, wide, wide, SIZE, Size::picture(32, 32)];
+    for name in ["sd3", "flux-dev", "qwen-image", "wan"] {
+        let place = folder(name);
+        let pipeline = Pipeline::open(place.path(), None).unwrap();
+        let cache = LatentCache::new(place.path().join("latents"));
+        let encode = |phases: &[u8], buckets: &PictureBuckets| {
+            let source = Source::new(phases);
+            cache.encode(&pipeline, &source, buckets, (&device, &plan()), &mut |_| ())
+        };
+        let buckets = PictureBuckets::of(sizes);
+        assert_eq!(buckets.counts(), [2, 2, 1]);
+        // The second and the third are one picture.
+        let phases = [1, 2, 2, 3, 2];
+        let (encoded, used) = encode(&phases, &buckets).unwrap();
+        assert_eq!((used.encoded, used.found, encoded.len()), (4, 0, 5), "{name}");
+        let alone = PictureEncoder::load(&pipeline, &device, &plan()).unwrap();
+        for (index, (size, phase)) in sizes.into_iter().zip(phases).enumerate() {
+            let shape = pipeline.latent(size).unwrap();
+            assert_eq!(encoded.shape(index as u64), shape);
+            let values = waves_of(usize::from(phase), size);
+            let wanted = host(&alone.encode(values, size).unwrap());
+            let found = encoded.get(index as u64).unwrap();
+            assert_eq!(found.len(), shape.values());
+            assert!(found == wanted, "{name}, picture {index}");
+        }
+        // Another size of one picture is another entry, and other contents; those of before are there.
+        let other = PictureBuckets::of([SIZE, wide, wide, wide, Size::picture(32, 32)]);
+        let (changed, used) = encode(&phases, &other).unwrap();
+        assert_eq!((used.encoded, used.found), (1, 3));
+        assert_ne!(changed.contents(), encoded.contents());
+        // What does not fit is said before anything is encoded.
+        let few = encode(&phases[..4], &buckets).unwrap_err().to_string();
+        assert!(few.contains("5 pictures have a size, and there are 4"), "{few}");
+        let odd = PictureBuckets::of([SIZE, Size::picture(50, 64)]);
+        let odd = encode(&phases[..2], &odd).unwrap_err().to_string();
+        assert!(odd.contains("nearest: 48 or 64"), "{odd}");
+    }
+}
+
+#[test]
 fn another_autoencoder_or_size_is_another_latent() {
     let device = ComputeDevice::cpu();
     let place = folder("wan");
@@ -171,7 +220,8 @@ fn another_autoencoder_or_size_is_another_latent() {
     let encoded = |size: Size| {
         let pipeline = Pipeline::open(place.path(), None).unwrap();
         let source = Source::new(&[1]);
-        let made = cache.encode(&pipeline, &source, size, (&device, &plan()), &mut |_| ());
+        let buckets = PictureBuckets::single(size, 1);
+        let made = cache.encode(&pipeline, &source, &buckets, (&device, &plan()), &mut |_| ());
         made.map(|(_, used)| used.encoded)
     };
     assert_eq!(encoded(SIZE).unwrap(), 1);
@@ -198,7 +248,7 @@ fn latents_of_another_variant_of_the_autoencoder_are_others() {
         let made = cache.encode(
             &pipeline,
             &Source::new(&[1]),
-            SIZE,
+            &PictureBuckets::single(SIZE, 1),
             (&device, &plan()),
             &mut |_| (),
         );

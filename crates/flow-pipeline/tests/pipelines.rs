@@ -5,6 +5,7 @@ mod common;
 use burn::tensor::Tensor;
 use common::*;
 use flow_autoencoder::{Options, ScaledLatent};
+use flow_core::LatentShape;
 use flow_core::device::ComputeDevice;
 use flow_core::exec::{CallContext, InferencePass, Stage};
 use flow_diffusers::{FlowMatchEuler, Scheduler};
@@ -389,4 +390,35 @@ fn entries(cache: &std::path::Path) -> Vec<std::path::PathBuf> {
         .map(|entry| entry.unwrap().path());
     all.filter(|path| path.extension().is_some_and(|ending| ending == "safetensors"))
         .collect()
+}
+
+#[test]
+fn the_size_of_what_is_decoded_is_by_the_factors_of_the_folders_autoencoder() {
+    let latent = |frames: usize| LatentShape {
+        channels: 16,
+        frames,
+        height: 8,
+        width: 6,
+    };
+    for name in ["sd3", "flux-dev", "qwen-image", "wan"] {
+        let place = folder(name);
+        let pipeline = Pipeline::open(place.path(), None).unwrap();
+        assert_eq!(pipeline.decoded_size(latent(1)), Size::picture(48, 64), "{name}");
+        assert_eq!(pipeline.latent(Size::picture(48, 64)).unwrap(), latent(1));
+    }
+    let place = folder("wan");
+    let pipeline = Pipeline::open(place.path(), None).unwrap();
+    let video = pipeline.decoded_size(latent(3));
+    assert_eq!((video.width, video.height, video.frames), (48, 64, 9));
+    // One block less halves the side once less.
+    let place = folder("sd3");
+    let config = place.path().join("vae/config.json");
+    let text = std::fs::read(&config).unwrap();
+    let mut json: serde_json::Value = serde_json::from_slice(&text).unwrap();
+    for key in ["block_out_channels", "down_block_types", "up_block_types"] {
+        json[key].as_array_mut().unwrap().pop();
+    }
+    std::fs::write(&config, json.to_string()).unwrap();
+    let pipeline = Pipeline::open(place.path(), None).unwrap();
+    assert_eq!(pipeline.decoded_size(latent(1)), Size::picture(24, 32));
 }

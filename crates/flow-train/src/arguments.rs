@@ -317,6 +317,9 @@ pub struct SampleArguments {
     /// FILE-prompt-001-sample-001.png
     #[arg(long)]
     pub each: bool,
+    /// Write videos as GIF, of 256 colours a frame, rather than as animated PNG
+    #[arg(long, requires = "each")]
+    pub gif: bool,
     #[command(flatten)]
     pub there: ThereAlready,
 }
@@ -357,7 +360,7 @@ pub struct DecodeArguments {
     #[arg(value_name = "FILE.safetensors", value_hint = ValueHint::FilePath)]
     pub latents: PathBuf,
     /// Where the picture goes, and of several latents FILE-001.png and so on; without it, the name of the latents with `.png`, or the
-    /// next free name like it
+    /// next free name like it. Videos are animated PNG, or GIF in FILE.gif
     #[arg(long, value_name = "FILE.png", value_hint = ValueHint::FilePath)]
     pub out: Option<PathBuf>,
     #[command(flatten)]

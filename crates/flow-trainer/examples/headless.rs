@@ -103,7 +103,7 @@ fn pretrained(config: &Config, environment: &Environment<'_>) -> Result<(), Fail
         optimizer,
     };
     let parts = pretrain::Pretraining {
-        model: &model.model,
+        models: std::slice::from_ref(&model.model),
         plan: &environment.plan,
         dataset: &setup::pixel_examples(&*dataset)?,
         conditioner: &conditioner,

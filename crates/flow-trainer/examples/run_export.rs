@@ -91,6 +91,7 @@ fn export(path: &str, folder: &Path, set: &[String]) -> Result<(), Box<dyn Error
         kernels: plan.kernels.clone(),
         device: device.clone(),
         seed,
+        size: 0,
     };
     let normals = sampler.noise(Purpose::SdeNoise, &[0, 1, FAR_SAMPLE], FAR_STEP, NORMALS);
     wanted.plain("normals", &normals);

@@ -129,6 +129,7 @@ impl Job {
             kernels: self.plan.kernels.clone(),
             device: self.device.clone(),
             seed: self.config.run.seed,
+            size: 0,
         }
     }
 

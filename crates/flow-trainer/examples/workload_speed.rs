@@ -218,6 +218,7 @@ impl Job {
             kernels: self.plan.kernels.clone(),
             device: self.device.clone(),
             seed: 0,
+            size: 0,
         }
     }
 
@@ -295,6 +296,7 @@ impl Job {
             mean: plain(mean, &[batch, values]),
         };
         Ok(Trajectories {
+            size: 0,
             samples: self.samples.clone(),
             conditions: self.conditions(),
             clean: record.x.clone(),

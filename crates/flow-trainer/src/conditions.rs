@@ -8,7 +8,8 @@ use flow_core::device::ComputeDevice;
 use flow_core::stopped::Stopped;
 use flow_core::{Condition, ModelSpec};
 use flow_data::{Dataset, Prompt};
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Turns prompts into conditions: tokens, or encoded text.
 #[derive(Clone, Debug)]
@@ -18,7 +19,12 @@ pub struct Conditioner {
     guided: bool,
     /// The guidance scale that the model embeds, if it does.
     embedded_guidance: Option<f32>,
+    /// The empty condition by its number of rows, where it lies on the device.
+    empty: Arc<Mutex<BTreeMap<usize, Condition>>>,
 }
+
+/// Numbers of rows for which the empty condition stays on the device. A run has that of its micro-batch, and those of what is left over.
+const KEPT: usize = 4;
 
 /// Where conditions come from.
 #[derive(Clone, Debug)]
@@ -85,6 +91,7 @@ impl Conditioner {
             source,
             guided,
             embedded_guidance: None,
+            empty: Arc::default(),
         }
     }
 
@@ -92,6 +99,8 @@ impl Conditioner {
     pub fn with_embedded_guidance(self, scale: Option<f32>) -> Self {
         Self {
             embedded_guidance: scale,
+            // Its scale is another one.
+            empty: Arc::default(),
             ..self
         }
     }
@@ -120,7 +129,7 @@ impl Conditioner {
     /// Conditions of a batch of prompts, with the empty condition beside them under guidance.
     pub fn conditions<'a>(&self, prompts: impl Iterator<Item = &'a Prompt>) -> Conditions {
         let rows: Vec<Option<&Prompt>> = prompts.map(Some).collect();
-        let unconditional = self.guided.then(|| self.rows(&vec![None; rows.len()]));
+        let unconditional = self.guided.then(|| self.empty(rows.len()));
         let conditional = self.rows(&rows);
         // What is computed for a text in a longer row has more rows: another value to whoever keeps it for the next batch.
         let longest = [Some(&conditional), unconditional.as_ref()].into_iter().flatten();
@@ -140,6 +149,23 @@ impl Conditioner {
             unconditional,
             keys: Some(keys),
         }
+    }
+
+    /// The empty condition of `rows` rows. It is the same for every batch, so that it goes to the device once.
+    fn empty(&self, rows: usize) -> Condition {
+        // Encoders, if they are still to be loaded, want no memory that lasts; if they fail, the rows below say so.
+        let _ = self.prepare(std::iter::empty());
+        let mut kept = self.empty.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = kept.get(&rows) {
+            return known.clone();
+        }
+        let none = vec![None; rows];
+        let made = self.device.with_persistent_allocation(|| self.rows(&none));
+        if kept.len() == KEPT {
+            kept.clear();
+        }
+        kept.insert(rows, made.clone());
+        made
     }
 
     /// A condition of prompts, the empty one where `None`.

@@ -67,6 +67,23 @@ impl ImageDecoder {
         }
     }
 
+    /// The same for latents of another shape.
+    #[must_use]
+    pub fn of_latent(&self, latent: LatentShape) -> Self {
+        // As many pixels for a value as here.
+        let side = |pixels: usize, own: usize, other: usize| pixels / own.max(1) * other;
+        Self {
+            latent,
+            shape: ImageShape {
+                channels: self.shape.channels,
+                height: side(self.shape.height, self.latent.height, latent.height),
+                width: side(self.shape.width, self.latent.width, latent.width),
+            },
+            frames: self.frames,
+            autoencoder: self.autoencoder.clone(),
+        }
+    }
+
     /// Shape of every image, or of every frame.
     pub fn shape(&self) -> ImageShape {
         self.shape

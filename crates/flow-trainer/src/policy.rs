@@ -67,6 +67,32 @@ impl Policy {
         }
     }
 
+    /// The policy under another guidance scale, with `conditions` for it: classifier-free guidance by that scale, or, of a model that
+    /// embeds its scale, the same policy that is told that one.
+    pub fn under(&self, scale: f32, conditions: &Conditions) -> (Self, Conditions) {
+        if !self.model.spec().guidance {
+            let policy = Self {
+                guidance_scale: scale,
+                ..self.clone()
+            };
+            return (policy, conditions.clone());
+        }
+        let told = |condition: &Condition| {
+            let guidance = condition.guidance.as_ref();
+            Condition {
+                guidance: guidance.map(|it| Tensor::full(it.dims(), scale, (&it.device(), it.dtype()))),
+                ..condition.clone()
+            }
+        };
+        let conditions = Conditions {
+            conditional: told(&conditions.conditional),
+            unconditional: conditions.unconditional.as_ref().map(told),
+            // Rows of the same prompt under another scale are others.
+            keys: None,
+        };
+        (self.clone(), conditions)
+    }
+
     /// Whether calls have an unconditional branch.
     pub fn is_guided(&self) -> bool {
         self.guidance_scale != 1.0
@@ -110,8 +136,12 @@ impl Policy {
             return Vec::new();
         };
         let sigma = exec.call().sigma.map(|sigma| (sigma as f32).to_bits());
+        // Models for several sizes share their weights, and what is computed of a text may depend on the size.
+        let latent = self.model.spec().latent;
+        let size = [latent.frames, latent.height, latent.width].map(|side| side as u32);
+        let size: Vec<u8> = size.into_iter().flat_map(u32::to_le_bytes).collect();
         let key = |(row, condition): (usize, &Arc<[u8]>)| RowKey {
-            condition: Some(condition.clone()),
+            condition: Some([condition, &size[..]].concat().into()),
             sigma,
             latent: latents.map(|latents| latents[row]),
         };

@@ -6,6 +6,7 @@
 //! section 3.1), stratified over the batch. Some captions are wrong on purpose and some are dropped, for guidance.
 
 mod examples;
+mod order;
 mod state;
 
 pub(crate) use examples::FittedPictures;
@@ -27,6 +28,7 @@ use flow_core::{
 use flow_data::Prompt;
 use flow_models::{Trained, trained_mask};
 use flow_report::Stopwatch;
+use order::{BatchOrder, Places};
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use state::{Savings, State};
 use std::ops::Range;
@@ -66,6 +68,8 @@ pub struct Pretrained {
 
 /// One batch of images and captions.
 struct Batch {
+    /// Of which all of them are.
+    bucket: usize,
     data: Vec<f32>,
     /// Where each row stands among all that are shown, which addresses its noise.
     positions: Vec<u64>,
@@ -79,31 +83,23 @@ struct Row {
     caption: Option<Prompt>,
 }
 
-/// The batch of a step. Rows are made on the threads of the calling pool; each is a function of its position alone.
-fn batch(dataset: &dyn Examples, settings: &PretrainSettings, step: u64) -> Result<Batch, TrainError> {
-    let count = settings.batch;
+/// The batch of a step, of the examples at `places`. Rows are made on the threads of the calling pool; each is a function of its position
+/// alone.
+fn batch(
+    dataset: &dyn Examples,
+    settings: &PretrainSettings,
+    step: u64,
+    Places { bucket, rows: places }: Places,
+) -> Result<Batch, TrainError> {
+    let count = places.len();
     let stream = |purpose| Stream::new(settings.seed, purpose);
-    let epoch_of = |position: u64| (position / dataset.len(), position % dataset.len());
-    let mut order = (u64::MAX, Vec::new());
     let mut times = stream(Purpose::Timesteps).at(step, 0);
-    let mut places = Vec::with_capacity(count);
-    let mut sigmas = Vec::with_capacity(count);
-    for row in 0..count {
-        let position = step * count as u64 + row as u64;
-        let (epoch, place) = epoch_of(position);
-        if order.0 != epoch {
-            order = (
-                epoch,
-                stream(Purpose::PretrainOrder)
-                    .at(epoch, 0)
-                    .permutation(dataset.len() as usize),
-            );
-        }
-        places.push((position, order.1[place as usize] as u64));
-        // One draw per stratum of the batch keeps the noise of the loss down.
+    // One draw per stratum of the batch keeps the noise of the loss down.
+    let sigma = |row: usize| {
         let uniform = (row as f64 + times.uniform()) / count as f64;
-        sigmas.push(sigmoid(standard_normal_quantile(uniform.clamp(1e-6, 1.0 - 1e-6))) as f32);
-    }
+        sigmoid(standard_normal_quantile(uniform.clamp(1e-6, 1.0 - 1e-6))) as f32
+    };
+    let sigmas = (0..count).map(sigma).collect();
     let rows = places.par_iter().map(|&(position, index)| {
         let (data, caption) = dataset.example(index)?;
         let dropped = stream(Purpose::Captions).at(position, 0).uniform() < settings.condition_dropout;
@@ -116,6 +112,7 @@ fn batch(dataset: &dyn Examples, settings: &PretrainSettings, step: u64) -> Resu
     });
     let rows: Vec<Row> = rows.collect::<Result<_, TrainError>>()?;
     Ok(Batch {
+        bucket,
         data: rows.iter().flat_map(|row| &row.data).copied().collect(),
         positions: places.into_iter().map(|(position, _)| position).collect(),
         sigmas,
@@ -130,8 +127,8 @@ fn sigmoid(x: f64) -> f64 {
 /// What is trained, on what, and how it computes.
 #[derive(Clone, Copy)]
 pub struct Pretraining<'a> {
-    /// The model.
-    pub model: &'a Arc<dyn FlowModel>,
+    /// The model at the size of each bucket of the examples, in their order: all with the same weights.
+    pub models: &'a [Arc<dyn FlowModel>],
     /// Kernels and attention.
     pub plan: &'a Arc<Backends>,
     /// Images or latents, with captions.
@@ -143,6 +140,20 @@ pub struct Pretraining<'a> {
 }
 
 impl Pretraining<'_> {
+    /// That there is something to learn from, and a model for each bucket of it.
+    fn fit(&self) -> Result<(), TrainError> {
+        let (buckets, models) = (self.dataset.buckets(), self.models.len());
+        if self.dataset.is_empty() {
+            return Err(TrainError::Setting("there is no example to learn from".into()));
+        }
+        match buckets == models {
+            true => Ok(()),
+            false => Err(TrainError::Setting(format!(
+                "the examples have {buckets} sizes, and there are models of {models}"
+            ))),
+        }
+    }
+
     /// Mean loss and gradients of some rows of a batch.
     fn unit(
         &self,
@@ -152,7 +163,8 @@ impl Pretraining<'_> {
         rows: Range<usize>,
         settings: &PretrainSettings,
     ) -> (RawTensor, Vec<Option<RawTensor>>) {
-        let values = self.dataset.values();
+        let model = &*self.models[batch.bucket];
+        let values = model.spec().latent.values();
         let shape = [rows.len(), values];
         let elements = rows.start * values..rows.end * values;
         let data: Tensor<2> = self.device.tensor(batch.data[elements].to_vec(), shape);
@@ -175,7 +187,7 @@ impl Pretraining<'_> {
         let captions: Vec<Option<&Prompt>> = batch.captions[rows].iter().map(Option::as_ref).collect();
         let condition = self.conditioner.rows(&captions);
         let input = ModelInput { x, sigma, condition };
-        let (v, balance_b) = self.velocity(&exec, input);
+        let (v, balance_b) = velocity(model, &exec, input);
         let error_b = self
             .plan
             .kernels
@@ -189,18 +201,17 @@ impl Pretraining<'_> {
         let value = plain(&loss.clone().into_dispatch());
         (value, pass.gradients(&loss))
     }
+}
 
-    /// Velocity in f32 and, of a model with experts, their balance. Others are called as losses call them, so that
-    /// accelerators may answer.
-    fn velocity(&self, exec: &Exec<'_>, input: ModelInput) -> (Tensor<2>, Option<Tensor<1>>) {
-        if !self.model.spec().regions.contains(&RegionKind::Moe) {
-            return (exec.velocity(&**self.model, input), None);
-        }
-        let (v, balance_b) = self.model.velocity_and_balance(exec, input);
-        match v.dtype() {
-            DType::F32 => (v, balance_b),
-            _ => (v.cast(DType::F32), balance_b),
-        }
+/// Velocity in f32 and, of a model with experts, their balance. Others are called as losses call them, so that accelerators may answer.
+fn velocity(model: &dyn FlowModel, exec: &Exec<'_>, input: ModelInput) -> (Tensor<2>, Option<Tensor<1>>) {
+    if !model.spec().regions.contains(&RegionKind::Moe) {
+        return (exec.velocity(model, input), None);
+    }
+    let (v, balance_b) = model.velocity_and_balance(exec, input);
+    match v.dtype() {
+        DType::F32 => (v, balance_b),
+        _ => (v.cast(DType::F32), balance_b),
     }
 }
 
@@ -234,6 +245,7 @@ pub fn pretrain(
         device,
         ..
     } = *parts;
+    parts.fit()?;
     let layout = weights.layout().clone();
     let trained = trained_mask(
         &layout,
@@ -262,7 +274,10 @@ pub fn pretrain(
     let begin = state.step;
     observer.advance(begin as usize);
     let mut savings = keeping.map(|keeping| Savings::new(keeping, &trained, contents));
-    let mut upcoming = batch(dataset, settings, begin);
+    let mut order = BatchOrder::new(dataset, settings.batch, settings.seed);
+    // What was shown before.
+    (0..begin).for_each(|_| drop(order.next_batch()));
+    let mut upcoming = batch(dataset, settings, begin, order.next_batch());
     for step in begin..settings.steps {
         let watch = Stopwatch::start();
         let current = upcoming?;
@@ -296,7 +311,8 @@ pub fn pretrain(
             (sum / pieces as f32, report)
         };
         // The next batch is made beside it.
-        let following = || (step + 1 < settings.steps).then(|| batch(dataset, settings, step + 1));
+        let places = (step + 1 < settings.steps).then(|| order.next_batch());
+        let following = || places.map(|places| batch(dataset, settings, step + 1, places));
         let ((value, report), next) = rayon::join(learn, following);
         if !value.is_finite() {
             let position = "a pretraining step".into();

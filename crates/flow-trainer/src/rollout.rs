@@ -37,6 +37,8 @@ pub struct Trajectories {
     pub records: Vec<StepRecord>,
     /// Final latents, `[B, N]`.
     pub clean: RawTensor,
+    /// Number of their size among those of the run.
+    pub size: usize,
 }
 
 /// What a sampler needs besides weights.
@@ -50,6 +52,8 @@ pub struct Sampler {
     pub device: ComputeDevice,
     /// Seed of all noise.
     pub seed: u64,
+    /// Number of the policy's size among those of the run; 0 is its own.
+    pub size: usize,
 }
 
 /// A step that was taken.
@@ -194,6 +198,7 @@ impl Sampler {
             conditions,
             records,
             clean: x,
+            size: self.size,
         }
     }
 

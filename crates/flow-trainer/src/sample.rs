@@ -21,7 +21,7 @@ pub fn sample(
 ) -> Result<Vec<Decoded>, TrainError> {
     let evaluation = &common.evaluation;
     common.conditioner.prepare(wanted.iter())?;
-    let steps = evaluation.schedule.ode_steps();
+    let steps = evaluation.schedule.ode_steps().len();
     let rollout = InferencePass::new(&common.model.weights, common.acceleration.training().clone());
     let site = CallSite {
         stage: Stage::Evaluation,
@@ -29,22 +29,28 @@ pub fn sample(
         step: 0,
         stochastic: false,
         sigma: None,
-        steps: steps.len() as u32,
+        steps: steps as u32,
     };
-    let ids: Vec<u64> = (0..wanted.len() as u64).collect();
-    let mut images = Vec::with_capacity(wanted.len());
-    for (ids, prompts) in ids.chunks(micro_batch).zip(wanted.chunks(micro_batch)) {
-        let conditions = common.conditioner.conditions(prompts.iter());
+    let mut images: Vec<(usize, Decoded)> = Vec::with_capacity(wanted.len());
+    for (size, places) in evaluation.sizes.batches(wanted.iter(), micro_batch) {
+        let (sampler, schedule) = evaluation.at_size(size);
+        let ids: Vec<u64> = places.iter().map(|place| *place as u64).collect();
+        let conditions = common
+            .conditioner
+            .conditions(places.iter().map(|place| &wanted[*place]));
         let request = SampleRequest {
             site,
             source: NoiseSource::Evaluation,
-            samples: ids,
-            starts: ids,
+            samples: &ids,
+            starts: &ids,
             conditions,
-            steps,
+            steps: schedule.ode_steps(),
         };
-        let done = evaluation.sampler.run(&rollout, request, |_| {});
-        images.extend(evaluation.decoder.decode_finite(&done.clean)?);
+        let done = sampler.run(&rollout, request, |_| {});
+        let decoded = evaluation.decoder_at(size).decode_finite(&done.clean)?;
+        images.extend(places.into_iter().zip(decoded));
     }
-    Ok(images)
+    // Sizes were made one after the other.
+    images.sort_by_key(|(place, _)| *place);
+    Ok(images.into_iter().map(|(_, image)| image).collect())
 }

@@ -11,6 +11,9 @@ pub struct Companion {
     pub values: usize,
     /// Bytes of its files.
     pub file_bytes: usize,
+    /// Values that one of its blocks makes of what it is given at once, about what is there beside the weights; 0 of an autoencoder,
+    /// which has an estimate of its own.
+    pub passing: usize,
 }
 
 /// What is in memory beside the model that is trained, at some time.

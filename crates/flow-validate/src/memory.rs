@@ -10,8 +10,11 @@
 //! | copies | `T` for each of the moving average, the reference and the policy that samples, and half as much again for what a model that computes in bf16 reads of them; what is frozen is shared |
 //! | trajectories | `N (3 S + 1)` per image: before, after and mean of each of `S` recorded steps, and the final latent of `N` values |
 //! | autoencoder | its weights, half of them in bytes on a GPU that computes in bf16, and what is there while it decodes |
-//! | text encoders | the largest one: each is dropped before the next is loaded |
+//! | text encoders | the largest one with its activations: each is dropped before the next is loaded; half of it on a GPU that computes in bf16, which never holds its weights in f32 |
 //! | activations | per row of a micro-batch, twice the images under guidance: the input and the output of every linear layer, once; of blocks that are computed again, their inputs, and all of the largest one; half of it on a GPU that computes in bf16 |
+//!
+//! While weights are read those that are trained are in f32, and the others as they stay: a bf16 of a file goes to the device as it is, and
+//! others are rounded on the host.
 //!
 //! Not all of it is there at one time ([`Phase`]). Of a diffusers folder the text encoders are gone before the first rollout.
 //!
@@ -23,7 +26,7 @@
 
 use crate::checkpoint_policy;
 use crate::codes::{BUDGET_TOO_SMALL, TOO_MUCH_MEMORY};
-use crate::companions::Companions;
+use crate::companions::{Companion, Companions};
 use crate::features::is_bf16_gpu;
 use crate::phase::Phase;
 use flow_checkpoint::Policy;
@@ -147,13 +150,13 @@ pub struct MemoryEstimate {
     pub unshared_trajectories: f64,
     /// What a micro-batch keeps for its backward pass.
     pub activations: f64,
-    /// All weights in f32, as they are read before they are stored.
+    /// The weights while they are read: those that are trained in f32, before they are stored; the others as they stay.
     pub loading: f64,
     /// The autoencoder's weights.
     pub autoencoder: f64,
     /// What the autoencoder takes while it decodes.
     pub decoding: f64,
-    /// The weights of the largest text encoder.
+    /// The text encoder that takes most, its weights and what passes through it.
     pub encoder: f64,
 }
 
@@ -175,7 +178,7 @@ impl MemoryEstimate {
             trajectories: latents(3 * load.records + 1),
             unshared_trajectories: latents(2 * load.records + 1),
             activations: bytes(stored.activation, per_row) * load.rows as f64,
-            loading: BYTES * all,
+            loading: bytes(stored.frozen, all - trained) + BYTES * trained,
             autoencoder: 0.0,
             decoding: 0.0,
             encoder: 0.0,
@@ -193,7 +196,9 @@ impl MemoryEstimate {
                 .as_ref()
                 .map_or(0.0, |model| bytes(model.values)),
             decoding: companions.decoding_bytes,
-            encoder: encoders.map(|model| bytes(model.values)).fold(0.0, f64::max),
+            encoder: encoders
+                .map(|model| encoder_bytes(model, stored))
+                .fold(0.0, f64::max),
             ..self
         }
     }
@@ -201,7 +206,10 @@ impl MemoryEstimate {
     /// What is there at one time, by name, in bytes.
     pub fn parts(&self, phase: Phase) -> Vec<(&'static str, f64)> {
         if phase == Phase::Loading {
-            return vec![("weights in f32, as they are read", self.loading)];
+            return vec![(
+                "weights, those that are trained in f32 as they are read",
+                self.loading,
+            )];
         }
         let mut parts = vec![("weights", self.weights)];
         if phase == Phase::Update {
@@ -267,6 +275,11 @@ impl MemoryEstimate {
     pub fn total(&self) -> f64 {
         self.peak().1
     }
+}
+
+/// What a text encoder takes: its weights, and what one of its blocks makes of a batch of prompts.
+pub(crate) fn encoder_bytes(model: &Companion, stored: Stored) -> f64 {
+    stored.frozen as f64 * model.values as f64 + stored.activation as f64 * model.passing as f64
 }
 
 /// Values kept of one row of a micro-batch.
@@ -427,7 +440,9 @@ fn advice(config: &Config, phase: Phase) -> (&'static str, String) {
     match phase {
         Phase::Loading | Phase::Update => (
             model,
-            "choose a smaller model or a device with more memory; weights are read in f32 before they are stored in bf16".into(),
+            "choose a smaller model or a device with more memory; weights that are trained are read in f32 before they are stored in bf16, \
+             so that adapters (`model.finetune = \"lora\"`) take less"
+                .into(),
         ),
         Phase::Encoding => (
             model,

@@ -1,7 +1,7 @@
 //! What a run asks of memory, row by row, for people and programs.
 
 use crate::companions::{Companion, Companions};
-use crate::memory::{Load, MemoryEstimate, Stored};
+use crate::memory::{Load, MemoryEstimate, Stored, encoder_bytes};
 use crate::phase::Phase;
 use flow_config::{Config, Finetune};
 use flow_core::{ModelSpec, ParamLayout};
@@ -145,7 +145,10 @@ fn of_model(config: &Config, model: &Trained<'_>, estimate: &MemoryEstimate) -> 
     if estimate.loading > estimate.weights {
         let read = MemoryRow {
             part: "model, read".into(),
-            what: format!("{} values in f32, before they are stored", count(all)),
+            what: format!(
+                "{} values, of which {values} that are trained in f32, before they are stored",
+                count(all)
+            ),
             bytes: estimate.loading,
             when: vec![Phase::Loading],
         };
@@ -158,12 +161,17 @@ fn of_companions(companions: &Companions, stored: Stored, latent: &flow_core::La
     let row = |model: &Companion, when: Vec<Phase>| MemoryRow {
         part: model.name.clone(),
         what: format!(
-            "{}, {} values in {}",
+            "{}, {} values in {}{}",
             model.class,
             count(model.values),
-            dtype(stored.frozen)
+            dtype(stored.frozen),
+            if model.passing > 0 {
+                ", and what passes through it"
+            } else {
+                ""
+            }
         ),
-        bytes: stored.frozen as f64 * model.values as f64,
+        bytes: encoder_bytes(model, stored),
         when,
     };
     let encoders = companions.encoders.iter();

@@ -3,7 +3,7 @@
 /// A time of a run at which something is in memory that is not there at others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Phase {
-    /// The model's weights are read, in f32, before they are stored as the device computes.
+    /// The model's weights are read, those that are trained in f32, before they are stored as the device computes.
     Loading,
     /// Prompts are encoded: the model is there, and one text encoder after the other.
     Encoding,

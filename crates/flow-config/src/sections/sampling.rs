@@ -27,6 +27,12 @@ pub struct SamplingConfig {
     pub embedded_guidance_scale: f64,
     /// Which latents the members of a group start from.
     pub initial_noise: InitialNoise,
+    /// Sizes of pictures of a diffusers folder, each as width and height in pixels, that prompts take in turn, instead of `model.width`
+    /// by `model.height`. `micro_batch` must divide `group_size` then, since a group and a micro-batch are of one size.
+    #[schemars(length(max = 64))]
+    pub sizes: Vec<[usize; 2]>,
+    /// Whether prompts bring their own size, as `width` and `height` beside the text in a `.jsonl` or a table.
+    pub sizes_of_prompts: bool,
 }
 
 /// Which latents the members of a group start from.
@@ -51,6 +57,8 @@ impl Default for SamplingConfig {
             guidance_scale: 1.0,
             embedded_guidance_scale: 3.5,
             initial_noise: InitialNoise::PerSample,
+            sizes: Vec::new(),
+            sizes_of_prompts: false,
         }
     }
 }

@@ -296,6 +296,13 @@ path = "pictures"
 test_count = 2
 width = 64
 height = 48
+[data.buckets]
+step = 32
+min_side = 256
+sizes = [[512, 512], [448, 576]]
+[sampling]
+sizes = [[64, 48], [48, 64]]
+sizes_of_prompts = true
 [scheduler.window]
 kind = "all"
 [ema.schedule]

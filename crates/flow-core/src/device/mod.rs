@@ -10,7 +10,7 @@ mod nvidia;
 mod threads;
 
 use crate::error::CoreError;
-use crate::tensors::RawTensor;
+use crate::tensors::{RawTensor, cast};
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use threads::Crews;
 
@@ -289,6 +289,18 @@ impl ComputeDevice {
         cpu::from_vec(vec![0.0; count], shape)
     }
 
+    /// Zeros in a type of fewer bits, made where they lie.
+    pub fn zeros_in(&self, shape: &[usize], dtype: FloatDType) -> RawTensor {
+        #[cfg(feature = "cube")]
+        if !self.is_processor() {
+            use burn::backend::{Dispatch, ops::FloatTensorOps};
+            let dtype: burn::tensor::DType = dtype.into();
+            let flat = Tensor::<1>::zeros([shape.iter().product::<usize>()], (&self.device, dtype));
+            return Dispatch::float_reshape(flat.into_dispatch(), shape.into());
+        }
+        cast(&self.zeros(shape), dtype)
+    }
+
     /// A tensor in f32, its values unspecified; zeros on the processor.
     pub fn empty(&self, shape: &[usize]) -> RawTensor {
         #[cfg(feature = "cube")]
@@ -324,6 +336,26 @@ impl ComputeDevice {
             return Some(Dispatch::float_reshape(flat.into_dispatch(), shape.into()));
         }
         let _ = (bytes, shape);
+        None
+    }
+
+    /// A tensor in bf16 whose rank is erased, of host values that are rounded to nearest, ties to even, before they go to the device,
+    /// which never holds them in f32. Nothing on the processor, which has no such tensors.
+    pub fn plain_rounded_bf16(&self, values: &[f32], shape: &[usize]) -> Option<RawTensor> {
+        #[cfg(feature = "cube")]
+        if !self.is_processor() {
+            use burn::backend::{Dispatch, ops::FloatTensorOps};
+            use burn::tensor::DType;
+            use rayon::prelude::*;
+            let rounded: Vec<half::bf16> = values
+                .par_iter()
+                .map(|value| half::bf16::from_f32(*value))
+                .collect();
+            let flat = TensorData::new(rounded, [values.len()]);
+            let flat = Tensor::<1>::from_data(flat, (&self.device, DType::BF16));
+            return Some(Dispatch::float_reshape(flat.into_dispatch(), shape.into()));
+        }
+        let _ = (values, shape);
         None
     }
 }

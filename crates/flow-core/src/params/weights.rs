@@ -12,6 +12,9 @@ use burn::tensor::{DType, FloatDType};
 use rayon::prelude::*;
 use std::sync::{Arc, OnceLock};
 
+/// Bytes of values that are replaced by others before the device gives back what they took.
+const REPLACED_BYTES: usize = 1 << 30;
+
 /// One value per weight of a layout. Cloning shares the values; a changed value is a new one.
 ///
 /// On a device that computes in 16 bits, models see copies in that type; they are made when first asked for after a change.
@@ -81,18 +84,18 @@ impl Weights {
         Self::drawn(layout, 0, device, |_| false, |_| None)
     }
 
-    /// Weights of what `value` gives for each weight of the layout, asked for one after another in memory that lasts: so files
-    /// of many gigabytes are never on the host as a whole. A device that computes in 16 bits may be given values of that type;
-    /// if all are, there is no other copy of them.
+    /// Weights of what `value` gives for each weight of the layout, asked for one after another: so files of many gigabytes are never on
+    /// the host as a whole. A device that computes in 16 bits may be given values of that type; if all are, there is no other copy of
+    /// them. What is given should be in [memory that lasts](ComputeDevice::with_persistent_allocation).
     ///
     /// # Errors
     /// What `value` gives; [`CoreError::Shape`] if a value has not the declared shape.
-    pub fn from_values<E: From<CoreError> + Send>(
+    pub fn from_values<E: From<CoreError>>(
         layout: Arc<ParamLayout>,
         device: &ComputeDevice,
-        value: impl Fn(usize, &ParamSpec) -> Result<RawTensor, E> + Send,
+        value: impl Fn(usize, &ParamSpec) -> Result<RawTensor, E>,
     ) -> Result<Self, E> {
-        let checked = move |(index, spec): (usize, &ParamSpec)| {
+        let checked = |(index, spec): (usize, &ParamSpec)| {
             let given = value(index, spec)?;
             let found = given.shape().to_vec();
             if found != spec.shape {
@@ -105,7 +108,7 @@ impl Weights {
             Ok(given)
         };
         let specs = layout.specs().iter().enumerate();
-        let values = device.with_persistent_allocation(|| specs.map(checked).collect::<Result<_, E>>())?;
+        let values = specs.map(checked).collect::<Result<_, E>>()?;
         Ok(Self::new(layout.clone(), values, device))
     }
 
@@ -130,19 +133,22 @@ impl Weights {
         };
         // Some at a time, so that the host never holds them all.
         let several = 2 * rayon::current_num_threads();
-        let values = layout.specs().chunks(several).flat_map(|specs| {
-            let drawn: Vec<Option<Vec<f32>>> = specs.par_iter().map(draw).collect();
-            let drawn = drawn.into_iter().zip(specs);
-            drawn.map(|(values, spec)| match values {
-                Some(values) => device.plain(values, &spec.shape),
-                None => device.zeros(&spec.shape),
-            })
-        });
-        let in_type = |(index, value): (usize, RawTensor)| match dtype(index) {
-            Some(dtype) => cast(&value, dtype),
-            None => value,
-        };
-        let values = device.with_persistent_allocation(|| values.enumerate().map(in_type).collect());
+        let dtype = &dtype;
+        let values = layout
+            .specs()
+            .chunks(several)
+            .enumerate()
+            .flat_map(|(chunk, specs)| {
+                let drawn: Vec<Option<Vec<f32>>> = specs.par_iter().map(draw).collect();
+                let drawn = (chunk * several..).zip(drawn.into_iter().zip(specs));
+                drawn.map(move |(index, (values, spec))| match (values, dtype(index)) {
+                    (Some(values), None) => device.plain(values, &spec.shape),
+                    (Some(values), Some(dtype)) => cast(&device.plain(values, &spec.shape), dtype),
+                    (None, None) => device.zeros(&spec.shape),
+                    (None, Some(dtype)) => device.zeros_in(&spec.shape, dtype),
+                })
+            });
+        let values = device.with_persistent_allocation(|| values.collect());
         Self::new(layout.clone(), values, device)
     }
 
@@ -260,13 +266,21 @@ impl Weights {
             });
         }
         let device = &self.device;
-        let value = match self.frozen_dtype(index) {
+        let frozen = self.frozen_dtype(index);
+        let rounded = match frozen {
+            Some(FloatDType::BF16) => {
+                device.with_persistent_allocation(|| device.plain_rounded_bf16(&values, &spec.shape))
+            }
+            _ => None,
+        };
+        let value = match (rounded, frozen) {
+            (Some(value), _) => value,
             // The f32 values are gone after this, so they need no memory that lasts.
-            Some(dtype) => {
+            (None, Some(dtype)) => {
                 let value = device.plain(values, &spec.shape);
                 device.with_persistent_allocation(|| cast(&value, dtype))
             }
-            None => device.with_persistent_allocation(|| device.plain(values, &spec.shape)),
+            (None, None) => device.with_persistent_allocation(|| device.plain(values, &spec.shape)),
         };
         self.replace(index, value);
         Ok(())
@@ -381,15 +395,27 @@ impl Weights {
         let device = self.device.clone();
         self.copies = OnceLock::new();
         let (values, lowers) = (Arc::make_mut(&mut self.values), Arc::make_mut(&mut self.lowers));
-        device.with_persistent_allocation(|| {
-            let all = values.iter_mut().zip(lowers).enumerate();
-            all.for_each(|(index, (value, lower))| {
-                if let Some(converted) = into(index, value) {
-                    (*value, *lower) = converted;
+        let mut next = 0;
+        while next < values.len() {
+            next = device.with_persistent_allocation(|| {
+                let mut replaced = 0;
+                let all = values.iter_mut().zip(lowers.iter_mut()).enumerate();
+                for (index, (value, lower)) in all.skip(next) {
+                    if let Some(converted) = into(index, value) {
+                        if converted.0.dtype() != value.dtype() {
+                            replaced += value.shape().num_elements() * value.dtype().size();
+                        }
+                        (*value, *lower) = converted;
+                    }
+                    if replaced >= REPLACED_BYTES {
+                        return index + 1;
+                    }
                 }
+                usize::MAX
             });
-        });
-        device.release_unused();
+            // What was replaced, before more is made: else a device holds both of all weights.
+            device.release_unused();
+        }
     }
 
     /// The values at `index` on the host, row-major.

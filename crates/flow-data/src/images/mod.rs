@@ -3,10 +3,12 @@
 //! A model of pixels takes them in [-1, 1] ([`CaptionedImages`]); for one of latents the trainer encodes them
 //! ([`CaptionedPictures`]).
 
+mod buckets;
 mod list;
 mod settings;
 mod words;
 
+pub use buckets::{BucketSettings, BucketSize, Buckets};
 pub use settings::ImagesSettings;
 
 use crate::dataset::{
@@ -15,7 +17,7 @@ use crate::dataset::{
 };
 use crate::error::{DataError, PromptError};
 use crate::image::{Image, ImageShape};
-use crate::picture::Picture;
+use crate::picture::{self, Picture};
 use crate::prompt::Prompt;
 use crate::prompt_list::{PromptList, TestShare};
 use crate::registry::{DatasetFactory, DatasetRegistry};
@@ -49,6 +51,7 @@ pub struct Images {
     shape: Option<ImageShape>,
     kept_bytes: AtomicUsize,
     cache: Option<PathBuf>,
+    buckets: Option<BucketSettings>,
     notes: Vec<String>,
 }
 
@@ -180,6 +183,7 @@ impl Images {
                 }),
             kept_bytes: AtomicUsize::new(0),
             cache: settings.cache.clone(),
+            buckets: settings.buckets.clone(),
             notes,
         })
     }
@@ -400,6 +404,17 @@ impl CaptionedPictures for Images {
         index: u64,
     ) -> Result<Prompt, DataError> {
         self.other_caption(prompt, fraction, seed, index)
+    }
+
+    fn size(&self, index: u64) -> Result<(usize, usize), DataError> {
+        let picture = self.picture(index)?;
+        picture::size_of(&picture.path).map_err(|error| DataError::Pictures {
+            problem: format!("the picture {}: {error}", picture.place),
+        })
+    }
+
+    fn buckets(&self) -> Option<&BucketSettings> {
+        self.buckets.as_ref()
     }
 
     fn cache(&self) -> Option<&Path> {

@@ -1,5 +1,6 @@
 //! Settings of `kind = "images"`, and what of them does not go together.
 
+use super::buckets::BucketSettings;
 use flow_config::codes::{RULE_IMAGE_SHAPE, RULE_UNUSED};
 use flow_config::{DataFacts, ImageFacts, Rules};
 use schemars::JsonSchema;
@@ -55,6 +56,10 @@ pub struct ImagesSettings {
     /// Folder of the encoded pictures, relative to the config file; without it `latent-cache` in `run.dir`. Read with `model.path`.
     #[serde(default)]
     pub cache: Option<PathBuf>,
+    /// Fit each picture to one of several sizes of about as many pixels as `model.width` by `model.height`, the one whose proportions are
+    /// nearest to its own, when `pretrain` encodes it; `{}` takes the defaults. Batches hold one size. Read with `model.path`.
+    #[serde(default)]
+    pub buckets: Option<BucketSettings>,
 }
 
 const fn test_fraction() -> f64 {
@@ -77,6 +82,7 @@ impl ImagesSettings {
             grey: false,
             words: false,
             cache: None,
+            buckets: None,
         }
     }
 
@@ -123,7 +129,15 @@ pub(super) fn check(settings: &ImagesSettings, rules: &mut Rules<'_>, path: &str
                     .help("set `model.width` and `model.height`");
             }
         }
+        check_buckets(settings, rules, path);
     } else {
+        if settings.buckets.is_some() {
+            let buckets = key("buckets");
+            let message = format!("a model of pixels takes pictures of one size, so `{buckets}` is not read");
+            rules
+                .warning(RULE_UNUSED, &[&buckets, "model.path"], message)
+                .help("remove it, or set `model.path` to a diffusers folder");
+        }
         for (name, value) in [(&width, settings.width), (&height, settings.height)] {
             if value.is_none() {
                 let message = format!("`{name}` is missing: a model of pixels takes pictures of one size");
@@ -133,6 +147,26 @@ pub(super) fn check(settings: &ImagesSettings, rules: &mut Rules<'_>, path: &str
                         "set `{width}` and `{height}` to the model's, or `model.path` to a diffusers folder"
                     ));
             }
+        }
+    }
+}
+
+/// Keys of buckets that a list makes idle.
+fn check_buckets(settings: &ImagesSettings, rules: &mut Rules<'_>, path: &str) {
+    let Some(buckets) = &settings.buckets else {
+        return;
+    };
+    let limits = [("min_side", buckets.min_side), ("max_side", buckets.max_side)];
+    for (name, _) in limits.into_iter().filter(|(_, value)| value.is_some()) {
+        if buckets.sizes.is_some() {
+            let (idle, list) = (format!("{path}.buckets.{name}"), format!("{path}.buckets.sizes"));
+            rules
+                .warning(
+                    RULE_UNUSED,
+                    &[&idle, &list],
+                    format!("`{list}` gives the sizes, so `{idle}` is not read"),
+                )
+                .help("remove one of them");
         }
     }
 }

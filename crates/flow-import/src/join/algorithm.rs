@@ -3,9 +3,10 @@
 use toml_edit::Value;
 
 use super::ema::Schedule;
+use super::family::Family;
 use super::{number, table, take_given};
 use crate::convert;
-use crate::draft::Draft;
+use crate::draft::{Draft, Item};
 use crate::note::Rank;
 use crate::rule::Conversion;
 use crate::scalar::Scalar;
@@ -100,7 +101,10 @@ fn uses_lora(draft: &Draft<'_>) -> bool {
 }
 
 pub(super) fn kl(draft: &mut Draft<'_>) {
-    if without_trainer(draft, ["train.kl_beta", "train.kl_type"]) {
+    if without_trainer(
+        draft,
+        ["train.kl_beta", "train.kl_type", "train.kl_guidance_scale"],
+    ) {
         return;
     }
     if draft.kind == "dpo" {
@@ -108,6 +112,7 @@ pub(super) fn kl(draft: &mut Draft<'_>) {
     }
     let beta = take_given(draft, "train.kl_beta");
     let kind = take_given(draft, "train.kl_type");
+    let guidance = guidance_of_reference(draft);
     let factor = match &beta {
         None => 0.0,
         Some(item) => match number(item) {
@@ -123,7 +128,13 @@ pub(super) fn kl(draft: &mut Draft<'_>) {
         },
     };
     if factor == 0.0 {
-        for item in beta.iter().filter(|item| number(item).is_some()).chain(&kind) {
+        let guidance = guidance.as_ref().map(|(item, _)| item);
+        for item in beta
+            .iter()
+            .filter(|item| number(item).is_some())
+            .chain(&kind)
+            .chain(guidance)
+        {
             draft.same(
                 &item.origin,
                 "algorithm.kl",
@@ -177,17 +188,47 @@ pub(super) fn kl(draft: &mut Draft<'_>) {
     if lora {
         pairs.push(("reference", "lora-off".into()));
     }
-    let origins: Vec<_> = [Some(&beta), known]
+    let told = guidance.as_ref().map(|(item, _)| item);
+    let origins: Vec<_> = [Some(&beta), known, told]
         .into_iter()
         .flatten()
         .map(|item| &item.origin)
         .collect();
+    if let Some((_, scale)) = &guidance {
+        pairs.push(("guidance_scale", scale.clone()));
+    }
     draft.set("algorithm.kl", table(pairs), &origins, REFERENCE);
+}
+
+/// The guidance of DPPO's reference, as it is converted; other trainers of Flow-Factory read no such key.
+fn guidance_of_reference<'y>(draft: &mut Draft<'y>) -> Option<(Item<'y>, Value)> {
+    let item = take_given(draft, "train.kl_guidance_scale")?;
+    if draft.kind != "dppo" {
+        let reason = "of Flow-Factory's trainers only DPPO reads it";
+        draft.keep_as(Rank::Detail, "algorithm", &item.origin, reason);
+        return None;
+    }
+    // FLUX.1-dev is told its scale; others have none at 1 and below.
+    let conversion = match Family::of(draft) {
+        Family::Flux(_) => Conversion::Number,
+        _ => Conversion::Guidance,
+    };
+    match convert::convert(conversion, item.node) {
+        Ok(value) => Some((item, value)),
+        Err(why) => {
+            draft.keep(
+                "algorithm",
+                &item.origin,
+                format!("{why} (algorithm.kl.guidance_scale)"),
+            );
+            None
+        }
+    }
 }
 
 /// DPO has its reference inside its loss, and no KL term.
 fn reference_of_dpo(draft: &mut Draft<'_>) {
-    for from in ["train.kl_beta", "train.kl_type"] {
+    for from in ["train.kl_beta", "train.kl_type", "train.kl_guidance_scale"] {
         if let Some(item) = take_given(draft, from) {
             let reason = "DPO has the reference inside its loss, and no KL term";
             draft.keep_as(Rank::Detail, "algorithm", &item.origin, reason);

@@ -250,6 +250,12 @@ pub(super) const ALGORITHMS: &[Rule] = &[
         Joint(Join::Kl),
         "factor of the KL term; above 0 the reference is the base below the adapters, or a snapshot",
     ),
+    Rule::new(
+        "train.kl_guidance_scale",
+        "algorithm.kl",
+        Joint(Join::Kl),
+        "guidance of DPPO's reference; without it that of training",
+    ),
     Rule::new("train.ref_param_device", "", Same(&["cuda"]), ON_DEVICE).no_matter(),
     Rule::new("train.nft_beta", "algorithm.beta", Number, "strength of the implicit guidance")
         .kinds(NFT)
@@ -361,10 +367,6 @@ pub(super) const ALGORITHMS: &[Rule] = &[
 
 /// Keys of trainers that flow-train does not have.
 pub(super) const OTHERS: &[Rule] = &[
-    Rule::nothing(
-        "train.kl_guidance_scale",
-        "guidance of DPPO's reference; flow-train's has the guidance of training",
-    ),
     other("train.dpo_beta", "DGPO's; flow-train has no such trainer"),
     other("train.use_shared_noise", "DGPO's; flow-train has no such trainer"),
     other("train.clip_dsm", "DGPO's; flow-train has no such trainer"),

@@ -3,13 +3,14 @@
 use super::Role;
 use super::files::weights_of;
 use crate::{EncoderError, TextEncoder};
+use burn::tensor::FloatDType;
 use flow_core::device::ComputeDevice;
 use flow_core::tensors::cast;
 use flow_core::{ParamLayout, ParamSpec, RawTensor, Weights};
 use flow_models::ModelError;
 use flow_models::weights::{
-    Duplicated, LoadReport, Misplaced, Misshapen, Missing, NotFinite, Source, StoredTensor, Unknown,
-    Unreadable,
+    Duplicated, LoadReport, Misplaced, Misshapen, Missing, NotFinite, Source, StoredDtype, StoredTensor,
+    Unknown, Unreadable,
 };
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -24,8 +25,8 @@ pub struct Loaded {
 }
 
 /// Loads the weights of `encoder` from `folder`, one file or shards, in f32, bf16 or f16, in `variant` if one is named; or from a
-/// file or an index of shards. Values are those of f32, or of the type that `device` computes in, rounded from f32. One tensor at
-/// a time is on the host.
+/// file or an index of shards. Values are those of f32, or of the type that `device` computes in, rounded from f32; a device that
+/// computes in bf16 never holds them in f32. One tensor at a time is on the host.
 ///
 /// # Errors
 /// [`EncoderError::Folder`] for a folder that is not whole; [`EncoderError::Model`] for files that cannot be read, are damaged or
@@ -189,7 +190,7 @@ impl<'a> Found<'a> {
         report
     }
 
-    /// The value of the weight at `index`, on `device`.
+    /// The value of the weight at `index`, on `device`, in memory that lasts.
     fn value(
         &self,
         folder: &Path,
@@ -197,26 +198,47 @@ impl<'a> Found<'a> {
         spec: &ParamSpec,
         device: &ComputeDevice,
     ) -> Result<RawTensor, EncoderError> {
-        let copies = self.weights.get(&index).map(Vec::as_slice).unwrap_or_default();
-        let tensor = copies.first().map(|(_, tensor)| tensor);
-        let values = tensor.and_then(StoredTensor::to_f32).unwrap_or_default();
-        if let Some(at) = values.iter().position(|value| !value.is_finite()) {
+        let copies = self.weights.get(&index).and_then(|copies| copies.first());
+        let found = copies.and_then(|(_, tensor)| Some((tensor, StoredDtype::of(tensor.dtype)?)));
+        let Some((tensor, stored)) = found else {
+            unreachable!("what is missing and what cannot be read were reported")
+        };
+        if let Some((first, count)) = stored.not_finite(tensor.bytes) {
+            let width = stored.bytes();
             let report = LoadReport {
                 path: folder.to_owned(),
                 not_finite: vec![NotFinite {
-                    name: tensor.map(|tensor| tensor.name.clone()).unwrap_or_default(),
-                    value: values[at],
-                    place: place(at, &spec.shape),
-                    count: values.iter().filter(|value| !value.is_finite()).count(),
+                    name: tensor.name.clone(),
+                    value: stored.decode(&tensor.bytes[first * width..(first + 1) * width])[0],
+                    place: tensor.place(first),
+                    count,
                 }],
                 ..LoadReport::default()
             };
             return Err(ModelError::Mismatch(Box::new(report)).into());
         }
-        let value = device.plain(values, &spec.shape);
+        let lasting = |make: &(dyn Fn() -> Option<RawTensor> + Sync)| device.with_persistent_allocation(make);
+        let narrow = match (device.compute_dtype(), stored) {
+            // To the device as it is in the file, or rounded on the host: a device that computes in bf16 never has it in f32.
+            (Some(FloatDType::BF16), StoredDtype::Bf16) => {
+                lasting(&|| device.plain_bf16(tensor.bytes, &spec.shape))
+            }
+            (Some(FloatDType::BF16), _) => {
+                let values = stored.decode(tensor.bytes);
+                lasting(&|| device.plain_rounded_bf16(&values, &spec.shape))
+            }
+            _ => None,
+        };
+        if let Some(value) = narrow {
+            return Ok(value);
+        }
+        let values = stored.decode(tensor.bytes);
         Ok(match device.compute_dtype() {
-            Some(dtype) => cast(&value, dtype),
-            None => value,
+            Some(dtype) => {
+                let value = device.plain(values, &spec.shape);
+                device.with_persistent_allocation(|| cast(&value, dtype))
+            }
+            None => device.with_persistent_allocation(|| device.plain(values, &spec.shape)),
         })
     }
 }
@@ -235,21 +257,6 @@ fn is_readable(tensor: &StoredTensor<'_>) -> bool {
         ..tensor.clone()
     };
     of_one.to_f32().is_some()
-}
-
-/// The index along each axis of value `at` of a tensor of `shape`.
-fn place(mut at: usize, shape: &[usize]) -> Vec<usize> {
-    let mut place: Vec<usize> = shape
-        .iter()
-        .rev()
-        .map(|length| {
-            let index = at % length;
-            at /= length;
-            index
-        })
-        .collect();
-    place.reverse();
-    place
 }
 
 /// What the problems have in common, and what to do about it.

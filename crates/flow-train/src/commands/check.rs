@@ -1,12 +1,13 @@
 //! `check`: is a config right, and do its parts fit together?
 
 use super::survey::{Survey, Target, Use};
-use super::{Loaded, json_report, memory, pretrain, refusal, tokens};
+use super::{Loaded, buckets, json_report, memory, pretrain, refusal, tokens};
 use crate::arguments::{CheckArguments, Format, Purpose};
 use crate::diagnostics;
 use crate::failure::{Failure, OrFailure};
 use crate::terminal;
 use flow_config::{Config, Diagnostic};
+use flow_pipeline::PictureBuckets;
 use flow_train::distributed;
 use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
@@ -18,16 +19,18 @@ pub fn run(arguments: &CheckArguments) -> Result<(), Failure> {
     let config = &arguments.config.config;
     if arguments.format == Format::Json {
         return json_report::print(config, || {
-            let Survey { report, memory, .. } = examine(arguments)?;
+            let (Survey { report, memory, .. }, buckets) = examine(arguments)?;
             let memory = memory.as_ref().map_or(Value::Null, memory::json);
-            Ok((report, vec![("memory", memory)]))
+            let buckets = buckets.as_ref().map_or(Value::Null, buckets::json);
+            Ok((report, vec![("memory", memory), ("buckets", buckets)]))
         });
     }
+    let (survey, buckets) = examine(arguments)?;
     let Survey {
         report,
         loaded,
         memory,
-    } = examine(arguments)?;
+    } = survey;
     // Of a published model, whose size nobody chose: also where it does not fit.
     if let (Some(table), Some(loaded)) = (&memory, &loaded)
         && loaded.config().model.path.is_some()
@@ -37,6 +40,9 @@ pub fn run(arguments: &CheckArguments) -> Result<(), Failure> {
             elsewhere => elsewhere.to_string(),
         };
         terminal::print(&memory::text(table, &device))?;
+    }
+    if let (Some(buckets), Some(loaded)) = (&buckets, &loaded) {
+        terminal::print(&buckets::text(buckets, loaded.config().pretrain.batch))?;
     }
     diagnostics::settle(&report)?;
     let sources = loaded.iter().flat_map(|loaded| loaded.resolved.sources.values());
@@ -56,8 +62,8 @@ pub fn run(arguments: &CheckArguments) -> Result<(), Failure> {
     terminal::line(&format!("{name}: ok, {given} of {all} values given{place}"))
 }
 
-/// Everything that is wrong.
-fn examine(arguments: &CheckArguments) -> Result<Survey, Failure> {
+/// Everything that is wrong, and which sizes pictures are fitted to, if to several.
+fn examine(arguments: &CheckArguments) -> Result<(Survey, Option<PictureBuckets>), Failure> {
     let wanted = match arguments.purpose {
         Purpose::Train => Use::Training,
         Purpose::Pretrain => Use::Pretraining,
@@ -76,22 +82,30 @@ fn examine(arguments: &CheckArguments) -> Result<Survey, Failure> {
         let found = report.diagnostics.iter().cloned().chain(more);
         report = loaded.resolved.located(found.collect::<Vec<_>>());
     }
+    let mut buckets = None;
     if let (Some(loaded), false) = (&loaded, report.has_errors()) {
         // What only the parts themselves know: files, and what is in them.
-        if let Err(more) = build(loaded, arguments.purpose)? {
-            let found = report.diagnostics.iter().cloned().chain(more);
-            report = loaded.resolved.located(found.collect::<Vec<_>>());
+        match build(loaded, arguments.purpose)? {
+            Ok(found) => buckets = found,
+            Err(more) => {
+                let found = report.diagnostics.iter().cloned().chain(more);
+                report = loaded.resolved.located(found.collect::<Vec<_>>());
+            }
         }
     }
-    Ok(Survey {
+    let survey = Survey {
         report,
         loaded,
         memory,
-    })
+    };
+    Ok((survey, buckets))
 }
 
-/// Builds the parts of a run and drops them; gives what they refuse.
-fn build(loaded: &Loaded, purpose: Purpose) -> Result<Result<(), Vec<Diagnostic>>, Failure> {
+/// What the parts of a run say of their pictures, or refuse.
+type Built = Result<Option<PictureBuckets>, Vec<Diagnostic>>;
+
+/// Builds the parts of a run and drops them.
+fn build(loaded: &Loaded, purpose: Purpose) -> Result<Built, Failure> {
     let config = match purpose {
         Purpose::Train => loaded.config().clone(),
         Purpose::Pretrain => pretrain::fresh(loaded.config()),
@@ -111,7 +125,8 @@ fn build(loaded: &Loaded, purpose: Purpose) -> Result<Result<(), Vec<Diagnostic>
                     config: &config,
                     environment,
                 };
-                build.with(setup::algorithm(&config, environment.plugins, tokens)?)
+                build.with(setup::algorithm(&config, environment.plugins, tokens)?)?;
+                Ok(None)
             }),
             (Target::Here, Purpose::Pretrain) => setup::common(&config, environment)
                 .and_then(|common| setup::has_examples(&config, environment, &*common.dataset)),
@@ -126,7 +141,7 @@ fn build_for_elsewhere(
     config: &Config,
     environment: &Environment<'_>,
     purpose: Purpose,
-) -> Result<(), TrainError> {
+) -> Result<Option<PictureBuckets>, TrainError> {
     const BYTES_PER_GIB: f64 = (1u64 << 30) as f64;
     let outline = setup::outline(config, &environment.plugins.models, &environment.device)?;
     let weights_gib = 4.0 * outline.layout.count_values(|_| true) as f64 / BYTES_PER_GIB;
@@ -144,16 +159,17 @@ fn build_for_elsewhere(
             2.0 * room_gib
         ));
     }
-    if purpose == Purpose::Train {
-        let dataset = setup::dataset(config, environment)?;
-        let dataset = &*dataset;
-        let of = |prompts| ScoredPrompts { dataset, prompts };
-        let trained_on = dataset.train_prompts();
-        setup::rewards(&config.rewards, environment, of(&trained_on), 1)?;
-        let evaluated = setup::evaluation_prompts(dataset, config.evaluation.prompts);
-        setup::rewards(config.effective_eval_rewards(), environment, of(&evaluated), 1)?;
+    let dataset = setup::dataset(config, environment)?;
+    let dataset = &*dataset;
+    if purpose == Purpose::Pretrain {
+        return setup::has_examples(config, environment, dataset);
     }
-    Ok(())
+    let of = |prompts| ScoredPrompts { dataset, prompts };
+    let trained_on = dataset.train_prompts();
+    setup::rewards(&config.rewards, environment, of(&trained_on), 1)?;
+    let evaluated = setup::evaluation_prompts(dataset, config.evaluation.prompts);
+    setup::rewards(config.effective_eval_rewards(), environment, of(&evaluated), 1)?;
+    Ok(None)
 }
 
 struct Build<'a> {

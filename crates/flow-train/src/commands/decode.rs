@@ -9,7 +9,7 @@ use crate::terminal;
 use flow_core::LatentShape;
 use flow_core::tensors::plain;
 use flow_models::weights::parse;
-use flow_pipeline::Pipeline;
+use flow_pipeline::{Pipeline, Size};
 use flow_report::{Tile, atomic_write};
 use flow_trainer::decoder::{Decoded, ImageDecoder};
 use flow_trainer::setup;
@@ -27,19 +27,27 @@ struct Latents {
     values: Vec<f32>,
 }
 
-/// Pixels to one latent along each side, of every autoencoder that is read here, and frames after the first one.
-const SPATIAL: usize = 8;
-const TEMPORAL: usize = 4;
-
 /// Decodes and writes a file for each latent.
 pub fn run(arguments: &DecodeArguments, quiet: bool) -> Result<(), Failure> {
     let latents = Latents::read(&arguments.latents)?;
     let outputs = outputs(arguments, latents.samples)?;
-    let loaded = Loaded::read(&with_size(&arguments.config, latents.shape), Use::Looking)?;
+    // The folder says what its autoencoder makes of latents of this shape, and that is the size of the config.
+    let whole = Loaded::read(&arguments.config, Use::Looking)?;
+    let pipeline = setup::pipeline(whole.config(), &whole.base, &whole.folders).or_bad_input()?;
+    latents.fit(&arguments.latents, &pipeline)?;
+    let size = pipeline.decoded_size(latents.shape);
+    if size.frames == 1
+        && let Some(gif) = outputs.iter().find(|output| has_ending(output.path(), "gif"))
+    {
+        return Err(Failure::Input(format!(
+            "`{}`: GIF is for videos, and these are pictures; name it `{}`",
+            gif.path().display(),
+            gif.path().with_extension("png").display()
+        )));
+    }
+    let loaded = Loaded::read(&with_size(&arguments.config, size), Use::Looking)?;
     let config = loaded.config();
     loaded.compute(config, |environment| {
-        let pipeline = setup::pipeline(config, environment.base, &environment.folders).or_bad_input()?;
-        latents.fit(&arguments.latents, &pipeline)?;
         let device = &environment.device;
         let autoencoder = pipeline.autoencoder(device).or_bad_input()?;
         let decoder = ImageDecoder::autoencoder(latents.shape, autoencoder, &environment.plan);
@@ -64,13 +72,13 @@ pub fn run(arguments: &DecodeArguments, quiet: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The config's place, with the size of what latents of this shape are decoded to.
-fn with_size(place: &ConfigArguments, shape: LatentShape) -> ConfigArguments {
+/// The config's place, with the size of what is decoded.
+fn with_size(place: &ConfigArguments, size: Size) -> ConfigArguments {
     let mut place = place.clone();
     let sizes = [
-        ("width", SPATIAL * shape.width),
-        ("height", SPATIAL * shape.height),
-        ("frames", 1 + TEMPORAL * (shape.frames - 1)),
+        ("width", size.width),
+        ("height", size.height),
+        ("frames", size.frames),
     ];
     place
         .set
@@ -78,7 +86,12 @@ fn with_size(place: &ConfigArguments, shape: LatentShape) -> ConfigArguments {
     place
 }
 
-/// Writes a picture, or a video as animated PNG.
+fn has_ending(path: &Path, wanted: &str) -> bool {
+    path.extension()
+        .is_some_and(|ending| ending.eq_ignore_ascii_case(wanted))
+}
+
+/// Writes a picture, or a video as animated PNG or GIF.
 fn write(made: &Decoded, output: &Output) -> Result<(), Failure> {
     output.make_room_and_say()?;
     if let Some(video) = made.video().or_failed()? {
@@ -98,14 +111,11 @@ fn outputs(arguments: &DecodeArguments, samples: usize) -> Result<Vec<Output>, F
         Some(path) => (path.as_path(), arguments.there.on_exists),
         None => (usual.as_path(), ExistingFile::New),
     };
-    if path
-        .extension()
-        .is_none_or(|ending| !ending.eq_ignore_ascii_case("png"))
-    {
+    if !has_ending(path, "png") && !has_ending(path, "gif") {
         // What is no name for a file is said before what is no name for a picture.
         Output::at(path, "--out", policy)?;
         return Err(Failure::Input(format!(
-            "`--out {}`: pictures are written as PNG; name it `{}`",
+            "`--out {}`: pictures are written as PNG, and videos as animated PNG or GIF; name it `{}`",
             path.display(),
             path.with_extension("png").display()
         )));

@@ -22,16 +22,20 @@ pub fn companions(
         return Ok(None);
     }
     let pipeline = setup::pipeline(config, base, folders)?;
-    let companion = |size: ModelSize| Companion {
+    let companion = |size: ModelSize, tokens: usize| Companion {
         name: size.name,
         class: size.class,
         values: size.values,
         file_bytes: size.file_bytes,
+        passing: tokens * size.block_outputs,
     };
     // Other kinds of text need no encoders.
-    let encoders = match config.text {
-        flow_config::TextConfig::Encoders(_) => pipeline.text_encoder_sizes()?,
-        _ => Vec::new(),
+    let (encoders, tokens) = match &config.text {
+        flow_config::TextConfig::Encoders(text) => (
+            pipeline.text_encoder_sizes()?,
+            text.micro_batch * text.tokens.unwrap_or(pipeline.defaults().text_tokens),
+        ),
+        _ => (Vec::new(), 0),
     };
     let decoding = Decoding {
         samples: config.sampling.micro_batch,
@@ -39,8 +43,8 @@ pub fn companions(
         one_by_one: config.device.kind == flow_config::DeviceKind::Cpu,
     };
     Ok(Some(Companions {
-        encoders: encoders.into_iter().map(companion).collect(),
-        autoencoder: Some(companion(pipeline.autoencoder_size()?)),
+        encoders: encoders.into_iter().map(|size| companion(size, tokens)).collect(),
+        autoencoder: Some(companion(pipeline.autoencoder_size()?, 0)),
         decoding_bytes: pipeline.decoding_bytes(latent, decoding)? as f64,
     }))
 }

@@ -1,6 +1,7 @@
 //! The commands, one module each.
 
 mod audit;
+mod buckets;
 mod calibrate;
 mod check;
 mod completions;

@@ -11,6 +11,7 @@ use flow_config::{Config, Finetune};
 use flow_data::{CaptionedPictures, Dataset, Digits};
 use flow_models::StoredDtype;
 use flow_models::weights::{MODEL_CONFIG_KEY, config_json};
+use flow_pipeline::Size;
 use flow_report::{Stopwatch, human_duration};
 use flow_rewards::classifier::{ClassifierTraining, train_classifier};
 use flow_trainer::description::Description;
@@ -101,7 +102,11 @@ fn weights_of(
     loaded.compute(config, |environment| {
         let dataset = setup::dataset(config, environment).or_bad_input()?;
         // Pictures first: their autoencoder is dropped before the transformer is loaded.
-        let (examples, notices) = examples(config, environment, &dataset, quiet)?;
+        let LearntFrom {
+            examples,
+            sizes,
+            notices,
+        } = examples(config, environment, &dataset, quiet)?;
         let common = setup::common(config, environment)
             .and_then(|common| common.set_up())
             .or_bad_input()?;
@@ -124,8 +129,13 @@ fn weights_of(
         // Fewer lines than steps, and at least some.
         let every = (settings.steps / 50).max(1);
         let mut observer = progress::observer(settings.steps, every, quiet, interrupt);
+        let models = match sizes {
+            Some(sizes) => setup::models_of_sizes(config, environment, &common.model.model, &sizes),
+            None => Ok(vec![common.model.model.clone()]),
+        };
+        let models = models.or_bad_input()?;
         let parts = Pretraining {
-            model: &common.model.model,
+            models: &models,
             plan: common.acceleration.training(),
             dataset: &*examples,
             conditioner: &common.conditioner,
@@ -156,25 +166,39 @@ fn weights_of(
     })
 }
 
-/// What is learnt from: pictures in the latents of a diffusers folder, or images as they are. With them what is worth knowing.
+/// What is learnt from.
+struct LearntFrom<'a> {
+    examples: Box<dyn Examples + 'a>,
+    /// Of pictures in latents the sizes that they are fitted to.
+    sizes: Option<Vec<Size>>,
+    /// What is worth knowing.
+    notices: Vec<String>,
+}
+
+/// Pictures in the latents of a diffusers folder, or images as they are.
 fn examples<'a>(
     config: &Config,
     environment: &Environment<'_>,
     dataset: &'a Arc<dyn Dataset>,
     quiet: bool,
-) -> Result<(Box<dyn Examples + 'a>, Vec<String>), Failure> {
+) -> Result<LearntFrom<'a>, Failure> {
     if config.model.path.is_none() {
-        return Ok((
-            Box::new(setup::pixel_examples(&**dataset).or_bad_input()?),
-            Vec::new(),
-        ));
+        return Ok(LearntFrom {
+            examples: Box::new(setup::pixel_examples(&**dataset).or_bad_input()?),
+            sizes: None,
+            notices: Vec::new(),
+        });
     }
     let pictures = dataset.captioned_pictures().map_or(0, CaptionedPictures::len);
     let mut count = Count::new("encoding", pictures, quiet);
     let found = setup::latent_examples(config, environment, dataset, &mut |_| count.advance());
     drop(count);
     let (examples, notices) = found.or_bad_input()?;
-    Ok((Box::new(examples), notices))
+    Ok(LearntFrom {
+        sizes: Some(examples.sizes().to_vec()),
+        examples: Box::new(examples),
+        notices,
+    })
 }
 
 /// Writes what was trained: all weights, or the adapters as `load_lora_weights` of diffusers reads them.
@@ -360,6 +384,9 @@ fn description(config: &Config) -> Value {
         if config.model.finetune == Finetune::Lora {
             relevant["lora"] = json!(config.lora);
         }
+    }
+    if relevant["data"]["buckets"].is_null() {
+        remove(&mut relevant["data"], "buckets");
     }
     // Nor does what the model does not have. These came later, and weights made before keep their hash.
     remove(&mut relevant["model"], "adapter");

@@ -26,6 +26,11 @@ pub fn run(arguments: &SampleArguments, quiet: bool) -> Result<(), Failure> {
     let loaded = Loaded::read(&place, Use::Looking)?;
     let config = loaded.config();
     weights::expect(config)?;
+    if arguments.gif && frames(&loaded)? == 1 {
+        return Err(Failure::Input(
+            "`--gif` is for videos, and this makes pictures; leave it out, or set `model.frames` if the model makes videos".into(),
+        ));
+    }
     let count = usize::from(arguments.count);
     if is_folder {
         let seed = arguments.seed.unwrap_or(config.evaluation.seed);
@@ -80,6 +85,16 @@ pub fn run(arguments: &SampleArguments, quiet: bool) -> Result<(), Failure> {
     files.say()
 }
 
+/// Frames of what the model makes.
+fn frames(loaded: &Loaded) -> Result<usize, Failure> {
+    let config = loaded.config();
+    if config.model.path.is_none() {
+        return Ok(1);
+    }
+    let pipeline = setup::pipeline(config, &loaded.base, &loaded.folders).or_bad_input()?;
+    Ok(setup::folder_size(config, &pipeline).frames)
+}
+
 /// The config's place, with what the command's options say set in it.
 fn with_options(mut place: ConfigArguments, arguments: &SampleArguments, is_folder: bool) -> ConfigArguments {
     let mut set = |key: &str, value: String| place.set.push(format!("{key}={value}"));
@@ -90,6 +105,10 @@ fn with_options(mut place: ConfigArguments, arguments: &SampleArguments, is_fold
     if is_folder {
         // It has a sampler of its own, which reads the others.
         return place;
+    }
+    if arguments.size.is_some() {
+        set("sampling.sizes", "[]".into());
+        set("sampling.sizes_of_prompts", "false".into());
     }
     if let Some(steps) = arguments.steps {
         set("evaluation.steps", steps.to_string());
@@ -181,7 +200,7 @@ impl Files {
             None => (Path::new("sample.png"), ExistingFile::New),
         };
         let pictures = |grid: &Path| match arguments.each {
-            true => each(grid, arguments.prompt.len(), usize::from(arguments.count)),
+            true => each(grid, arguments),
             false => Vec::new(),
         };
         // What is no name for a file is said before what is no name for a picture.
@@ -211,7 +230,7 @@ impl Files {
         Ok(())
     }
 
-    /// Writes the grid, and its images one by one, a pixel of the image as a pixel of the picture; videos as animated PNG.
+    /// Writes the grid, and its images one by one, a pixel of the image as a pixel of the picture; videos as animated PNG or GIF.
     fn write(&self, grid: &ImageGrid, made: &[Decoded]) -> Result<(), Failure> {
         let write = |output: &Output, picture: &flow_report::Picture| {
             output.make_room_and_say()?;
@@ -236,13 +255,18 @@ impl Files {
 }
 
 /// The files of the single images beside `grid`: `a-prompt-001-sample-001.png`, numbered from 1 with as many digits as keep
-/// them in order, three at least.
-fn each(grid: &Path, prompts: usize, count: usize) -> Vec<PathBuf> {
+/// them in order, three at least; `.gif` if that is asked for.
+fn each(grid: &Path, arguments: &SampleArguments) -> Vec<PathBuf> {
+    let (prompts, count) = (arguments.prompt.len(), usize::from(arguments.count));
+    let grid = match arguments.gif {
+        true => grid.with_extension("gif"),
+        false => grid.to_owned(),
+    };
     let digits = |most: usize| most.to_string().len().max(3);
     let (of_prompt, of_sample) = (digits(prompts), digits(count));
     let name = |prompt: usize, sample: usize| {
         output::with_stem_end(
-            grid,
+            &grid,
             &format!("-prompt-{prompt:0of_prompt$}-sample-{sample:0of_sample$}"),
         )
     };

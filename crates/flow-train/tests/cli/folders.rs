@@ -1,6 +1,7 @@
 //! Diffusers folders: a folder and a list of prompts are enough to train, in latents, with the folder's own encoders.
 
 mod checkpoints;
+mod sizes;
 
 use crate::support::{Place, contains};
 use std::fs;
@@ -387,6 +388,17 @@ fn a_folder_alone_makes_pictures_with_its_own_scheduler_and_defaults() {
         .expect("it moves")
         + 4;
     assert_eq!(video[at..at + 4], 5u32.to_be_bytes());
+    // As GIF: five images, each behind a block that says how long it is shown.
+    let base = [
+        "sample", "model", "--prompt", "a", "-n", "1", "--size", "48x32", "--each", "--gif",
+    ];
+    place.succeed(&[&base[..], &["--out", "moving.png"], &set].concat());
+    let video = place.bytes("moving-prompt-001-sample-001.gif");
+    assert!(video.starts_with(b"GIF89a"));
+    let shown = video.windows(3).filter(|bytes| *bytes == [0x21, 0xf9, 4]).count();
+    assert_eq!(shown, 5);
+    let still = place.fail(2, &[&base[..], &set, &["--set", "model.frames=1"]].concat());
+    contains(&still, &["`--gif` is for videos", "model.frames"]);
     let wrong = place.fail(2, &["sample", "model", "--prompt", "a", "--size", "48"]);
     contains(&wrong, &["`48` is no size", "1024x768"]);
 }

@@ -56,7 +56,8 @@ pub fn weights(
             spec.shape.clone().into(),
         ))
     };
-    let weights = Weights::from_values(layout.clone(), device, value)?;
+    let lasting = |index: usize, spec: &ParamSpec| device.with_persistent_allocation(|| value(index, spec));
+    let weights = Weights::from_values(layout.clone(), device, lasting)?;
     device.release_unused();
     Ok(weights)
 }

@@ -129,6 +129,10 @@ impl Algorithm for Dppo {
         self.kl.needs()
     }
 
+    fn reference_guidance(&self) -> Option<f64> {
+        self.kl.guidance()
+    }
+
     fn inner_epochs(&self) -> usize {
         self.inner_epochs
     }

@@ -11,7 +11,7 @@ use super::{
     ReferenceWeights, StepWeights, UnitLoss, mean_over_rows,
 };
 use crate::audit::{Distribution, ReplayedStep};
-use crate::policy::CallSite;
+use crate::policy::{CallSite, Conditions, Policy};
 use crate::rollout::{StepRecord, coefficient_rows};
 use crate::scheduler::Schedule;
 use burn::backend::DispatchTensor;
@@ -101,7 +101,8 @@ pub(super) fn replay<'a>(context: &'a LossContext<'_, '_>, position: Position) -
         unreachable!("coupled algorithms take their loss at recorded steps");
     };
     let record = &context.batch.records[index];
-    let velocity_bn = velocity_at(context, record, |call| context.pass.exec(call));
+    let ours = (context.policy, &context.batch.conditions);
+    let velocity_bn = velocity_at(context, record, ours, |call| context.pass.exec(call));
     let (log_prob_b, mean_bn) = distribution_at(context, record, &velocity_bn);
     Replayed {
         record,
@@ -111,10 +112,11 @@ pub(super) fn replay<'a>(context: &'a LossContext<'_, '_>, position: Position) -
     }
 }
 
-/// The velocity `[B, N]` at a recorded step, through the context that `open` makes of the call.
+/// The velocity `[B, N]` of a policy under its conditions at a recorded step, through the context that `open` makes of the call.
 fn velocity_at<'w>(
     context: &LossContext<'_, '_>,
     record: &StepRecord,
+    (policy, conditions): (&Policy, &Conditions),
     open: impl FnOnce(CallContext) -> Exec<'w>,
 ) -> Tensor<2> {
     let batch = context.batch.samples.len();
@@ -124,14 +126,12 @@ fn velocity_at<'w>(
         sigma: Some(record.step.sigma),
         ..context.site
     };
-    let exec = open(context.policy.call(site, &context.batch.samples));
+    let exec = open(policy.call(site, &context.batch.samples));
     let sigma = context
         .device
         .tensor(vec![record.step.sigma as f32; batch], [batch]);
     let x = Tensor::from_dispatch(record.x.clone());
-    context
-        .policy
-        .velocity(&exec, x, sigma, &context.batch.conditions)
+    policy.velocity(&exec, x, sigma, conditions)
 }
 
 /// Log-probability `[B]` of what a recorded step came to, and mean `[B, N]`, had its velocity been this one.
@@ -183,16 +183,20 @@ impl<const D: usize> InnerOrSelf for Tensor<D> {
 }
 
 /// The pull towards the reference per row, `[B]`, unscaled.
-pub(super) fn kl_per_row(
-    context: &LossContext<'_, '_>,
-    replayed: &Replayed<'_>,
-    target: KlKind,
-) -> Tensor<1> {
+pub(super) fn kl_per_row(context: &LossContext<'_, '_>, replayed: &Replayed<'_>, kl: &KlConfig) -> Tensor<1> {
     let reference = context
         .reference
         .expect("the loop provides the reference an algorithm asks for");
-    let velocity_bn = velocity_at(context, replayed.record, |call| reference.exec(call));
-    let (ours, theirs) = match target {
+    let conditions = &context.batch.conditions;
+    let own = kl
+        .guidance()
+        .map(|scale| context.policy.under(scale as f32, conditions));
+    let policy = match &own {
+        Some((policy, conditions)) => (policy, conditions),
+        None => (context.policy, conditions),
+    };
+    let velocity_bn = velocity_at(context, replayed.record, policy, |call| reference.exec(call));
+    let (ours, theirs) = match kl.kind {
         KlKind::None | KlKind::Velocity => (&replayed.velocity_bn, velocity_bn),
         KlKind::Mean | KlKind::Divergence => {
             let (_, mean_bn) = distribution_at(context, replayed.record, &velocity_bn);
@@ -201,7 +205,7 @@ pub(super) fn kl_per_row(
     };
     let (ours, theirs) = (ours.clone().into_dispatch(), plain(&theirs.into_dispatch()));
     let distance_b = Tensor::from_dispatch(context.kernels.ops().loss.mean_squared_distance(&ours, &theirs));
-    match target {
+    match kl.kind {
         KlKind::None | KlKind::Velocity | KlKind::Mean => distance_b,
         KlKind::Divergence => distance_b * (0.5 / replayed.record.step.std_dev.powi(2)) as f32,
     }
@@ -243,7 +247,7 @@ pub(super) fn with_reference(
     let mut loss = policy;
     terms.push(("policy_loss", plain(&loss.clone().into_dispatch())));
     if kl.kind != KlKind::None {
-        let distance = mean_over_rows(kl_per_row(context, replayed, kl.kind));
+        let distance = mean_over_rows(kl_per_row(context, replayed, kl));
         terms.push(("kl", plain(&distance.clone().into_dispatch())));
         loss = loss + distance * kl.beta as f32;
     }
@@ -272,6 +276,10 @@ impl Algorithm for Grpo {
 
     fn reference(&self) -> Option<ReferenceWeights> {
         self.kl.needs()
+    }
+
+    fn reference_guidance(&self) -> Option<f64> {
+        self.kl.guidance()
     }
 
     fn inner_epochs(&self) -> usize {

@@ -90,6 +90,10 @@ impl Algorithm for GrpoGuard {
         self.kl.needs()
     }
 
+    fn reference_guidance(&self) -> Option<f64> {
+        self.kl.guidance()
+    }
+
     fn inner_epochs(&self) -> usize {
         self.inner_epochs
     }

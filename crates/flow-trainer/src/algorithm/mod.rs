@@ -117,6 +117,11 @@ pub trait Algorithm: Sync + std::fmt::Debug + Send {
     /// Which reference it needs.
     fn reference(&self) -> Option<ReferenceWeights>;
 
+    /// The guidance under which it calls its reference, if that is not the policy's: conditions have the empty branch for it.
+    fn reference_guidance(&self) -> Option<f64> {
+        None
+    }
+
     /// Passes over one rollout.
     fn inner_epochs(&self) -> usize;
 
@@ -172,6 +177,10 @@ impl Algorithm for Box<dyn Algorithm> {
 
     fn reference(&self) -> Option<ReferenceWeights> {
         (**self).reference()
+    }
+
+    fn reference_guidance(&self) -> Option<f64> {
+        (**self).reference_guidance()
     }
 
     fn inner_epochs(&self) -> usize {

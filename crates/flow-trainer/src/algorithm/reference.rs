@@ -1,6 +1,6 @@
 //! The pull towards a reference model: parameters and rules that several algorithms have.
 
-use flow_config::codes::{RULE_CLIP_RANGE, RULE_KL, RULE_REFERENCE};
+use flow_config::codes::{RULE_CLIP_RANGE, RULE_KL, RULE_REFERENCE, RULE_UNUSED};
 use flow_config::{Finetune, Rules};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -16,6 +16,9 @@ pub struct KlConfig {
     pub beta: f64,
     /// What the reference is.
     pub reference: ReferenceWeights,
+    /// Guidance of the reference: classifier-free, or the scale that a model embeds (FLUX.1-dev); without it that of training.
+    #[schemars(range(min = 0.0, max = 100.0))]
+    pub guidance_scale: Option<f64>,
 }
 
 impl Default for KlConfig {
@@ -24,6 +27,7 @@ impl Default for KlConfig {
             kind: KlKind::None,
             beta: 0.0,
             reference: ReferenceWeights::Snapshot,
+            guidance_scale: None,
         }
     }
 }
@@ -63,6 +67,11 @@ impl KlConfig {
         (self.kind != KlKind::None).then_some(self.reference)
     }
 
+    /// The guidance of the reference, if the term needs one and it has its own.
+    pub(super) fn guidance(&self) -> Option<f64> {
+        self.needs().and(self.guidance_scale)
+    }
+
     /// The rules on the term, which stands at `path`.
     pub(super) fn check(&self, rules: &mut Rules<'_>, path: &str) {
         let (kind, beta) = (format!("{path}.kind"), format!("{path}.beta"));
@@ -80,6 +89,14 @@ impl KlConfig {
                     .help(format!("set `{beta}`, or `{kind} = \"none\"`"));
             }
             _ => {}
+        }
+        let guidance = format!("{path}.guidance_scale");
+        if self.kind == KlKind::None && self.guidance_scale.is_some() {
+            let message =
+                format!("`{kind}` is \"none\", so there is no reference and `{guidance}` is not read");
+            rules
+                .warning(RULE_UNUSED, &[&guidance, &kind], message)
+                .help(format!("remove it, or set `{kind}` and `{beta}`"));
         }
         if let Some(reference) = self.needs() {
             reference.check(rules, &format!("{path}.reference"));

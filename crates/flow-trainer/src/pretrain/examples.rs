@@ -9,9 +9,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Captioned data in the model's own space. Every method is a function of its arguments alone.
 pub trait Examples: Send + Sync {
-    /// Values of one.
-    fn values(&self) -> usize;
-
     /// How many there are.
     fn len(&self) -> u64;
 
@@ -20,7 +17,17 @@ pub trait Examples: Send + Sync {
         self.len() == 0
     }
 
-    /// The values of example `index`, in the model's order, and its true caption.
+    /// Sizes that they have: those of one batch are of one size.
+    fn buckets(&self) -> usize {
+        1
+    }
+
+    /// Number of the size of example `index`, which is there.
+    fn bucket(&self, _index: u64) -> usize {
+        0
+    }
+
+    /// The values of example `index`, in the order of the model of its size, and its true caption.
     ///
     /// # Errors
     /// If there is no such example, or it cannot be read.
@@ -49,10 +56,6 @@ pub trait Examples: Send + Sync {
 pub struct PixelExamples<'a>(pub &'a dyn CaptionedImages);
 
 impl Examples for PixelExamples<'_> {
-    fn values(&self) -> usize {
-        self.0.image_shape().len()
-    }
-
     fn len(&self) -> u64 {
         self.0.len()
     }
@@ -97,6 +100,11 @@ impl LatentExamples {
         Ok(Self { dataset, encoded })
     }
 
+    /// The sizes that the pictures were fitted to.
+    pub fn sizes(&self) -> &[Size] {
+        self.encoded.buckets().sizes()
+    }
+
     fn pictures(&self) -> &dyn CaptionedPictures {
         self.dataset
             .captioned_pictures()
@@ -105,12 +113,16 @@ impl LatentExamples {
 }
 
 impl Examples for LatentExamples {
-    fn values(&self) -> usize {
-        self.encoded.shape().values()
-    }
-
     fn len(&self) -> u64 {
         self.encoded.len()
+    }
+
+    fn buckets(&self) -> usize {
+        self.encoded.buckets().sizes().len()
+    }
+
+    fn bucket(&self, index: u64) -> usize {
+        self.encoded.buckets().bucket(index)
     }
 
     fn example(&self, index: u64) -> Result<(Vec<f32>, Prompt), TrainError> {

@@ -5,10 +5,13 @@ use super::rollouts::advance;
 use super::{EvaluationSettings, Session};
 use crate::algorithm::Algorithm;
 use crate::conditions::Conditioner;
+use crate::decoder::{Decoded, ImageDecoder};
 use crate::error::TrainError;
 use crate::observer::{Observer, Phase};
 use crate::policy::CallSite;
-use crate::rollout::{NoiseSource, SampleRequest};
+use crate::rollout::{NoiseSource, SampleRequest, Sampler, Trajectories};
+use crate::scheduler::Schedule;
+use crate::sizes::at_size;
 use crate::undone::shortfalls;
 use flow_core::{Backends, InferencePass, Stage, Weights};
 use flow_data::{Image, Prompt};
@@ -17,7 +20,7 @@ use flow_report::{
     ImageGrid, Interval, IntervalMethod, MetricRecord, ReportError, RunStatus, Stopwatch, Tile, ValueRange,
     mean_interval,
 };
-use flow_rewards::RewardWorkers;
+use flow_rewards::{RewardWorkers, Sample};
 use std::sync::{Arc, Mutex};
 
 /// What is evaluated, and how it computes.
@@ -51,6 +54,25 @@ pub struct Evaluation {
 }
 
 impl EvaluationSettings {
+    /// The sampler and the schedule for pictures of number `size` among the sizes.
+    pub(crate) fn at_size(&self, size: usize) -> (Sampler, &Schedule) {
+        at_size(size, (&self.sampler, &self.schedule), &self.others)
+    }
+
+    /// What final latents are, by the decoder of their size.
+    ///
+    /// # Errors
+    /// As [`ImageDecoder::decode`].
+    pub(crate) fn decoded(&self, done: &Trajectories) -> Result<Vec<Option<Decoded>>, TrainError> {
+        self.decoder_at(done.size).decode(&done.clean)
+    }
+
+    /// The decoder for number `size` among the sizes.
+    pub(crate) fn decoder_at(&self, size: usize) -> &ImageDecoder {
+        let other = size.checked_sub(1).and_then(|other| self.others.get(other));
+        other.map_or(&self.decoder, |at| &at.decoder)
+    }
+
     /// Samples every prompt and scores the images.
     ///
     /// # Errors
@@ -69,7 +91,6 @@ impl EvaluationSettings {
             rewards,
             exchange,
         } = subject;
-        let steps = self.schedule.ode_steps();
         // Not by the first of several samples that are made beside one another: the others would wait for it.
         conditioner.prepare(self.prompts.iter())?;
         let wanted: Vec<&Prompt> = self
@@ -77,7 +98,13 @@ impl EvaluationSettings {
             .iter()
             .flat_map(|prompt| std::iter::repeat_n(prompt, self.images_per_prompt))
             .collect();
-        let ids: Vec<u64> = (0..wanted.len() as u64).collect();
+        let mut batches = self.sizes.batches(wanted.iter().copied(), micro_batch);
+        let prompts_of = |places: &[usize]| places.iter().map(|place| place / self.images_per_prompt).collect();
+        let prompts: Vec<Vec<usize>> = batches.iter().map(|(_, places)| prompts_of(places)).collect();
+        let world = exchange.world();
+        batches = batches.drain(own_batches(&prompts, world)).collect();
+        let steps = self.schedule.ode_steps().len();
+        observer.phase(Phase::Evaluation, batches.len() * steps);
         let rollout = InferencePass::new(weights, plan.clone());
         let site = CallSite {
             stage: Stage::Evaluation,
@@ -85,42 +112,44 @@ impl EvaluationSettings {
             step: 0,
             stochastic: false,
             sigma: None,
-            steps: steps.len() as u32,
+            steps: steps as u32,
         };
-        let (mut samples, mut pictures) = (Vec::new(), Vec::new());
-        let world = exchange.world();
-        let mut batches: Vec<_> = ids.chunks(micro_batch).zip(wanted.chunks(micro_batch)).collect();
-        let own = own_batches(batches.len(), (micro_batch, self.images_per_prompt), world);
-        batches = batches.drain(own).collect();
-        observer.phase(Phase::Evaluation, batches.len() * steps.len());
         let observer = Mutex::new(observer);
         let sampled = self.sampler.device.concurrently(batches.len(), |index| {
-            let (ids, prompts) = batches[index];
+            let (size, places) = &batches[index];
+            let (sampler, schedule) = self.at_size(*size);
+            let ids: Vec<u64> = places.iter().map(|place| *place as u64).collect();
             let request = SampleRequest {
                 site,
                 source: NoiseSource::Evaluation,
-                samples: ids,
-                starts: ids,
-                conditions: conditioner.conditions(prompts.iter().copied()),
-                steps,
+                samples: &ids,
+                starts: &ids,
+                conditions: conditioner.conditions(places.iter().map(|place| wanted[*place])),
+                steps: schedule.ode_steps(),
             };
-            self.sampler.run(&rollout, request, |_| advance(&observer))
+            sampler.run(&rollout, request, |_| advance(&observer))
         });
-        for ((ids, prompts), done) in batches.into_iter().zip(sampled) {
-            let decoded = self.decoder.decode(&done.clean)?;
-            for ((id, prompt), decoded) in ids.iter().zip(prompts).zip(decoded) {
+        let mut made: Vec<(u64, Decoded)> = Vec::with_capacity(wanted.len());
+        for done in &sampled {
+            for (id, decoded) in done.samples.iter().zip(self.decoded(done)?) {
                 let lost = || TrainError::NonFiniteSample {
                     iteration,
                     sample: *id,
-                    prompt: prompt.text.clone(),
+                    prompt: wanted[*id as usize].text.clone(),
                 };
-                let decoded = decoded.ok_or_else(lost)?;
-                if !world.is_several() || self.is_shown(*id as usize) {
-                    pictures.push((*id as usize, decoded.picture()));
-                }
-                samples.push(decoded.sample(prompt, *id / self.images_per_prompt as u64));
+                made.push((*id, decoded.ok_or_else(lost)?));
             }
         }
+        // Sizes were made one after the other.
+        made.sort_by_key(|(id, _)| *id);
+        let numbers: Vec<usize> = made.iter().map(|(id, _)| *id as usize).collect();
+        let shown = made.iter().filter(|(id, _)| !world.is_several() || self.is_shown(*id as usize));
+        let pictures = shown.map(|(id, decoded)| (*id as usize, decoded.picture())).collect();
+        let samples = made.into_iter().map(|(id, decoded)| {
+            let group = id / self.images_per_prompt as u64;
+            decoded.sample(wanted[id as usize], group)
+        });
+        let samples: Vec<Sample> = samples.collect();
         let scores = match samples.is_empty() {
             // More ranks than prompts.
             true => vec![Vec::new(); rewards.ranges().len()],
@@ -129,7 +158,12 @@ impl EvaluationSettings {
                 scored.rewards.into_iter().map(|reward| reward.values).collect()
             }
         };
-        let Share { scores, pictures } = Share { scores, pictures }.of_all(exchange)?;
+        let share = Share {
+            numbers,
+            scores,
+            pictures,
+        };
+        let Share { scores, pictures, .. } = share.of_all(exchange)?;
         let mut images: Vec<Vec<Image>> = vec![Vec::new(); self.prompts.len()];
         for (number, picture) in pictures {
             images[number / self.images_per_prompt].push(picture);

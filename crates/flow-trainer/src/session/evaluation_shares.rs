@@ -4,33 +4,33 @@ use crate::error::TrainError;
 use flow_data::{Image, ImageShape};
 use flow_exchange::{Exchange, World};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// The consecutive batches of a rank, of `batches` of `size` images. They are whole prompts of `images_per_prompt` images, since a
-/// reward may look at all of a prompt; where there are too few for that, later ranks have more of them, or the last one all.
-pub(super) fn own_batches(
-    batches: usize,
-    (size, images_per_prompt): (usize, usize),
-    world: World,
-) -> Range<usize> {
-    // As many batches as make whole prompts.
-    let unit = images_per_prompt / greatest_common_divisor(size, images_per_prompt);
-    let units = batches.div_ceil(unit);
-    let at = |rank: usize| (rank * units / world.ranks * unit).min(batches);
-    at(world.rank)..at(world.rank + 1)
-}
-
-fn greatest_common_divisor(a: usize, b: usize) -> usize {
-    match b {
-        0 => a,
-        _ => greatest_common_divisor(b, a % b),
+/// The consecutive batches of a rank, of all those that are given with the prompts in each. A prompt is of one rank, since a reward may look at
+/// all of its images; so ranks may have more or fewer of them.
+pub(super) fn own_batches(batches: &[Vec<usize>], world: World) -> Range<usize> {
+    let mut spans: BTreeMap<usize, Range<usize>> = BTreeMap::new();
+    for (index, prompts) in batches.iter().enumerate() {
+        for prompt in prompts {
+            spans.entry(*prompt).or_insert(index..index).end = index;
+        }
     }
+    // Whether no prompt has images on both sides of what stands before batch `at`.
+    let is_between_prompts = |at: usize| !spans.values().any(|span| span.start < at && at <= span.end);
+    let at = |rank: usize| {
+        let even = rank * batches.len() / world.ranks;
+        (0..=even).rev().find(|at| is_between_prompts(*at)).unwrap_or(0)
+    };
+    at(world.rank)..at(world.rank + 1)
 }
 
 /// What a rank found.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Share {
-    /// Per reward, one score for each of its images.
+    /// Its images among all, in order.
+    pub numbers: Vec<usize>,
+    /// Per reward, one score for each of them.
     pub scores: Vec<Vec<f32>>,
     /// Images by their number among all.
     pub pictures: Vec<(usize, Image)>,
@@ -39,6 +39,7 @@ pub(super) struct Share {
 /// What stands before the pixels in a message. Scores are bits: JSON has no infinity.
 #[derive(Serialize, Deserialize)]
 struct Header {
+    numbers: Vec<usize>,
     scores: Vec<Vec<u32>>,
     pictures: Vec<(usize, [usize; 3])>,
 }
@@ -50,28 +51,46 @@ impl Share {
             return Ok(self);
         }
         let all = exchange.gather(&self.to_message())?;
-        let mut found = Self {
-            scores: vec![Vec::new(); self.scores.len()],
-            pictures: Vec::new(),
+        let unreadable = |rank: usize| {
+            TrainError::Setting(format!(
+                "what rank {rank} found in an evaluation cannot be read; run the same build of flow-train on all ranks"
+            ))
         };
+        let mut shares = Vec::with_capacity(all.len());
         for (rank, message) in all.iter().enumerate() {
-            let unreadable = || {
-                TrainError::Setting(format!(
-                    "what rank {rank} found in an evaluation cannot be read; run the same build of flow-train on all ranks"
-                ))
-            };
-            let share = Self::from_message(message).ok_or_else(unreadable)?;
-            for (all, own) in found.scores.iter_mut().zip(share.scores) {
-                all.extend(own);
+            let share = Self::from_message(message).ok_or_else(|| unreadable(rank))?;
+            if share.scores.iter().any(|scores| scores.len() != share.numbers.len()) {
+                return Err(unreadable(rank));
             }
-            found.pictures.extend(share.pictures);
+            shares.push(share);
         }
-        Ok(found)
+        let mut numbered: Vec<(usize, usize, usize)> = Vec::new();
+        for (rank, share) in shares.iter().enumerate() {
+            let numbers = share.numbers.iter().enumerate();
+            numbered.extend(numbers.map(|(place, number)| (*number, rank, place)));
+        }
+        numbered.sort_unstable();
+        let scores = |reward: usize| {
+            let score = |(_, rank, place): &(usize, usize, usize)| {
+                let scores = shares[*rank].scores.get(reward).ok_or_else(|| unreadable(*rank))?;
+                Ok(scores[*place])
+            };
+            numbered.iter().map(score).collect::<Result<Vec<f32>, TrainError>>()
+        };
+        let scores = (0..self.scores.len()).map(scores).collect::<Result<_, TrainError>>()?;
+        let mut pictures: Vec<(usize, Image)> = shares.into_iter().flat_map(|share| share.pictures).collect();
+        pictures.sort_by_key(|(number, _)| *number);
+        Ok(Self {
+            numbers: numbered.into_iter().map(|(number, ..)| number).collect(),
+            scores,
+            pictures,
+        })
     }
 
     fn to_message(&self) -> Vec<u8> {
         let bits = |scores: &Vec<f32>| scores.iter().map(|score| score.to_bits()).collect();
         let header = Header {
+            numbers: self.numbers.clone(),
             scores: self.scores.iter().map(bits).collect(),
             pictures: (self.pictures.iter())
                 .map(|(number, image)| (*number, [image.channels, image.height, image.width]))
@@ -102,6 +121,7 @@ impl Share {
         }
         let scores = |bits: Vec<u32>| bits.into_iter().map(f32::from_bits).collect();
         Some(Self {
+            numbers: header.numbers,
             scores: header.scores.into_iter().map(scores).collect(),
             pictures,
         })
@@ -121,23 +141,28 @@ mod tests {
     }
 
     #[test]
-    fn every_batch_is_of_one_rank_and_a_rank_has_whole_prompts() {
-        for (batches, size, images_per_prompt) in [(12, 8, 2), (7, 6, 4), (9, 4, 6), (1, 8, 3), (5, 3, 32)] {
+    fn every_batch_is_of_one_rank_and_a_prompt_too() {
+        let contiguous = |images: usize, size: usize, of_prompt: usize| -> Vec<Vec<usize>> {
+            let all: Vec<usize> = (0..images).map(|image| image / of_prompt).collect();
+            all.chunks(size).map(<[usize]>::to_vec).collect()
+        };
+        // Two sizes: prompts 0 and 2 in one, 1 and 3 in the other.
+        let sizes = vec![vec![0, 0, 0], vec![0, 2, 2], vec![1, 1, 3], vec![3, 3]];
+        for batches in [contiguous(96, 8, 2), contiguous(40, 6, 4), contiguous(15, 4, 5), contiguous(8, 8, 8), sizes] {
             for ranks in 1..6 {
-                let mut next = 0;
+                let (mut next, mut of_earlier) = (0, Vec::new());
                 for rank in 0..ranks {
-                    let own = own_batches(batches, (size, images_per_prompt), world(rank, ranks));
+                    let own = own_batches(&batches, world(rank, ranks));
                     assert_eq!(own.start, next);
                     next = own.end;
-                    let is_whole = |batch: usize| (batch * size).is_multiple_of(images_per_prompt);
-                    assert!(is_whole(own.start) || own.start == batches, "{own:?} of {batches}");
+                    let prompts: Vec<usize> = batches[own].concat();
+                    assert!(prompts.iter().all(|prompt| !of_earlier.contains(prompt)), "rank {rank} of {ranks}");
+                    of_earlier.extend(prompts);
                 }
-                assert_eq!(next, batches, "{ranks} ranks");
+                assert_eq!(next, batches.len(), "{ranks} ranks");
             }
         }
-        // Two ranks have six prompts of two images each.
-        assert_eq!(own_batches(3, (8, 2), world(0, 2)), 0..1);
-        assert_eq!(own_batches(3, (8, 2), world(1, 2)), 1..3);
+        assert_eq!(own_batches(&contiguous(96, 8, 2), world(1, 3)), 4..8);
     }
 
     #[test]
@@ -149,6 +174,7 @@ mod tests {
         };
         let image = Image::new(shape, vec![0.1, -0.0, 1.0, f32::MIN_POSITIVE, 0.5, -1.0]).unwrap();
         let share = Share {
+            numbers: vec![4, 7],
             scores: vec![vec![1.5, -0.25], vec![0.1, f32::MAX]],
             pictures: vec![(4, image)],
         };

@@ -31,6 +31,12 @@ pub(super) struct PassBatches<'a> {
 }
 
 impl<'a> PassBatches<'a> {
+    /// The number of the size of a micro-batch; of one that another process has the run's own.
+    pub(super) fn size(&self, number: usize) -> usize {
+        let micro_batch = self.micro_batches.get(&number);
+        micro_batch.map_or(0, |micro_batch| micro_batch.batch.size)
+    }
+
     /// Those of the rollout.
     pub(super) fn as_rolled_out(
         batches: &'a BTreeMap<usize, Trajectories>,
@@ -113,6 +119,7 @@ fn gathered(batches: &BTreeMap<usize, Trajectories>, size: usize, images: &[usiz
         conditions: conditions(&used, &rows),
         records: Vec::new(),
         clean: flow_core::tensors::select(&clean, &rows).into_dispatch(),
+        size: used[0].size,
     }
 }
 

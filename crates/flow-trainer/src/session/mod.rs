@@ -37,6 +37,7 @@ use crate::geometry::{Geometry, PromptSampler};
 use crate::observer::Observer;
 use crate::rollout::Sampler;
 use crate::scheduler::Schedule;
+use crate::sizes::{AtSize, PromptSizes};
 use flow_accel::{Acceleration, Arrangement};
 use flow_checkpoint::planner::PlanRecord;
 use flow_config::Catalog;
@@ -90,6 +91,10 @@ pub struct EvaluationSettings {
     pub schedule: Schedule,
     /// From latents to images, in training, too.
     pub decoder: ImageDecoder,
+    /// The sizes of pictures, of which the sampler, the schedule and the decoder have the first.
+    pub sizes: PromptSizes,
+    /// Those of the others.
+    pub others: Vec<AtSize>,
     /// Whether to measure the moving average instead of the trained weights.
     pub with_average: bool,
     /// Rows and columns of the picture, and its scale.
@@ -156,6 +161,8 @@ pub struct Parts<A, S = Arrangement> {
     pub sampler: Sampler,
     /// Its schedule.
     pub schedule: Schedule,
+    /// What rollouts and losses have in their places for other sizes of pictures than the first of [`EvaluationSettings::sizes`].
+    pub others: Vec<AtSize>,
     /// From prompts to conditions.
     pub conditioner: Conditioner,
     /// Prompts to train on.
@@ -206,6 +213,7 @@ impl<A> Parts<A> {
             checkpoint_plan: self.checkpoint_plan,
             sampler: self.sampler,
             schedule: self.schedule,
+            others: self.others,
             conditioner: self.conditioner,
             prompts: self.prompts,
             prompt_sampler: self.prompt_sampler,

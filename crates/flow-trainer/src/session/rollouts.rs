@@ -7,8 +7,9 @@ use crate::decoder::Decoded;
 use crate::error::TrainError;
 use crate::observer::{Observer, Phase};
 use crate::policy::CallSite;
-use crate::rollout::{NoiseSource, SampleRequest, Trajectories};
-use crate::scheduler::StepCoefficients;
+use crate::rollout::{NoiseSource, SampleRequest, Sampler, Trajectories};
+use crate::scheduler::Schedule;
+use crate::sizes::at_size;
 use flow_accel::{Acceleration, Activity};
 use flow_config::InitialNoise;
 use flow_core::{Backends, CallModel, InferencePass, StackDriver, Stage, Weights, cpu};
@@ -81,17 +82,24 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         }
     }
 
-    /// Takes the samples of a micro-batch through `steps`; keeps the velocities if `traced`.
+    /// The sampler and the schedule for pictures of number `size` among the run's sizes.
+    pub(super) fn at_size(&self, size: usize) -> (Sampler, &Schedule) {
+        at_size(size, (&self.sampler, &self.schedule), &self.others)
+    }
+
+    /// Takes the samples of a micro-batch, which are of one size, through the steps; keeps the velocities if `traced`.
     fn sample_range(
         &self,
         rollout: &InferencePass<'_>,
-        (drawn, steps): (&[Drawn], &[StepCoefficients]),
+        drawn: &[Drawn],
         range: Range<usize>,
         traced: bool,
         on_step: impl Fn(),
     ) -> Traced {
         let (geometry, watch) = (&self.settings.geometry, Stopwatch::start());
         let of = |sample: usize| &drawn[geometry.slot(sample).0];
+        let (sampler, schedule) = self.at_size(self.evaluation.sizes.of(&of(range.start).prompt));
+        let steps = schedule.steps_for(self.state.iteration);
         let first = self.prompt_sampler.history().first_sample(self.state.iteration);
         let ids: Vec<u64> = (range.clone()).map(|sample| first + sample as u64).collect();
         let starts: Vec<u64> = range.clone().map(|sample| self.start_id(sample)).collect();
@@ -103,10 +111,10 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             conditions: self
                 .conditioner
                 .conditions(range.map(|sample| &of(sample).prompt)),
-            steps,
+            steps: &steps,
         };
         let mut velocities = Vec::new();
-        let trajectories = self.sampler.run(rollout, request, |stepped| {
+        let trajectories = sampler.run(rollout, request, |stepped| {
             if traced {
                 velocities.push(cpu::to_host(stepped.velocity));
             }
@@ -133,7 +141,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         observer.phase(Phase::Rollout, geometry.micro_batches() * steps.len());
         let (drawn, observer) = (self.drawn(), Mutex::new(observer));
         for range in geometry.micro_batch_samples() {
-            self.sample_range(&rollout, (&drawn, &steps), range, false, || advance(&observer));
+            self.sample_range(&rollout, &drawn, range, false, || advance(&observer));
         }
     }
 
@@ -164,7 +172,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         let ranges: Vec<Range<usize>> = geometry.micro_batch_samples().collect();
         let sample = |rollout: &InferencePass<'_>, index: usize| {
             let traced = index < twice_batches;
-            self.sample_range(rollout, (&drawn, &steps), ranges[index].clone(), traced, || {
+            self.sample_range(rollout, &drawn, ranges[index].clone(), traced, || {
                 advance(&observer)
             })
         };
@@ -196,7 +204,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             let sampled = device.concurrently(wave.len(), |at| sample(scope.rollout(), wave[at]));
             for (index, done) in wave.iter().zip(sampled) {
                 let range = ranges[*index].clone();
-                let decoded = self.evaluation.decoder.decode(&done.trajectories.clean)?;
+                let decoded = self.evaluation.decoded(&done.trajectories)?;
                 for ((sample, id), decoded) in range.zip(&done.trajectories.samples).zip(decoded) {
                     waiting.push(to_score(sample, *id, decoded)?);
                 }
@@ -235,7 +243,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             for (index, done) in wave.iter().zip(sampled) {
                 let range = ranges[*index].start..ranges[*index].end.min(twice);
                 sums.add(&traced[*index], &done, range.len());
-                let decoded = self.evaluation.decoder.decode(&done.trajectories.clean)?;
+                let decoded = self.evaluation.decoded(&done.trajectories)?;
                 for ((sample, id), decoded) in range.zip(&done.trajectories.samples).zip(decoded) {
                     pairs.push(to_score(sample, *id, decoded)?);
                 }

@@ -66,16 +66,27 @@ struct Site {
     number: usize,
 }
 
-/// Every position of every micro-batch, in order.
-fn sites(micro_batches: impl Iterator<Item = usize>, positions: &[Position]) -> Vec<Site> {
-    let of = |micro_batch: usize| {
-        (positions.iter().enumerate()).map(move |(index, position)| Site {
-            micro_batch,
-            position: *position,
-            number: micro_batch * positions.len() + index,
-        })
-    };
-    micro_batches.flat_map(of).collect()
+/// The positions of a pass, as many for each size of the run.
+struct Positions(Vec<Vec<Position>>);
+
+impl Positions {
+    /// How many a micro-batch has.
+    fn count(&self) -> usize {
+        self.0.first().map_or(0, Vec::len)
+    }
+
+    /// Every position of every micro-batch, in order; `size` is the number of a micro-batch's size.
+    fn sites(&self, micro_batches: impl Iterator<Item = usize>, size: impl Fn(usize) -> usize) -> Vec<Site> {
+        let of = |micro_batch: usize| {
+            let positions = self.0[size(micro_batch)].iter().enumerate();
+            positions.map(move |(index, position)| Site {
+                micro_batch,
+                position: *position,
+                number: micro_batch * self.count() + index,
+            })
+        };
+        micro_batches.flat_map(of).collect()
+    }
 }
 
 /// What the losses of a pass are computed from.
@@ -86,6 +97,22 @@ struct Pass<'a> {
 }
 
 impl<A: Algorithm> Parts<A, Acceleration> {
+    /// The positions of pass `inner` of this iteration.
+    fn positions(&self, inner: usize) -> Result<Positions, TrainError> {
+        let (seed, iteration) = (self.settings.seed, self.state.iteration);
+        let schedules = std::iter::once(&self.schedule).chain(self.others.iter().map(|at| &at.schedule));
+        let of = |schedule| self.algorithm.positions(schedule, seed, iteration, inner);
+        let positions: Vec<Vec<Position>> = schedules.map(of).collect();
+        match positions.iter().all(|of_size| of_size.len() == positions[0].len()) {
+            true => Ok(Positions(positions)),
+            false => Err(TrainError::Setting(
+                "pictures of different sizes have different numbers of training times, since their noise levels are shifted by their \
+                 tokens; set `algorithm.train_timesteps.count`, or its strategy to \"uniform\""
+                    .into(),
+            )),
+        }
+    }
+
     /// Every inner pass over the rollout; `advantages` and `groups` have one value per sample, in order.
     pub(super) fn update(
         &mut self,
@@ -99,24 +126,21 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             audit: audited.then(OnPolicyAudit::default),
             ..UpdateOutcome::default()
         };
-        let seed = self.settings.seed;
         for inner in 0..self.algorithm.inner_epochs() {
-            let positions = self
-                .algorithm
-                .positions(&self.schedule, seed, self.state.iteration, inner);
+            let positions = self.positions(inner)?;
             let pass = self.pass(batches, advantages, groups, inner, &positions)?;
             let count = pass.batches.micro_batches.len();
-            observer.phase(Phase::Update, count * positions.len());
+            observer.phase(Phase::Update, count * positions.count());
             for update in pass.batches.steps.clone() {
                 let (lanes, mine) = match pass.batches.arranged {
                     true => (Lanes::new(1), update.clone()),
                     false => (self.distribution.lanes, self.distribution.of_update(&update)),
                 };
-                let all = update.len() * positions.len();
+                let all = update.len() * positions.count();
                 if all == 0 {
                     continue;
                 }
-                let sites = sites(mine, &positions);
+                let sites = positions.sites(mine, |number| pass.batches.size(number));
                 let mut accumulated = Accumulated::in_lanes(all, lanes);
                 let mut seen = UpdateSeen {
                     units: Vec::with_capacity(sites.len()),
@@ -193,16 +217,14 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         for ticket in rolled.tickets {
             ticket.wait()?;
         }
-        let seed = self.settings.seed;
-        let positions = self
-            .algorithm
-            .positions(&self.schedule, seed, self.state.iteration, 0);
+        let positions = self.positions(0)?;
         // Rewards do not enter a ratio; any advantages do.
         let advantages: Vec<f32> = (0..rolled.groups.len())
             .map(|sample| if sample % 2 == 0 { 1.0 } else { -1.0 })
             .collect();
         let pass = self.pass(&rolled.batches, &advantages, &rolled.groups, 0, &positions)?;
-        let sites = sites(pass.batches.micro_batches.keys().copied(), &positions);
+        let numbers = pass.batches.micro_batches.keys().copied();
+        let sites = positions.sites(numbers, |number| pass.batches.size(number));
         observer.phase(Phase::Update, sites.len());
         let mut audit = OnPolicyAudit::default();
         self.for_each_unit(&sites, &pass, |batch, site, unit| {
@@ -221,7 +243,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         advantages: &[f32],
         groups: &[u64],
         inner: usize,
-        positions: &[Position],
+        positions: &Positions,
     ) -> Result<Pass<'a>, TrainError> {
         let geometry = &self.settings.geometry;
         let arranged = self.algorithm.arrange(&RolledOut {
@@ -242,13 +264,21 @@ impl<A: Algorithm> Parts<A, Acceleration> {
                     self.algorithm.name()
                 )));
             }
+            Some(_) if !self.others.is_empty() => {
+                return Err(TrainError::Setting(format!(
+                    "the algorithm `{}` puts images of the whole rollout together anew, which must be of one size; remove `sampling.sizes` \
+                     and `sampling.sizes_of_prompts`",
+                    self.algorithm.name()
+                )));
+            }
             Some(arranged) => PassBatches::arranged(batches, advantages, geometry, &arranged),
         };
         let mut before = BTreeMap::new();
         if self.algorithm.looks_before() {
             let micro_batches = &batches.micro_batches;
             let device = &self.sampler.device;
-            for wave in sites(micro_batches.keys().copied(), positions).chunks(device.concurrency()) {
+            let sites = positions.sites(micro_batches.keys().copied(), |number| batches.size(number));
+            for wave in sites.chunks(device.concurrency()) {
                 let looked = device.concurrently(wave.len(), |index| {
                     let Site {
                         micro_batch,
@@ -332,14 +362,12 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             ReferenceWeights::Snapshot => inference(weights.reference()),
         });
         let old = self.algorithm.keeps_old().then(|| inference(weights.old()));
+        let (sampler, _) = self.at_size(micro_batch.batch.size);
         let noise = match position {
             Position::Recorded(_) => None,
             Position::Time { draw, .. } => {
-                let values = self.sampler.policy.model.spec().latent.values();
-                Some(
-                    self.sampler
-                        .noise(Purpose::ForwardNoise, &micro_batch.noise_of, draw, values),
-                )
+                let values = sampler.policy.model.spec().latent.values();
+                Some(sampler.noise(Purpose::ForwardNoise, &micro_batch.noise_of, draw, values))
             }
         };
         let bound = self.algorithm.advantage_clip();
@@ -352,7 +380,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             sampling: &sampling,
             reference: reference.as_ref(),
             old: old.as_ref(),
-            policy: &self.sampler.policy,
+            policy: &sampler.policy,
             kernels: &*self.training_plan().kernels,
             device,
             batch: &micro_batch.batch,

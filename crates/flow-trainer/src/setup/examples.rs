@@ -5,8 +5,10 @@ use super::folder::{folder_size, pipeline};
 use crate::error::TrainError;
 use crate::pretrain::{FittedPictures, LatentExamples, PixelExamples};
 use flow_config::Config;
-use flow_data::Dataset;
-use flow_pipeline::LatentCache;
+use flow_core::FlowModel;
+use flow_data::{BucketSize, Buckets, CaptionedPictures, Dataset};
+use flow_pipeline::{LatentCache, PictureBuckets, Pipeline, Size};
+use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -29,7 +31,7 @@ pub fn latent_examples(
         return Err(no_pictures(&**dataset));
     };
     let pipeline = pipeline(config, environment.base, &environment.folders)?;
-    let size = folder_size(config, &pipeline);
+    let buckets = buckets_of(config, &pipeline, pictures)?;
     let folder: PathBuf = match pictures.cache() {
         Some(cache) => cache.to_owned(),
         // Opened from the working directory, as the runs are.
@@ -41,7 +43,7 @@ pub fn latent_examples(
         enlarged: AtomicUsize::new(0),
     };
     let device = (&environment.device, &environment.plan);
-    let (encoded, used) = cache.encode(&pipeline, &source, size, device, on_picture)?;
+    let (encoded, used) = cache.encode(&pipeline, &source, &buckets, device, on_picture)?;
     // The autoencoder's memory is the transformer's now.
     environment.device.release_unused();
     let place = cache.folder().display();
@@ -51,10 +53,16 @@ pub fn latent_examples(
     )];
     let enlarged = source.enlarged.into_inner();
     if enlarged > 0 {
+        let size = match buckets.sizes() {
+            [size] => size.to_string(),
+            _ => "the size of their bucket".to_owned(),
+        };
         notices.push(format!(
-            "pictures: {enlarged} are smaller than {} x {} pixels and were enlarged",
-            size.width, size.height
+            "pictures: {enlarged} are smaller than {size} and were enlarged"
         ));
+    }
+    if pictures.buckets().is_some() {
+        notices.push(format!("pictures: {}", buckets_in_words(&buckets)));
     }
     if let Some(first) = used.damaged.first() {
         notices.push(format!(
@@ -66,23 +74,104 @@ pub fn latent_examples(
     Ok((LatentExamples::new(dataset.clone(), encoded)?, notices))
 }
 
-/// Whether a pretraining of this config has something to learn from; nothing is encoded.
+/// The sizes that the pictures of `dataset` are fitted to, and which of them is each picture's: the nearest by its proportions of
+/// `data.buckets`, or that of the model.
 ///
 /// # Errors
-/// As [`latent_examples`] and [`pixel_examples`], as far as it shows without looking at pictures.
+/// [`TrainError::Setting`] for a size that the folder's model does not make; [`TrainError::Data`] for settings that leave no size, and
+/// for pictures whose size cannot be read.
+fn buckets_of(
+    config: &Config,
+    pipeline: &Pipeline,
+    pictures: &dyn CaptionedPictures,
+) -> Result<PictureBuckets, TrainError> {
+    let base = folder_size(config, pipeline);
+    LatentCache::check(pipeline, base)?;
+    let Some(settings) = pictures.buckets() else {
+        return Ok(PictureBuckets::single(base, pictures.len()));
+    };
+    let of_model = BucketSize {
+        width: base.width,
+        height: base.height,
+    };
+    let buckets = Buckets::of(settings, of_model)?;
+    let in_pixels = |size: BucketSize| Size::picture(size.width, size.height);
+    for size in buckets.sizes() {
+        LatentCache::check(pipeline, in_pixels(*size)).map_err(|error| {
+            let help = match &settings.sizes {
+                Some(_) => "change it in the list",
+                None => "set `data.buckets.step` to a multiple of that",
+            };
+            TrainError::Setting(format!("`data.buckets`: {error}; {help}"))
+        })?;
+    }
+    let of_picture = |index: u64| -> Result<Size, TrainError> {
+        let (width, height) = pictures.size(index)?;
+        let nearest = buckets.nearest(BucketSize { width, height });
+        Ok(in_pixels(buckets.sizes()[nearest]))
+    };
+    // Beside one another, because headers lie on a disk or behind a network.
+    let wanted = (0..pictures.len()).into_par_iter().map(of_picture);
+    Ok(PictureBuckets::of(wanted.collect::<Result<Vec<Size>, _>>()?))
+}
+
+/// How many pictures each size has: `12 in 2 buckets: 48 x 64 has 7, 64 x 48 has 5`.
+fn buckets_in_words(buckets: &PictureBuckets) -> String {
+    let counted = buckets.sizes().iter().zip(buckets.counts());
+    let each: Vec<String> = counted
+        .map(|(size, count)| format!("{} x {} has {count}", size.width, size.height))
+        .collect();
+    format!("{} in {} buckets: {}", buckets.len(), each.len(), each.join(", "))
+}
+
+/// The model of `config` at each of `sizes`: `model`, where that is its own, and others that compute with the same weights.
+///
+/// # Errors
+/// If the config names no diffusers folder, or its model is not of one of these sizes.
+pub fn models_of_sizes(
+    config: &Config,
+    environment: &Environment<'_>,
+    model: &Arc<dyn FlowModel>,
+    sizes: &[Size],
+) -> Result<Vec<Arc<dyn FlowModel>>, TrainError> {
+    let pipeline = pipeline(config, environment.base, &environment.folders)?;
+    let own = folder_size(config, &pipeline);
+    let of = |size: &Size| -> Result<Arc<dyn FlowModel>, TrainError> {
+        if *size == own {
+            return Ok(model.clone());
+        }
+        let other: Arc<dyn FlowModel> =
+            pipeline.transformer(*size, &environment.plugins.models, &environment.device)?;
+        // They are found by their places.
+        match other.layout().specs() == model.layout().specs() {
+            true => Ok(other),
+            false => Err(TrainError::Setting(format!(
+                "the model of `model.path` has other weights at {size} than at {own}; remove `data.buckets`"
+            ))),
+        }
+    };
+    sizes.iter().map(of).collect()
+}
+
+/// Whether a pretraining of this config has something to learn from; nothing is encoded. Gives how many pictures are fitted to which
+/// size, if the data have pictures of several.
+///
+/// # Errors
+/// As [`latent_examples`] and [`pixel_examples`], as far as it shows without looking at more than the headers of pictures.
 pub fn has_examples(
     config: &Config,
     environment: &Environment<'_>,
     dataset: &dyn Dataset,
-) -> Result<(), TrainError> {
+) -> Result<Option<PictureBuckets>, TrainError> {
     if config.model.path.is_none() {
-        return pixel_examples(dataset).map(|_| ());
+        return pixel_examples(dataset).map(|_| None);
     }
-    if dataset.captioned_pictures().is_none() {
+    let Some(pictures) = dataset.captioned_pictures() else {
         return Err(no_pictures(dataset));
-    }
+    };
     let pipeline = pipeline(config, environment.base, &environment.folders)?;
-    Ok(LatentCache::check(&pipeline, folder_size(config, &pipeline)).map(|_| ())?)
+    let buckets = buckets_of(config, &pipeline, pictures)?;
+    Ok(pictures.buckets().map(|_| buckets))
 }
 
 fn no_pictures(dataset: &dyn Dataset) -> TrainError {

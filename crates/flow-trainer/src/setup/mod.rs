@@ -13,10 +13,11 @@ mod paths;
 mod rewards;
 mod schedule;
 mod served;
+mod sizes;
 
 pub use checkpointing::{TrainingSteps, regions};
 pub use described::{Said, said_by_adapter, said_by_weights};
-pub use examples::{captions, has_examples, latent_examples, pixel_examples};
+pub use examples::{captions, has_examples, latent_examples, models_of_sizes, pixel_examples};
 pub use folder::{completed_by_folder, decoder, folder_size, pipeline, prompt_cache, said_by_folder};
 pub use folders::PipelineFolders;
 pub use model::{ModelOutline, ModelParts, model, outline};
@@ -261,15 +262,17 @@ pub fn common(config: &Config, environment: &Environment<'_>) -> Result<Common, 
         environment,
         model(config, environment)?,
         &Trainer::of(config, &environment.plugins.catalog()),
+        None,
     )
 }
 
-/// As [`common`], for a trainer that may not be the config's.
+/// As [`common`], for a trainer that may not be the config's, whose reference may have a guidance of its own.
 fn common_for(
     config: &Config,
     environment: &Environment<'_>,
     model: ModelParts,
     trainer: &Trainer,
+    reference_guidance: Option<f64>,
 ) -> Result<Common, TrainError> {
     let dataset = dataset(config, environment)?;
     let spec = model.model.spec();
@@ -283,9 +286,15 @@ fn common_for(
             kernels.name()
         )));
     }
-    // Conditions carry the empty branch whenever one of rollout and evaluation is guided; a policy without guidance
-    // does not look at it.
-    let guided = config.sampling.guidance_scale != 1.0 || config.eval_guidance_scale() != 1.0;
+    // Conditions carry the empty branch whenever one of rollout, reference and evaluation is guided; a policy without guidance
+    // does not look at it. A model that embeds its scale is told that of the reference.
+    let of_reference = reference_guidance.filter(|_| !spec.guidance).unwrap_or(1.0);
+    let scales = [
+        config.sampling.guidance_scale,
+        config.eval_guidance_scale(),
+        of_reference,
+    ];
+    let guided = scales.iter().any(|scale| *scale != 1.0);
     let conditioner = conditioner(config, environment, &*dataset, spec, guided)?;
     let environment = &environment.with_regions(checkpointing::regions(config, spec)?);
     let (acceleration, mut notices) = acceleration(config, environment, spec, trainer)?;
@@ -297,7 +306,16 @@ fn common_for(
         kernels: acceleration.kernels().clone(),
         device: environment.device.clone(),
         seed: config.evaluation.seed,
+        size: 0,
     };
+    let sizes = sizes::prompt_sizes(config, environment, &*dataset, &*model.model)?;
+    let scale = config.eval_guidance_scale();
+    let own = (&model.model, &decoder);
+    let others = sizes::others(config, environment, own, &sizes, scale, deterministic)?;
+    for at in &others {
+        let spec = at.policy.model.spec();
+        served::check(config, &acceleration, spec, &environment.device, text_tokens)?;
+    }
     let grid = &config.evaluation.grid;
     let evaluation = EvaluationSettings {
         every: config.evaluation.every as u64,
@@ -306,6 +324,8 @@ fn common_for(
         sampler,
         schedule: deterministic(config, spec.tokens)?,
         decoder,
+        sizes,
+        others,
         with_average: config.evaluation.weights == EvalWeights::Ema,
         grid: (grid.rows, grid.columns, grid.scale as u32),
     };
@@ -376,7 +396,13 @@ pub fn parts_of<A: Algorithm>(
         mut acceleration,
         mut notices,
         strict,
-    } = common_for(config, environment, model, &trainer)?;
+    } = common_for(
+        config,
+        environment,
+        model,
+        &trainer,
+        algorithm.reference_guidance(),
+    )?;
     let device = &environment.device;
     let sampling = &config.sampling;
     let geometry = Geometry::from_config(sampling, &config.optimizer)?;
@@ -422,7 +448,10 @@ pub fn parts_of<A: Algorithm>(
         kernels: acceleration.kernels().clone(),
         device: device.clone(),
         seed: config.run.seed,
+        size: 0,
     };
+    let own = (&model.model, &evaluation.decoder);
+    let others = sizes::others_of_rollouts(config, environment, own, &evaluation.sizes)?;
     let average = average(config)?;
     // Averages are f32, in one piece.
     let slow = || model.weights.whole(&*environment.plan.kernels);
@@ -481,6 +510,7 @@ pub fn parts_of<A: Algorithm>(
         checkpoint_plan,
         sampler,
         schedule,
+        others,
         conditioner,
         prompt_sampler: PromptSampler::with_repeats(
             prompts.len(),

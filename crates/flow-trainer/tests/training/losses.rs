@@ -6,7 +6,7 @@ use flow_accel::Acceleration;
 use flow_core::rng::Purpose;
 use flow_core::{InferencePass, RawTensor, Stage, TrainingPass, cpu};
 use flow_trainer::algorithm::{Algorithm, LossContext, Position, UnitLoss};
-use flow_trainer::policy::CallSite;
+use flow_trainer::policy::{CallSite, Conditions};
 use flow_trainer::rollout::{NoiseSource, SampleRequest, Sampler, StepRecord, Trajectories};
 use flow_trainer::scheduler::StepCoefficients;
 use flow_trainer::session::Parts;
@@ -319,6 +319,64 @@ fn dppo_follows_its_formula_with_every_measure_of_the_divergence() {
     for mask in ["mean", "mean-unscaled", "velocity"] {
         let config = config(&[&format!("algorithm={{ kind = \"dppo\", mask = \"{mask}\" }}")]);
         with_parts(&config, &environment(&registries), CheckDppo(mask));
+    }
+}
+
+/// The scale of a reference that has a guidance of its own.
+const OF_REFERENCE: f64 = 2.5;
+
+struct CheckGuidedReference;
+
+impl Visit for CheckGuidedReference {
+    type Output = ();
+
+    fn visit<A: Algorithm + 'static>(self, parts: Parts<A>) {
+        let mut parts = parts.set_up().expect("no accelerator refuses");
+        let sampled = parts.state.weights.current.clone();
+        let (found, batch, v, v_old) = loss_at(&mut parts, Position::Recorded(1));
+        let policy = &parts.sampler.policy;
+        assert!(!policy.is_guided(), "rollouts have no second branch");
+        // The empty branch by itself, as if it were a prompt.
+        let empty = batch.conditions.unconditional.clone();
+        let empty = Conditions {
+            conditional: empty.expect("conditions have what the reference is told"),
+            unconditional: None,
+            keys: None,
+        };
+        let record = &batch.records[1];
+        let pass = InferencePass::new(&sampled, parts.training_plan().clone());
+        let exec = pass.exec(policy.call(SITE, &batch.samples));
+        let sigma = parts
+            .sampler
+            .device
+            .tensor(vec![record.step.sigma as f32; 4], [4]);
+        let x = Tensor::from_dispatch(record.x.clone());
+        let v_empty = host(&policy.velocity(&exec, x, sigma, &empty).into_dispatch());
+        let guided = |(conditional, empty): (&f64, &f64)| empty + OF_REFERENCE * (conditional - empty);
+        let v_ref: Vec<f64> = v_old.iter().zip(&v_empty).map(guided).collect();
+        let (expected, plain) = (
+            mean(squared(&v, &v_ref).into_iter()),
+            mean(squared(&v, &v_old).into_iter()),
+        );
+        assert!((expected / plain - 1.0).abs() > 1e-2, "{expected} and {plain}");
+        let (_, logged) = found
+            .terms
+            .iter()
+            .find(|(name, _)| *name == "kl")
+            .expect("it is logged");
+        let kl = self::host(logged)[0];
+        assert!((kl / expected - 1.0).abs() < 2e-3, "{kl} and {expected}");
+    }
+}
+
+#[test]
+fn a_reference_is_guided_by_its_own_scale_where_rollouts_have_none() {
+    let registries = registries();
+    for kind in ["grpo", "grpo-guard", "dppo"] {
+        let config = config(&[&format!(
+            "algorithm={{ kind = \"{kind}\", kl = {{ kind = \"velocity\", beta = 0.3, guidance_scale = {OF_REFERENCE} }} }}"
+        )]);
+        with_parts(&config, &environment(&registries), CheckGuidedReference);
     }
 }
 

@@ -50,7 +50,7 @@ fn watched(
     };
     let examples = setup::pixel_examples(&*dataset).expect("digits are images");
     let parts = Pretraining {
-        model: &model.model,
+        models: std::slice::from_ref(&model.model),
         plan: &environment.plan,
         dataset: &examples,
         conditioner: &conditioner,

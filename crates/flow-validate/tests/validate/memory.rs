@@ -80,6 +80,8 @@ fn the_estimate_is_the_documented_sum_and_is_refused_above_the_memory_only() {
             [7.0 * trained + 6.0, 7.0 * gradient, 28.0, 56.0, 42.0],
             "{keys}"
         );
+        // What is trained is read in f32, what is not as it stays.
+        assert_eq!(estimate.loading, 7.0 * 4.0 + 3.0 * 2.0, "{keys}");
     }
 
     let with = |bytes: u64| Machine {
@@ -209,6 +211,7 @@ fn folder() -> Companions {
         class: format!("Class of {name}"),
         values,
         file_bytes: 2 * values,
+        passing: 0,
     };
     Companions {
         encoders: vec![model("text_encoder", 1000), model("text_encoder_2", 3000)],
@@ -256,6 +259,12 @@ fn text_encoders_count_one_at_a_time_before_the_first_rollout() {
         "Class of text_encoder_2, 3000 values in f32"
     );
     assert_eq!(row("vae").when.len(), 3);
+
+    // What passes through an encoder counts with its weights, and may make another one the largest.
+    let mut passing = folder();
+    passing.encoders[0].passing = 2500;
+    let estimate_passing = alone.with_companions(&passing, load.stored);
+    assert_eq!(estimate_passing.encoder, 4.0 * 1000.0 + 4.0 * 2500.0);
 
     // Prompts may be encoded already, so that this is a warning, with what helps.
     let config = config(text);
