@@ -220,6 +220,48 @@ fn keys_of_dppo_awm_and_dpo_become_those_of_flow_train() {
 }
 
 #[test]
+fn keys_of_dgpo_become_those_of_flow_train() {
+    let yaml = "model: {finetune_type: lora}\ntrain: {trainer_type: dgpo, dpo_beta: 2000, clip_range: 1.0e-5, kl_beta: 1.0e-3, \
+                kl_cfg: 4.5, use_ema_ref: true, clip_kl: true, switch_ema_ref: 50, ema_ref_max_decay: 0.9, \
+                use_shared_noise: false, off_policy: true, num_train_timesteps: 2}";
+    let dgpo = config(yaml).algorithm.params;
+    assert_eq!(
+        (&dgpo["beta"], &dgpo["clip_range"], &dgpo["kl_beta"]),
+        (&json!(2000.0), &json!([-1e-5, 1e-5]), &json!(1e-3))
+    );
+    assert_eq!(
+        (
+            &dgpo["reference"],
+            &dgpo["reference_guidance"],
+            &dgpo["against_old"]
+        ),
+        (&json!("lora-off"), &json!(4.5), &json!(true))
+    );
+    assert_eq!(
+        (&dgpo["clip_error"], &dgpo["clip_kl"], &dgpo["shared_noise"]),
+        (&json!(true), &json!(true), &json!(false))
+    );
+    assert_eq!(dgpo["old_samples_after"], json!(50));
+    assert_eq!(
+        dgpo["old_copy"],
+        json!({ "flat": 0, "start": 0.0, "rate": 0.001, "hold": 0.9 })
+    );
+    assert_eq!(
+        dgpo["train_timesteps"],
+        json!({ "count": 2, "strategy": "discrete", "shift": 3.0, "range": [0.0, 0.6] })
+    );
+    // Its average samples at first, which nothing does here.
+    assert!(note(yaml, "train.off_policy").needs_attention());
+    assert!(
+        !note(
+            "train: {trainer_type: dgpo, off_policy: false}",
+            "train.off_policy"
+        )
+        .needs_attention()
+    );
+}
+
+#[test]
 fn the_old_key_for_the_attention_backend_is_the_accelerators_matter() {
     assert_eq!(
         note("model: {attn_backend: native}", "model.attn_backend").outcome,

@@ -83,6 +83,7 @@ fn value() -> impl Strategy<Value = String> {
         "nft",
         "awm",
         "dppo",
+        "dgpo",
         "Flow-SDE",
         "CPS",
         "ODE",

@@ -335,6 +335,19 @@ kind = "dpo"
 beta = 500
 train_timesteps = { count = 2, range = [0, 0.9] }
 "#,
+    r#"
+config_version = 1
+[algorithm]
+kind = "dgpo"
+beta = 2000
+against_old = true
+reference_guidance = 4.5
+kl_beta = 1e-3
+clip_kl = true
+old_copy = { rate = 0.002, hold = 0.5 }
+old_samples_after = 50
+train_timesteps = { count = 2, range = [0, 0.9] }
+"#,
     "config_version = 1\n[ema.schedule]\nkind = \"cosine\"\nsteps = 7\n[checkpointing]\npolicy = \"budget\"\npeak_gib = 1.5\n",
     "config_version = 1\n[ema.schedule]\nkind = \"constant\"\ndecay = 0.5\n[checkpointing]\npolicy = \"block-skip\"\nevery = 3\n",
     "config_version = 1\n[checkpointing]\npolicy = \"every-nth-linear\"\nn = 3\n",

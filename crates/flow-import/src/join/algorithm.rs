@@ -1,4 +1,4 @@
-//! The algorithm, its KL term, and the policy that samples in NFT and AWM.
+//! The algorithm, its KL term, and the policy that samples in NFT, AWM and DGPO.
 
 use toml_edit::Value;
 
@@ -12,8 +12,7 @@ use crate::scalar::Scalar;
 
 /// Flow-Factory's trainers that flow-train does not have, and whether they train on trajectories' log-probabilities, as
 /// `grpo` does, rather than on clean images at drawn times, as `nft` does. (All are of the latter kind today.)
-const OTHERS: [(&str, bool); 8] = [
-    ("dgpo", false),
+const OTHERS: [(&str, bool); 7] = [
     ("crd", false),
     ("tdm-r1", false),
     ("sft", false),
@@ -36,7 +35,7 @@ pub(crate) fn choose(draft: &mut Draft<'_>) {
         return;
     }
     let written = name(item.node.text().unwrap_or_default());
-    let kind = ["grpo", "grpo-guard", "nft", "dppo", "awm", "dpo"]
+    let kind = ["grpo", "grpo-guard", "nft", "dppo", "awm", "dpo", "dgpo"]
         .into_iter()
         .find(|kind| *kind == written);
     let other = OTHERS.iter().find(|(theirs, _)| *theirs == written);
@@ -108,6 +107,11 @@ pub(super) fn kl(draft: &mut Draft<'_>) {
     }
     let beta = take_given(draft, "train.kl_beta");
     let kind = take_given(draft, "train.kl_type");
+    let lora = uses_lora(draft);
+    if draft.kind == "dgpo" && lora {
+        // Its loss compares with the reference whether there is a KL term or not.
+        draft.set("algorithm.reference", "lora-off", &[], REFERENCE);
+    }
     let factor = match &beta {
         None => 0.0,
         Some(item) => match number(item) {
@@ -136,15 +140,14 @@ pub(super) fn kl(draft: &mut Draft<'_>) {
     let Ok(value) = convert::number(beta.node) else {
         return;
     };
-    let lora = uses_lora(draft);
-    if ["nft", "awm"].contains(&draft.kind) {
+    if ["nft", "awm", "dgpo"].contains(&draft.kind) {
         draft.set(
             "algorithm.kl_beta",
             value,
             &[&beta.origin],
             "factor of the KL term",
         );
-        if lora {
+        if lora && draft.kind != "dgpo" {
             draft.set("algorithm.reference", "lora-off", &[&beta.origin], REFERENCE);
         }
         match &kind {
@@ -154,7 +157,7 @@ pub(super) fn kl(draft: &mut Draft<'_>) {
             Some(item) => draft.keep(
                 "algorithm",
                 &item.origin,
-                "NFT and AWM compare velocities, and nothing else",
+                "NFT, AWM and DGPO compare velocities, and nothing else",
             ),
             None => {}
         }
@@ -219,6 +222,21 @@ pub(super) fn old_policy(draft: &mut Draft<'_>) {
         }
     };
     let origins: Vec<_> = item.iter().map(|item| &item.origin).collect();
+    if draft.kind == "dgpo" {
+        for origin in origins {
+            let up_to =
+                "up to `algorithm.old_samples_after` optimizer steps the policy that is trained samples";
+            match off_policy {
+                true => draft.keep(
+                    "algorithm",
+                    origin,
+                    format!("{up_to}, in Flow-Factory the moving average"),
+                ),
+                false => draft.same(origin, "algorithm.old_samples_after", up_to),
+            }
+        }
+        return;
+    }
     let awm = draft.kind == "awm";
     if draft.kind != "nft" && !awm {
         for origin in origins {

@@ -1,22 +1,23 @@
 //! Rules of `train`: the keys of every trainer, those of the trainers that exist here, and those of the others.
 
 use crate::rule::Conversion::{
-    Choice, Fraction, Integer, Joint, Limit, Nothing, Number, Range, Same, Symmetric,
+    Choice, Fraction, Guidance, Integer, Joint, Limit, Nothing, Number, Range, Same, Switch, Symmetric,
 };
 use crate::rule::{Join, Rule};
 
-const CLIPPED: &[&str] = &["grpo", "grpo-guard", "awm"];
-const WITH_ADVANTAGES: &[&str] = &["grpo", "grpo-guard", "dppo", "nft", "awm"];
+const CLIPPED: &[&str] = &["grpo", "grpo-guard", "awm", "dgpo"];
+const WITH_ADVANTAGES: &[&str] = &["grpo", "grpo-guard", "dppo", "nft", "awm", "dgpo"];
 const NFT: &[&str] = &["nft"];
 /// Those of which a slower copy may sample.
 const OLD_POLICY: &[&str] = &["nft", "awm"];
 /// Those whose times are drawn by `time_sampling_strategy`.
-const DRAWN: &[&str] = &["nft", "awm"];
+const DRAWN: &[&str] = &["nft", "awm", "dgpo"];
 const DPPO: &[&str] = &["dppo"];
 const AWM: &[&str] = &["awm"];
 const DPO: &[&str] = &["dpo"];
+const DGPO: &[&str] = &["dgpo"];
 /// Those that take their loss at drawn times.
-const AT_TIMES: &[&str] = &["nft", "awm", "dpo"];
+const AT_TIMES: &[&str] = &["nft", "awm", "dpo", "dgpo"];
 const MODEL_SIZE: &str =
     "pixels of an image or a frame, in whole patches of 16; left out, Flow-Factory takes 512";
 const ON_DEVICE: &str = "in flow-train it lies where the weights lie";
@@ -27,7 +28,7 @@ pub(super) const COMMON: &[Rule] = &[
         "train.trainer_type",
         "algorithm.kind",
         Joint(Join::Algorithm),
-        "`grpo`, `grpo-guard`, `dppo`, `nft`, `awm` and `dpo`; any other stands in the TOML as it is, and flow-train refuses it",
+        "`grpo`, `grpo-guard`, `dppo`, `nft`, `awm`, `dpo` and `dgpo`; any other stands in the TOML as it is, and flow-train refuses it",
     ),
     Rule::new(
         "train.resolution",
@@ -242,7 +243,7 @@ pub(super) const ALGORITHMS: &[Rule] = &[
         "train.kl_type",
         "algorithm.kl",
         Joint(Join::Kl),
-        "`v-based` is `velocity`, `x-based` is `mean`; NFT and AWM have velocities only",
+        "`v-based` is `velocity`, `x-based` is `mean`; NFT, AWM and DGPO have velocities only",
     ),
     Rule::new(
         "train.kl_beta",
@@ -357,6 +358,70 @@ pub(super) const ALGORITHMS: &[Rule] = &[
         Same(&["1", "1.0"]),
         "standard deviation of DPO's logit; flow-train's is 1",
     ),
+    Rule::new(
+        "train.dpo_beta",
+        "algorithm.beta",
+        Number,
+        "strength of the preference in DGPO",
+    )
+    .kinds(DGPO),
+    Rule::new(
+        "train.use_shared_noise",
+        "algorithm.shared_noise",
+        Switch,
+        "whether the images of a group have the same noise; flow-train's is drawn anew for each time, as in the official code",
+    )
+    .kinds(DGPO),
+    Rule::new(
+        "train.clip_dsm",
+        "algorithm.clip_error",
+        Switch,
+        "whether DGPO holds images whose error is beyond `clip_range`",
+    )
+    .kinds(DGPO),
+    Rule::new(
+        "train.clip_kl",
+        "algorithm.clip_kl",
+        Switch,
+        "whether DGPO leaves the pull of such images out",
+    )
+    .kinds(DGPO),
+    Rule::new(
+        "train.switch_ema_ref",
+        "algorithm.old_samples_after",
+        Integer,
+        "optimizer steps after which DGPO's slower copy samples",
+    )
+    .kinds(DGPO),
+    Rule::new(
+        "train.use_ema_ref",
+        "algorithm.against_old",
+        Switch,
+        "whether DGPO compares errors with those of the slower copy instead of the reference",
+    )
+    .kinds(DGPO),
+    Rule::new(
+        "train.ema_ref_max_decay",
+        "algorithm.old_copy.hold",
+        Number,
+        "most of DGPO's slower copy that survives a step",
+    )
+    .kinds(DGPO),
+    Rule::new(
+        "train.ema_ref_ramp_rate",
+        "algorithm.old_copy.rate",
+        Number,
+        "rise of that share per optimizer step",
+    )
+    .kinds(DGPO),
+    Rule::new("train.ema_ref_device", "", Same(&["cuda"]), ON_DEVICE).no_matter(),
+    Rule::new(
+        "train.kl_cfg",
+        "algorithm.reference_guidance",
+        Guidance,
+        "guidance of the reference; none at 1 and below",
+    )
+    .kinds(DGPO),
 ];
 
 /// Keys of trainers that flow-train does not have.
@@ -365,22 +430,6 @@ pub(super) const OTHERS: &[Rule] = &[
         "train.kl_guidance_scale",
         "guidance of DPPO's reference; flow-train's has the guidance of training",
     ),
-    other("train.dpo_beta", "DGPO's; flow-train has no such trainer"),
-    other("train.use_shared_noise", "DGPO's; flow-train has no such trainer"),
-    other("train.clip_dsm", "DGPO's; flow-train has no such trainer"),
-    other("train.clip_kl", "DGPO's; flow-train has no such trainer"),
-    other("train.switch_ema_ref", "DGPO's; flow-train has no such trainer"),
-    other("train.use_ema_ref", "DGPO's; flow-train has no such trainer"),
-    other(
-        "train.ema_ref_max_decay",
-        "DGPO's; flow-train has no such trainer",
-    ),
-    other(
-        "train.ema_ref_ramp_rate",
-        "DGPO's; flow-train has no such trainer",
-    ),
-    other("train.ema_ref_device", "DGPO's; flow-train has no such trainer"),
-    other("train.kl_cfg", "DGPO's and CRD's; flow-train has no such trainer"),
     other("train.crd_beta", "CRD's; flow-train has no such trainer"),
     other("train.crd_loss_type", "CRD's; flow-train has no such trainer"),
     other("train.use_old_for_loss", "CRD's; flow-train has no such trainer"),

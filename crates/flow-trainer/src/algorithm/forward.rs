@@ -4,7 +4,7 @@
 //! arXiv 2210.02747; Liu et al. 2023, arXiv 2209.03003).
 
 use super::{LossContext, Position};
-use crate::policy::CallSite;
+use crate::policy::{CallSite, Policy};
 use burn::tensor::Tensor;
 use flow_core::tensors::plain;
 use flow_core::{CallContext, Exec};
@@ -42,9 +42,32 @@ impl Forward {
         }
     }
 
-    /// The model's velocity `[B, N]`, through the context that `open` makes of the call.
+    /// The model's velocity `[B, N]` under the guidance of the rollout, through the context that `open` makes of the call.
     pub(super) fn velocity<'w>(
         &self,
+        context: &LossContext<'_, '_>,
+        open: impl FnOnce(CallContext) -> Exec<'w>,
+    ) -> Tensor<2> {
+        self.velocity_of(context.policy, context, open)
+    }
+
+    /// The same under another guidance, one of [`Algorithm::guidance_scales`](super::Algorithm::guidance_scales) or 1.
+    pub(super) fn velocity_at<'w>(
+        &self,
+        context: &LossContext<'_, '_>,
+        guidance_scale: f32,
+        open: impl FnOnce(CallContext) -> Exec<'w>,
+    ) -> Tensor<2> {
+        let policy = Policy {
+            guidance_scale,
+            ..context.policy.clone()
+        };
+        self.velocity_of(&policy, context, open)
+    }
+
+    fn velocity_of<'w>(
+        &self,
+        policy: &Policy,
         context: &LossContext<'_, '_>,
         open: impl FnOnce(CallContext) -> Exec<'w>,
     ) -> Tensor<2> {
@@ -53,12 +76,10 @@ impl Forward {
             sigma: Some(self.sigma),
             ..context.site
         };
-        let exec = open(context.policy.call(site, &context.batch.samples));
+        let exec = open(policy.call(site, &context.batch.samples));
         let sigma_b: Tensor<1> = self.sigma_b1.clone().squeeze_dim(1);
         let conditions = &context.batch.conditions;
-        context
-            .policy
-            .velocity(&exec, self.x_bn.clone(), sigma_b, conditions)
+        policy.velocity(&exec, self.x_bn.clone(), sigma_b, conditions)
     }
 
     /// `mean((v - (e - x0))²)` per row, `[B]`, differentiable in `v`.

@@ -8,7 +8,7 @@ use flow_trainer::observer::{Observer, Silent};
 use flow_trainer::session::{Parts, Session};
 use std::path::Path;
 
-const VARIANTS: [&[&str]; 3] = [
+const VARIANTS: [&[&str]; 4] = [
     &[
         "ema.enabled=true",
         "algorithm.kl={ kind = \"velocity\", beta = 0.1 }",
@@ -23,6 +23,11 @@ const VARIANTS: [&[&str]; 3] = [
         "algorithm.kind=\"nft\"",
         "scheduler.dynamics=\"ode\"",
         "algorithm.kl_beta=0.01",
+    ],
+    // The slower copy follows after each step, and samples from the third iteration on.
+    &[
+        "algorithm={ kind = \"dgpo\", kl_beta = 0.01, old_samples_after = 1 }",
+        "optimizer.gradient_accumulation=2",
     ],
 ];
 

@@ -15,10 +15,10 @@ mod settings;
 pub use settings::{AdvantageMode, NftSettings};
 
 use super::forward::Forward;
-use super::times::drawn_positions;
+use super::times::{drawn_positions, follows_iterations};
 use super::{
-    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, Position, ReferenceWeights, SamplingWeights,
-    UnitLoss, mean_over_rows,
+    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, Moment, Position, ReferenceWeights,
+    SamplingWeights, SlowCopy, UnitLoss, mean_over_rows,
 };
 use crate::ema::EmaSchedule;
 use crate::error::TrainError;
@@ -122,8 +122,8 @@ impl Algorithm for Nft {
         Paradigm::Decoupled
     }
 
-    fn sampling_weights(&self) -> SamplingWeights {
-        SamplingWeights::Old
+    fn sampling_weights(&self, _steps: u64) -> SamplingWeights {
+        SamplingWeights::Slow(SlowCopy::Old)
     }
 
     fn reference(&self) -> Option<ReferenceWeights> {
@@ -179,7 +179,7 @@ impl Algorithm for Nft {
         }
     }
 
-    fn old_policy_decay(&self, iteration: u64) -> Option<f64> {
-        Some(self.old_policy.decay_at(iteration))
+    fn survives(&self, _copy: SlowCopy, moment: Moment) -> Option<f64> {
+        follows_iterations(&self.old_policy, moment)
     }
 }
