@@ -348,6 +348,22 @@ old_copy = { rate = 0.002, hold = 0.5 }
 old_samples_after = 50
 train_timesteps = { count = 2, range = [0, 0.9] }
 "#,
+    r#"
+config_version = 1
+[algorithm]
+kind = "crd"
+loss = "bce"
+baseline = "reference"
+normalise_errors = false
+centre = "group"
+centre_weights = "softmax"
+centre_temperature = 0.5
+kl_beta = 0.2
+adaptive_kl = false
+reference_guidance = 3
+sampling_copy = { flat = 10, start = 0.5, hold = 0.9 }
+train_timesteps = { count = 2, strategy = "logit-normal" }
+"#,
     "config_version = 1\n[ema.schedule]\nkind = \"cosine\"\nsteps = 7\n[checkpointing]\npolicy = \"budget\"\npeak_gib = 1.5\n",
     "config_version = 1\n[ema.schedule]\nkind = \"constant\"\ndecay = 0.5\n[checkpointing]\npolicy = \"block-skip\"\nevery = 3\n",
     "config_version = 1\n[checkpointing]\npolicy = \"every-nth-linear\"\nn = 3\n",

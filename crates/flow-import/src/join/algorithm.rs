@@ -1,19 +1,18 @@
-//! The algorithm, its KL term, and the policy that samples in NFT, AWM and DGPO.
+//! The algorithm, its KL term, and the policy that samples.
 
 use toml_edit::Value;
 
 use super::ema::Schedule;
 use super::{number, table, take_given};
 use crate::convert;
-use crate::draft::Draft;
+use crate::draft::{Draft, Item};
 use crate::note::Rank;
 use crate::rule::Conversion;
 use crate::scalar::Scalar;
 
 /// Flow-Factory's trainers that flow-train does not have, and whether they train on trajectories' log-probabilities, as
 /// `grpo` does, rather than on clean images at drawn times, as `nft` does. (All are of the latter kind today.)
-const OTHERS: [(&str, bool); 7] = [
-    ("crd", false),
+const OTHERS: [(&str, bool); 6] = [
     ("tdm-r1", false),
     ("sft", false),
     ("offline-dpo", false),
@@ -35,7 +34,7 @@ pub(crate) fn choose(draft: &mut Draft<'_>) {
         return;
     }
     let written = name(item.node.text().unwrap_or_default());
-    let kind = ["grpo", "grpo-guard", "nft", "dppo", "awm", "dpo", "dgpo"]
+    let kind = ["grpo", "grpo-guard", "nft", "dppo", "awm", "dpo", "dgpo", "crd"]
         .into_iter()
         .find(|kind| *kind == written);
     let other = OTHERS.iter().find(|(theirs, _)| *theirs == written);
@@ -108,8 +107,9 @@ pub(super) fn kl(draft: &mut Draft<'_>) {
     let beta = take_given(draft, "train.kl_beta");
     let kind = take_given(draft, "train.kl_type");
     let lora = uses_lora(draft);
-    if draft.kind == "dgpo" && lora {
-        // Its loss compares with the reference whether there is a KL term or not.
+    let with_reference = ["dgpo", "crd"].contains(&draft.kind);
+    if with_reference && lora {
+        // Their losses compare with the reference whether the YAML has a KL term or not.
         draft.set("algorithm.reference", "lora-off", &[], REFERENCE);
     }
     let factor = match &beta {
@@ -126,7 +126,8 @@ pub(super) fn kl(draft: &mut Draft<'_>) {
             }
         },
     };
-    if factor == 0.0 {
+    // CRD has one where nothing is said.
+    if factor == 0.0 && draft.kind != "crd" {
         for item in beta.iter().filter(|item| number(item).is_some()).chain(&kind) {
             draft.same(
                 &item.origin,
@@ -136,33 +137,17 @@ pub(super) fn kl(draft: &mut Draft<'_>) {
         }
         return;
     }
+    if ["nft", "awm"].contains(&draft.kind) || with_reference {
+        if lora && !with_reference {
+            let origins: Vec<_> = beta.iter().map(|item| &item.origin).collect();
+            draft.set("algorithm.reference", "lora-off", &origins, REFERENCE);
+        }
+        return pull(draft, beta.as_ref(), kind.as_ref());
+    }
     let Some(beta) = beta else { return };
     let Ok(value) = convert::number(beta.node) else {
         return;
     };
-    if ["nft", "awm", "dgpo"].contains(&draft.kind) {
-        draft.set(
-            "algorithm.kl_beta",
-            value,
-            &[&beta.origin],
-            "factor of the KL term",
-        );
-        if lora && draft.kind != "dgpo" {
-            draft.set("algorithm.reference", "lora-off", &[&beta.origin], REFERENCE);
-        }
-        match &kind {
-            Some(item) if convert::is_one_of(item.node, &["v-based"]) => {
-                draft.same(&item.origin, "algorithm.kl_beta", "it compares velocities");
-            }
-            Some(item) => draft.keep(
-                "algorithm",
-                &item.origin,
-                "NFT, AWM and DGPO compare velocities, and nothing else",
-            ),
-            None => {}
-        }
-        return;
-    }
     let ours = match &kind {
         None => "mean",
         Some(item) if convert::is_one_of(item.node, &["x-based"]) => "mean",
@@ -186,6 +171,21 @@ pub(super) fn kl(draft: &mut Draft<'_>) {
         .map(|item| &item.origin)
         .collect();
     draft.set("algorithm.kl", table(pairs), &origins, REFERENCE);
+}
+
+/// The KL term of those that compare velocities, and nothing else.
+fn pull(draft: &mut Draft<'_>, beta: Option<&Item<'_>>, kind: Option<&Item<'_>>) {
+    if let Some((beta, Ok(value))) = beta.map(|item| (item, convert::number(item.node))) {
+        let text = "factor of the KL term";
+        draft.set("algorithm.kl_beta", value, &[&beta.origin], text);
+    }
+    let Some(kind) = kind else { return };
+    if convert::is_one_of(kind.node, &["v-based"]) {
+        draft.same(&kind.origin, "algorithm.kl_beta", "it compares velocities");
+    } else {
+        let reason = "NFT, AWM, DGPO and CRD compare velocities, and nothing else";
+        draft.keep("algorithm", &kind.origin, reason);
+    }
 }
 
 /// DPO has its reference inside its loss, and no KL term.
@@ -234,6 +234,13 @@ pub(super) fn old_policy(draft: &mut Draft<'_>) {
                 ),
                 false => draft.same(origin, "algorithm.old_samples_after", up_to),
             }
+        }
+        return;
+    }
+    if draft.kind == "crd" {
+        for origin in origins {
+            let reason = "CRD samples with a copy of its own, `algorithm.sampling_copy`, in Flow-Factory too";
+            draft.keep_as(Rank::Detail, "algorithm", origin, reason);
         }
         return;
     }

@@ -6,18 +6,19 @@ use crate::rule::Conversion::{
 use crate::rule::{Join, Rule};
 
 const CLIPPED: &[&str] = &["grpo", "grpo-guard", "awm", "dgpo"];
-const WITH_ADVANTAGES: &[&str] = &["grpo", "grpo-guard", "dppo", "nft", "awm", "dgpo"];
+const WITH_ADVANTAGES: &[&str] = &["grpo", "grpo-guard", "dppo", "nft", "awm", "dgpo", "crd"];
 const NFT: &[&str] = &["nft"];
 /// Those of which a slower copy may sample.
 const OLD_POLICY: &[&str] = &["nft", "awm"];
 /// Those whose times are drawn by `time_sampling_strategy`.
-const DRAWN: &[&str] = &["nft", "awm", "dgpo"];
+const DRAWN: &[&str] = &["nft", "awm", "dgpo", "crd"];
 const DPPO: &[&str] = &["dppo"];
 const AWM: &[&str] = &["awm"];
 const DPO: &[&str] = &["dpo"];
 const DGPO: &[&str] = &["dgpo"];
+const CRD: &[&str] = &["crd"];
 /// Those that take their loss at drawn times.
-const AT_TIMES: &[&str] = &["nft", "awm", "dpo", "dgpo"];
+const AT_TIMES: &[&str] = &["nft", "awm", "dpo", "dgpo", "crd"];
 const MODEL_SIZE: &str =
     "pixels of an image or a frame, in whole patches of 16; left out, Flow-Factory takes 512";
 const ON_DEVICE: &str = "in flow-train it lies where the weights lie";
@@ -28,7 +29,7 @@ pub(super) const COMMON: &[Rule] = &[
         "train.trainer_type",
         "algorithm.kind",
         Joint(Join::Algorithm),
-        "`grpo`, `grpo-guard`, `dppo`, `nft`, `awm`, `dpo` and `dgpo`; any other stands in the TOML as it is, and flow-train refuses it",
+        "`grpo`, `grpo-guard`, `dppo`, `nft`, `awm`, `dpo`, `dgpo` and `crd`; any other stands in the TOML as it is, and flow-train refuses it",
     ),
     Rule::new(
         "train.resolution",
@@ -243,7 +244,7 @@ pub(super) const ALGORITHMS: &[Rule] = &[
         "train.kl_type",
         "algorithm.kl",
         Joint(Join::Kl),
-        "`v-based` is `velocity`, `x-based` is `mean`; NFT, AWM and DGPO have velocities only",
+        "`v-based` is `velocity`, `x-based` is `mean`; NFT, AWM, DGPO and CRD have velocities only",
     ),
     Rule::new(
         "train.kl_beta",
@@ -419,36 +420,66 @@ pub(super) const ALGORITHMS: &[Rule] = &[
         "train.kl_cfg",
         "algorithm.reference_guidance",
         Guidance,
-        "guidance of the reference; none at 1 and below",
+        "guidance of the reference; at 1 and below there is none, in CRD that of the rollout",
     )
-    .kinds(DGPO),
+    .kinds(&["dgpo", "crd"]),
+    Rule::new("train.crd_beta", "algorithm.beta", Number, "factor of CRD's implicit reward").kinds(CRD),
+    Rule::new(
+        "train.crd_loss_type",
+        "algorithm.loss",
+        Choice(&[("mse", "mse"), ("bce", "bce")]),
+        "how CRD compares the implicit reward with the reward",
+    )
+    .kinds(CRD),
+    Rule::new(
+        "train.use_old_for_loss",
+        "algorithm.baseline",
+        Choice(&[("true", "old"), ("false", "reference")]),
+        "what CRD's implicit reward measures progress from: `old`, or the `reference`",
+    )
+    .kinds(CRD),
+    Rule::new(
+        "train.adaptive_logp",
+        "algorithm.normalise_errors",
+        Switch,
+        "whether CRD divides errors by their size",
+    )
+    .kinds(CRD),
+    Rule::new(
+        "train.weight_temp",
+        "algorithm.centre_weights, algorithm.centre_temperature",
+        Joint(Join::Crd),
+        "how much images count in CRD's centre: below 0 `uniform`, at 0 `signs`, above 0 `softmax`",
+    )
+    .kinds(CRD),
+    Rule::new(
+        "train.old_model_decay",
+        "algorithm.old_copy",
+        Joint(Join::Crd),
+        "how CRD's copy follows that is measured from: `flat-start-rate-hold`, or one of Flow-Factory's presets",
+    )
+    .kinds(CRD),
+    Rule::new(
+        "train.sampling_model_decay",
+        "algorithm.sampling_copy",
+        Joint(Join::Crd),
+        "how CRD's copy follows that samples, likewise",
+    )
+    .kinds(CRD),
+    Rule::new(
+        "train.reward_adaptive_kl",
+        "algorithm.adaptive_kl",
+        Switch,
+        "whether CRD pulls better images more",
+    )
+    .kinds(CRD),
 ];
 
 /// Keys of trainers that flow-train does not have.
-pub(super) const OTHERS: &[Rule] = &[
-    Rule::nothing(
-        "train.kl_guidance_scale",
-        "guidance of DPPO's reference; flow-train's has the guidance of training",
-    ),
-    other("train.crd_beta", "CRD's; flow-train has no such trainer"),
-    other("train.crd_loss_type", "CRD's; flow-train has no such trainer"),
-    other("train.use_old_for_loss", "CRD's; flow-train has no such trainer"),
-    other("train.adaptive_logp", "CRD's; flow-train has no such trainer"),
-    other("train.weight_temp", "CRD's; flow-train has no such trainer"),
-    other("train.old_model_decay", "CRD's; flow-train has no such trainer"),
-    other(
-        "train.sampling_model_decay",
-        "CRD's; flow-train has no such trainer",
-    ),
-    other(
-        "train.reward_adaptive_kl",
-        "CRD's; flow-train has no such trainer",
-    ),
-];
-
-const fn other(from: &'static str, doc: &'static str) -> Rule {
-    Rule::new(from, "", Nothing, doc).no_matter()
-}
+pub(super) const OTHERS: &[Rule] = &[Rule::nothing(
+    "train.kl_guidance_scale",
+    "guidance of DPPO's reference; flow-train's has the guidance of training",
+)];
 
 const fn of_schedule(from: &'static str, doc: &'static str) -> Rule {
     Rule::new(from, "ema.schedule", Joint(Join::Ema), doc)

@@ -84,11 +84,12 @@ impl Forward {
 
     /// `mean((v - (e - x0))²)` per row, `[B]`, differentiable in `v`.
     pub(super) fn error(&self, context: &LossContext<'_, '_>, velocity_bn: Tensor<2>) -> Tensor<1> {
-        distance(
-            context,
-            velocity_bn,
-            self.noise_bn.clone() - self.clean_bn.clone(),
-        )
+        distance(context, velocity_bn, self.target())
+    }
+
+    /// The velocity from image to noise, `e - x0`, `[B, N]`.
+    pub(super) fn target(&self) -> Tensor<2> {
+        self.noise_bn.clone() - self.clean_bn.clone()
     }
 }
 
@@ -96,6 +97,11 @@ impl Forward {
 pub(super) fn distance(context: &LossContext<'_, '_>, a_bn: Tensor<2>, b_bn: Tensor<2>) -> Tensor<1> {
     let (a, b) = (a_bn.into_dispatch(), plain(&b_bn.into_dispatch()));
     Tensor::from_dispatch(context.kernels.ops().loss.mean_squared_distance(&a, &b))
+}
+
+/// How good images are, from 0 to 1: `clamp(A / clip / 2 + 1/2, 0, 1)` of advantages `[B]`.
+pub(super) fn optimality(advantages_b: Tensor<1>, clip: f32) -> Tensor<1> {
+    (advantages_b / (2.0 * clip) + 0.5).clamp(0.0, 1.0)
 }
 
 /// Values without a graph.

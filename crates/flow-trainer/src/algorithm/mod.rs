@@ -5,6 +5,7 @@
 
 mod arrangement;
 mod awm;
+mod crd;
 mod dgpo;
 mod dpo;
 mod dppo;
@@ -21,6 +22,10 @@ mod times;
 
 pub use arrangement::{RolledOut, RowSet};
 pub use awm::{Awm, AwmSettings, ErrorWeighting};
+pub use crd::{
+    Baseline, Centre, CentreWeights, Crd, CrdLoss, CrdOldConfig, CrdSamplingConfig, CrdSettings,
+    CrdTimesConfig,
+};
 pub use dgpo::{Dgpo, DgpoCopyConfig, DgpoSettings, DgpoTimesConfig};
 pub use dpo::{Dpo, DpoSettings, DpoTimesConfig};
 pub use dppo::{Dppo, MaskKind};

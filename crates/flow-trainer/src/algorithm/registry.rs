@@ -123,6 +123,7 @@ impl AlgorithmRegistry {
         super::Awm::register(&mut registry)?;
         super::Dpo::register(&mut registry)?;
         super::Dgpo::register(&mut registry)?;
+        super::Crd::register(&mut registry)?;
         Ok(registry)
     }
 

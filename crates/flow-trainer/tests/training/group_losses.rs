@@ -1,6 +1,6 @@
 //! Losses that weigh a row by others, and their gradients, against host computations in f64; and runs of such algorithms.
 
-use crate::losses::{ADVANTAGES, GROUPS, IntoPlain, SITE, host, in_context, mean, rows};
+use crate::losses::{ADVANTAGES, GROUPS, IntoPlain, SITE, host, in_context, mean, rows, squared};
 use crate::support::{RunTo, Visit, config, environment, registries, with_parts};
 use burn::tensor::Tensor;
 use flow_core::tensors::plain;
@@ -161,7 +161,7 @@ impl Visit for CheckDgpo {
                     .velocity(context, 1.0, |call| context.current.exec(call))
                     .into_dispatch(),
             );
-            let pull = crate::losses::squared(&v, &host(&v_ref.into_dispatch()));
+            let pull = squared(&v, &host(&v_ref.into_dispatch()));
             let terms: Vec<f64> = (0..4).map(|row| weight(row) * a[row] * d[row]).collect();
             let expected = Expected {
                 loss: mean(terms.into_iter()) + 0.2 * mean(pull.into_iter()),
@@ -196,6 +196,193 @@ fn dgpo_follows_its_formula_with_a_guided_reference_and_rows_that_are_held() {
         ]);
         let check = CheckDgpo { against_old, clips };
         with_parts(&config, &environment(&registries), check);
+    }
+}
+
+/// CRD with these settings.
+struct CheckCrd {
+    bce: bool,
+    normalise: bool,
+    centre: &'static str,
+    centre_weights: &'static str,
+    adaptive: bool,
+}
+
+const BETA: f64 = 0.8;
+
+impl CheckCrd {
+    /// How much each row of a pool counts in its centre, leaning to `end`.
+    fn weights(&self, end: f64, advantages: &[f64], rewards: &[f64]) -> Vec<f64> {
+        let raw: Vec<f64> = match self.centre_weights {
+            "uniform" => vec![1.0; rewards.len()],
+            "softmax" => rewards.iter().map(|a| (end * a / 0.5).exp()).collect(),
+            _ => (advantages.iter())
+                .map(|a| if a * end > 0.0 { 1.0 } else { 0.0 })
+                .collect(),
+        };
+        let sum: f64 = raw.iter().sum();
+        (raw.iter())
+            .map(|p| {
+                if sum == 0.0 {
+                    1.0 / raw.len() as f64
+                } else {
+                    p / sum
+                }
+            })
+            .collect()
+    }
+
+    /// The losses of rows, and how they rise with their implicit rewards, for the centre that leans to `end`.
+    fn rows(&self, end: f64, advantages: &[f64], implicit: &[f64]) -> (Vec<f64>, Vec<f64>) {
+        let reward = |a: &f64| (a / 10.0 + 0.5).clamp(0.0, 1.0);
+        let rewards: Vec<f64> = advantages.iter().map(reward).collect();
+        let (mut losses, mut slopes) = (vec![0.0; 4], vec![0.0; 4]);
+        let pools = match self.centre {
+            "group" => vec![0..2, 2..4],
+            _ => std::iter::once(0..4).collect(),
+        };
+        for pool in pools {
+            let p = self.weights(end, &advantages[pool.clone()], &rewards[pool.clone()]);
+            let centre = |values: &[f64]| -> f64 {
+                let values = values[pool.clone()].iter().zip(&p);
+                values.map(|(value, p)| value * p).sum()
+            };
+            let (of_implicit, of_rewards) = (centre(implicit), centre(&rewards));
+            for row in pool.clone() {
+                let x = BETA * (implicit[row] - of_implicit);
+                let target = rewards[row] - of_rewards;
+                let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+                (losses[row], slopes[row]) = match self.bce {
+                    true => {
+                        let y = sigmoid(target);
+                        let loss = -y * sigmoid(x).ln() - (1.0 - y) * sigmoid(-x).ln();
+                        (loss, BETA * (sigmoid(x) - y))
+                    }
+                    false => ((x - target).powi(2), 2.0 * BETA * (x - target)),
+                };
+            }
+        }
+        (losses, slopes)
+    }
+
+    /// Mean absolute differences, by which errors are divided.
+    fn sizes(&self, differences: &[Vec<f64>]) -> Vec<f64> {
+        let size = |row: &Vec<f64>| match self.normalise {
+            true => mean(row.iter().map(|value| value.abs())).max(1e-5),
+            false => 1.0,
+        };
+        differences.iter().map(size).collect()
+    }
+}
+
+impl Visit for CheckCrd {
+    type Output = ();
+
+    fn visit<A: Algorithm + 'static>(self, parts: Parts<A>) {
+        let mut parts = parts.set_up().expect("no accelerator refuses");
+        in_context(&mut parts, POSITION, |algorithm, context, again| {
+            let point = Point::of(context);
+            let reference = context.reference.expect("it is there");
+            // The rollout is guided, and the reference of the pull otherwise.
+            let v = point.velocity(context, 1.5, |call| context.current.exec(call));
+            let v_old = point.velocity(context, 1.5, |call| reference.exec(call));
+            let v_ref = point.velocity(context, 3.0, |call| reference.exec(call));
+            let (d, d_old) = (point.differences(v.clone()), point.differences(v_old));
+            let (w, w_old) = (self.sizes(&d), self.sizes(&d_old));
+            let (e, e_old) = (squares(&d), squares(&d_old));
+            let implicit = (0..4).map(|row| e_old[row] / w_old[row] - e[row] / w[row]);
+            let implicit: Vec<f64> = implicit.collect();
+            let a: Vec<f64> = ADVANTAGES.iter().map(|a| f64::from(*a)).collect();
+            let ends = match self.centre_weights {
+                "uniform" => vec![1.0],
+                _ => vec![1.0, -1.0],
+            };
+            let factor = 5.0 / BETA / ends.len() as f64;
+            let (mut loss, mut slopes) = (0.0, vec![0.0; 4]);
+            for end in ends {
+                let (losses, rise) = self.rows(end, &a, &implicit);
+                loss += factor * mean(losses.into_iter());
+                slopes
+                    .iter_mut()
+                    .zip(rise)
+                    .for_each(|(sum, rise)| *sum += factor * rise / 4.0);
+            }
+            let least = 1e-4 / 0.2;
+            let share = |row: usize| match self.adaptive {
+                true => least + (a[row] / 10.0 + 0.5).clamp(0.0, 1.0) * (1.0 - least),
+                false => 1.0,
+            };
+            let distances = squared(&host(&v.into_dispatch()), &host(&v_ref.into_dispatch()));
+            let expected = Expected {
+                loss: loss + mean((0..4).map(|row| 0.2 * share(row) * distances[row])),
+                errors: (0..4).map(|row| -slopes[row] / w[row]).collect(),
+                pulls: (0..4).map(|row| 0.2 * share(row) / 4.0).collect(),
+                guidance: [1.5, 3.0],
+            };
+            check(algorithm, context, again, &point, &expected);
+        });
+    }
+}
+
+#[test]
+fn crd_follows_its_formula_with_every_loss_centre_and_baseline() {
+    let registries = registries();
+    for (bce, baseline, normalise, centre, centre_weights, adaptive) in [
+        (false, "old", true, "step", "uniform", true),
+        (false, "reference", false, "group", "uniform", false),
+        (false, "old", true, "step", "signs", true),
+        (true, "old", true, "group", "softmax", true),
+        (true, "old", false, "step", "uniform", true),
+    ] {
+        let loss = if bce { "bce" } else { "mse" };
+        let config = config(&[
+            &format!(
+                "algorithm={{ kind = \"crd\", beta = {BETA}, loss = \"{loss}\", baseline = \"{baseline}\", \
+                 normalise_errors = {normalise}, centre = \"{centre}\", centre_weights = \"{centre_weights}\", \
+                 centre_temperature = 0.5, kl_beta = 0.2, adaptive_kl = {adaptive}, reference_guidance = 3.0 }}"
+            ),
+            "scheduler.dynamics=\"ode\"",
+            "sampling.guidance_scale=1.5",
+            "optimizer.gradient_accumulation=2",
+        ]);
+        let check = CheckCrd {
+            bce,
+            normalise,
+            centre,
+            centre_weights,
+            adaptive,
+        };
+        with_parts(&config, &environment(&registries), check);
+    }
+}
+
+#[test]
+fn the_implicit_reward_of_crd_is_zero_until_the_weights_move() {
+    let overrides = [
+        "algorithm={ kind = \"crd\" }",
+        "optimizer.gradient_accumulation=2",
+    ];
+    let found = logged(&overrides, 2, &["implicit_reward"]).remove(0);
+    assert!(found[0] == 0.0 && found[1] != 0.0, "{found:?}");
+}
+
+#[test]
+fn what_crd_is_centred_on_does_not_depend_on_the_micro_batches() {
+    let of = |micro_batch: usize| {
+        let algorithm = "algorithm={ kind = \"crd\", centre_weights = \"softmax\", inner_epochs = 2, \
+                         train_timesteps = { count = 2 } }";
+        let micro_batch = format!("sampling.micro_batch={micro_batch}");
+        let overrides = [algorithm, &micro_batch, "optimizer.gradient_accumulation=0"];
+        logged(&overrides, 2, &["implicit_reward", "policy_loss"])
+    };
+    let whole = of(12);
+    for micro_batch in [6, 1] {
+        for (found, expected) in of(micro_batch).iter().flatten().zip(whole.iter().flatten()) {
+            assert!(
+                (found - expected).abs() < 1e-4,
+                "{micro_batch}: {found} and {expected}"
+            );
+        }
     }
 }
 

@@ -75,9 +75,10 @@ fn a_loss_over_whole_groups_leaves_the_same_bytes_on_one_two_and_four_ranks() {
         "distributed.lanes=4",
         "distributed.check_replicas_every=1",
     ];
-    for algorithm in
-        ["algorithm={ kind = \"dgpo\", beta = 3000.0, inner_epochs = 2, train_timesteps = { count = 2 } }"]
-    {
+    for algorithm in [
+        "algorithm={ kind = \"dgpo\", beta = 3000.0, inner_epochs = 2, train_timesteps = { count = 2 } }",
+        "algorithm={ kind = \"crd\", centre = \"group\", inner_epochs = 2, train_timesteps = { count = 2 } }",
+    ] {
         let overrides = [&geometry[..], &[algorithm]].concat();
         let one = on_ranks(1, &overrides);
         for ranks in [2, 4] {

@@ -8,7 +8,7 @@ use flow_trainer::observer::{Observer, Silent};
 use flow_trainer::session::{Parts, Session};
 use std::path::Path;
 
-const VARIANTS: [&[&str]; 4] = [
+const VARIANTS: [&[&str]; 5] = [
     &[
         "ema.enabled=true",
         "algorithm.kl={ kind = \"velocity\", beta = 0.1 }",
@@ -29,6 +29,8 @@ const VARIANTS: [&[&str]; 4] = [
         "algorithm={ kind = \"dgpo\", kl_beta = 0.01, old_samples_after = 1 }",
         "optimizer.gradient_accumulation=2",
     ],
+    // Two copies, which are neither each other nor the trained weights.
+    &["algorithm={ kind = \"crd\", sampling_copy = { flat = 0, start = 0.5 } }"],
 ];
 
 #[test]

@@ -14,7 +14,7 @@ mod settings;
 
 pub use settings::{AdvantageMode, NftSettings};
 
-use super::forward::Forward;
+use super::forward::{Forward, optimality};
 use super::times::{drawn_positions, follows_iterations};
 use super::{
     Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, Moment, Position, ReferenceWeights,
@@ -98,7 +98,7 @@ impl Nft {
             AdvantageMode::OneOnly => advantages_b.greater_elem(0.0).float(),
             AdvantageMode::Binary => advantages_b.sign(),
         };
-        (chosen / (2.0 * self.advantage_clip()) + 0.5).clamp(0.0, 1.0)
+        optimality(chosen, self.advantage_clip())
     }
 }
 
