@@ -104,7 +104,8 @@ impl Crd {
             return error;
         }
         let size_b1 = (detached(&velocity_bn) - forward.target()).abs().mean_dim(1);
-        error / size_b1.clamp_min(LEAST_WEIGHT).squeeze_dim(1)
+        let size_b: Tensor<1> = size_b1.clamp_min(LEAST_WEIGHT).squeeze_dim(1);
+        error / size_b
     }
 
     /// The loss `[B]` of implicit rewards `[B]` whose centre is `centre_b`, against centred rewards.
