@@ -309,6 +309,16 @@ split = true
 "#,
     r#"
 config_version = 1
+[scheduler]
+steps = 12
+[scheduler.window]
+kind = "contiguous"
+size = 3
+range = [1, 7]
+seed = 5
+"#,
+    r#"
+config_version = 1
 [algorithm]
 kind = "dppo"
 mask = "velocity"

@@ -98,6 +98,7 @@ pub const RULES: &[(&str, Rule)] = &[
     ("scheduler.window.size", PATH),
     ("scheduler.window.stride", PATH),
     ("scheduler.window.hold", PATH),
+    ("scheduler.window.range", PATH),
     ("sampling.group_size", GEOMETRY),
     ("sampling.prompts_per_step", GEOMETRY),
     ("sampling.micro_batch", SPEED),

@@ -53,7 +53,7 @@ impl From<&config::SchedulerConfig> for SigmaEnds {
 }
 
 impl From<&config::Window> for SdeWindow {
-    /// The window of a config; its sliding window wraps. The seed of a random window is not part of it.
+    /// The window of a config; its sliding window wraps. The seed of a window that is drawn is not part of it.
     fn from(window: &config::Window) -> Self {
         match window {
             config::Window::All(config::AllWindow {}) => Self::All,
@@ -68,6 +68,10 @@ impl From<&config::Window> for SdeWindow {
                 hold_iterations: sliding.hold as u64,
                 end: WindowEnd::Wrap,
             },
+            config::Window::Contiguous(contiguous) => Self::Contiguous {
+                range: contiguous.range,
+                size: contiguous.size,
+            },
         }
     }
 }
@@ -77,6 +81,7 @@ impl ScheduleOptions {
     pub fn from_config(scheduler: &config::SchedulerConfig, tokens: usize) -> Self {
         let seed = match &scheduler.window {
             config::Window::Random(random) => random.seed,
+            config::Window::Contiguous(contiguous) => contiguous.seed,
             // Nothing is drawn.
             _ => 0,
         };

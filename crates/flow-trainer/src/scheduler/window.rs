@@ -44,6 +44,14 @@ pub enum SdeWindow {
         /// What happens after the last position.
         end: WindowEnd,
     },
+    /// Neighbouring steps, whose place is drawn anew at every iteration (flow_grpo's `sde_window_size` in `sde_window_range`,
+    /// `train_sd3_fast.py`).
+    Contiguous {
+        /// `[lo, hi]`: among the steps `lo ..= hi - 1`; `None` means the first half.
+        range: Option<[usize; 2]>,
+        /// Steps in the window.
+        size: usize,
+    },
 }
 
 impl SdeWindow {
@@ -59,6 +67,14 @@ impl SdeWindow {
                 candidates: Some(list),
                 ..
             } => checked(list, steps)?,
+            Self::Contiguous { range, .. } => {
+                let [lo, hi] = range.unwrap_or([0, steps / 2]);
+                if hi > steps {
+                    let step = hi - 1;
+                    return Err(SchedulerError::Step { step, steps });
+                }
+                (lo..hi).collect()
+            }
             _ => (0..steps.saturating_sub(1)).collect(),
         };
         if candidates.is_empty() {
@@ -67,13 +83,19 @@ impl SdeWindow {
                 | Self::Random {
                     candidates: Some(_), ..
                 } => "no step is listed; list at least one".into(),
+                Self::Contiguous {
+                    range: Some([lo, hi]),
+                    ..
+                } => {
+                    format!("its range [{lo}, {hi}] has no step; use lo < hi")
+                }
                 _ => format!("with {steps} sampling steps there is none before the last; use at least 2"),
             });
         }
         let (size, what) = match *self {
             Self::All | Self::List(_) => (candidates.len(), ""),
             Self::Random { count, .. } => (count, "count"),
-            Self::Sliding { size, .. } => (size, "size"),
+            Self::Sliding { size, .. } | Self::Contiguous { size, .. } => (size, "size"),
         };
         if size == 0 {
             return empty(format!("its {what} is 0; use at least 1"));
@@ -160,6 +182,11 @@ impl SdeWindowPlan {
                 };
                 // In range of usize: `position` is below `positions`, itself a usize plus one.
                 let start = (position as usize).saturating_mul(stride).min(last_start);
+                self.candidates[start..start + self.size].to_vec()
+            }
+            SdeWindow::Contiguous { .. } => {
+                let places = (self.candidates.len() - self.size + 1) as u64;
+                let start = self.stream.at(iteration, 0).below(places) as usize;
                 self.candidates[start..start + self.size].to_vec()
             }
         }

@@ -99,6 +99,39 @@ fn random_draws_take_every_candidate_equally_often() {
 }
 
 #[test]
+fn a_contiguous_window_lies_in_its_range_and_begins_at_every_place_of_it_equally_often() {
+    let window = SdeWindow::Contiguous {
+        range: Some([2, 8]),
+        size: 3,
+    };
+    let plan = window.plan(10, 3).unwrap();
+    let mut times = [0_u32; 10];
+    for iteration in 0..4000 {
+        let steps = plan.steps_for(iteration);
+        assert_eq!(steps, (steps[0]..steps[0] + 3).collect::<Vec<usize>>());
+        times[steps[0]] += 1;
+    }
+    // Four places, 1000 times each, with a standard deviation of 27.
+    for (start, times) in times.into_iter().enumerate() {
+        let expected = if (2..=5).contains(&start) {
+            880..=1120
+        } else {
+            0..=0
+        };
+        assert!(expected.contains(&times), "{start}: {times}");
+    }
+    let starts = |seed: u64| -> Vec<usize> {
+        let plan = window.plan(10, seed).unwrap();
+        (0..40).map(|iteration| plan.steps_for(iteration)[0]).collect()
+    };
+    assert_eq!(starts(3), starts(3));
+    assert_ne!(starts(3), starts(4));
+    // The first half, unless it is said.
+    let first_half = SdeWindow::Contiguous { range: None, size: 5 };
+    assert_eq!(first_half.plan(10, 0).unwrap().steps_for(7), [0, 1, 2, 3, 4]);
+}
+
+#[test]
 fn impossible_windows_are_refused_with_a_way_out() {
     let message = |window: SdeWindow, steps: usize| window.plan(steps, 0).unwrap_err().to_string();
     assert!(message(SdeWindow::All, 1).contains("use at least 2"));
@@ -130,6 +163,11 @@ fn impossible_windows_are_refused_with_a_way_out() {
     assert!(message(sliding(2, 0, 1, WindowEnd::Stop), 5).contains("stride is 0"));
     assert!(message(sliding(2, 1, 0, WindowEnd::Stop), 5).contains("0 iterations"));
     assert!(message(sliding(5, 1, 1, WindowEnd::Stop), 5).contains("at most 4"));
+    let contiguous = |range, size| SdeWindow::Contiguous { range, size };
+    assert!(message(contiguous(Some([2, 6]), 2), 5).contains("numbered 0 to 4"));
+    assert!(message(contiguous(Some([3, 3]), 1), 5).contains("[3, 3] has no step"));
+    assert!(message(contiguous(Some([1, 3]), 3), 5).contains("at most 2"));
+    assert!(message(contiguous(None, 0), 5).contains("size is 0"));
 }
 
 fn any_window() -> impl Strategy<Value = SdeWindow> {
@@ -147,6 +185,8 @@ fn any_window() -> impl Strategy<Value = SdeWindow> {
             end
         )
             .prop_map(|(size, stride, hold, end)| sliding(size, stride, hold, end)),
+        (prop::option::of([0_usize..14, 0_usize..14]), 0_usize..6)
+            .prop_map(|(range, size)| SdeWindow::Contiguous { range, size }),
     ]
 }
 
