@@ -2,7 +2,9 @@
 
 use super::Rules;
 use crate::codes;
-use crate::sections::{ContiguousWindow, Dynamics, InitialNoise, NoiseLevel, Shift, Window};
+use crate::sections::{
+    ContiguousWindow, Dynamics, HoldDecay, InitialNoise, NoiseLevel, Shift, SlidingWindow, Window,
+};
 
 pub(super) fn check(rules: &mut Rules<'_>) {
     noise_level(rules);
@@ -119,6 +121,43 @@ fn window(rules: &mut Rules<'_>) {
         }
         Window::Contiguous(contiguous) => contiguous_window(rules, contiguous),
         _ => {}
+    }
+    if let Window::Sliding(sliding) = &scheduler.window {
+        hold(rules, sliding);
+    }
+}
+
+/// How long a sliding window stays in one place.
+fn hold(rules: &mut Rules<'_>, sliding: &SlidingWindow) {
+    let least = sliding.hold_least.unwrap_or(1);
+    if least > sliding.hold {
+        let message = format!(
+            "`scheduler.window.hold_least` is {least}, and `scheduler.window.hold`, from which it falls to that, is {}",
+            sliding.hold
+        );
+        let keys = ["scheduler.window.hold_least", "scheduler.window.hold"];
+        rules
+            .error(codes::RULE_WINDOW, &keys, message)
+            .help("lower the one, or raise the other");
+    }
+    for (key, of, decay) in [
+        ("hold_least", HoldDecay::Linear, "linear"),
+        ("decay_from", HoldDecay::Exponential, "exponential"),
+        ("decay_rate", HoldDecay::Exponential, "exponential"),
+    ] {
+        let key = format!("scheduler.window.{key}");
+        if let (false, Some(first)) = (sliding.hold_decay == of, rules.written_below(&key).first()) {
+            let message = format!("`{first}` is read only with `scheduler.window.hold_decay = \"{decay}\"`");
+            rules
+                .warning(
+                    codes::RULE_UNUSED,
+                    &[first, "scheduler.window.hold_decay"],
+                    message,
+                )
+                .help(format!(
+                    "set `scheduler.window.hold_decay = \"{decay}\"`, or remove it"
+                ));
+        }
     }
 }
 

@@ -225,7 +225,7 @@ impl Default for RandomWindow {
     }
 }
 
-/// `kind = "sliding"`: the window begins at step 0 and moves by `stride` every `hold` iterations; its last position is
+/// `kind = "sliding"`: the window begins at step 0 and moves by `stride` after `hold` iterations; its last position is
 /// moved back so that it ends before the last step, then it begins anew.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -236,9 +236,34 @@ pub struct SlidingWindow {
     /// Steps by which it moves.
     #[schemars(range(min = 1, max = 1000))]
     pub stride: usize,
-    /// Iterations it stays in one place.
+    /// Iterations it stays in one place; in the first, if they fall.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub hold: usize,
+    /// How these iterations fall along the path.
+    pub hold_decay: HoldDecay,
+    /// Iterations in the last place with `hold_decay = "linear"`; without it a quarter of `hold`, at least 1.
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub hold_least: Option<usize>,
+    /// Step behind which they fall with `hold_decay = "exponential"`.
+    #[schemars(range(max = 1000))]
+    pub decay_from: usize,
+    /// How fast they fall then, per step.
+    #[schemars(range(min = 0.0, max = 10.0))]
+    pub decay_rate: f64,
+}
+
+/// How the iterations that a sliding window stays in one place fall along the path (MixGRPO, `grpo_states.py`); `c` is the step at which
+/// it begins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum HoldDecay {
+    /// Not at all.
+    #[default]
+    None,
+    /// From `hold` in a straight line to `hold_least` at the last step but one.
+    Linear,
+    /// `hold exp(-decay_rate (c - decay_from))` behind `decay_from`, rounded up.
+    Exponential,
 }
 
 impl Default for SlidingWindow {
@@ -247,6 +272,10 @@ impl Default for SlidingWindow {
             size: 4,
             stride: 1,
             hold: 25,
+            hold_decay: HoldDecay::None,
+            hold_least: None,
+            decay_from: 13,
+            decay_rate: 0.1,
         }
     }
 }

@@ -309,6 +309,15 @@ split = true
 "#,
     r#"
 config_version = 1
+[scheduler.window]
+kind = "sliding"
+size = 3
+hold = 20
+hold_decay = "linear"
+hold_least = 5
+"#,
+    r#"
+config_version = 1
 [scheduler]
 steps = 12
 [scheduler.window]

@@ -3,7 +3,7 @@
 use flow_config as config;
 
 use super::{
-    DynamicShift, Dynamics, NoiseLevel, ScheduleOptions, SdeWindow, SigmaEnds, SigmaShift, WindowEnd,
+    DynamicShift, Dynamics, Hold, NoiseLevel, ScheduleOptions, SdeWindow, SigmaEnds, SigmaShift, WindowEnd,
 };
 
 impl From<config::Dynamics> for Dynamics {
@@ -65,12 +65,32 @@ impl From<&config::Window> for SdeWindow {
             config::Window::Sliding(sliding) => Self::Sliding {
                 size: sliding.size,
                 stride: sliding.stride,
-                hold_iterations: sliding.hold as u64,
+                hold: sliding.into(),
                 end: WindowEnd::Wrap,
             },
             config::Window::Contiguous(contiguous) => Self::Contiguous {
                 range: contiguous.range,
                 size: contiguous.size,
+            },
+        }
+    }
+}
+
+impl From<&config::SlidingWindow> for Hold {
+    fn from(sliding: &config::SlidingWindow) -> Self {
+        let first = sliding.hold as u64;
+        match sliding.hold_decay {
+            config::HoldDecay::None => Self::Constant(first),
+            config::HoldDecay::Linear => Self::Linear {
+                first,
+                last: sliding
+                    .hold_least
+                    .map_or((first / 4).max(1), |least| least as u64),
+            },
+            config::HoldDecay::Exponential => Self::Exponential {
+                first,
+                from: sliding.decay_from,
+                rate: sliding.decay_rate,
             },
         }
     }

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use flow_trainer::scheduler::{SchedulerError, SdeWindow, WindowEnd};
+use flow_trainer::scheduler::{Hold, SchedulerError, SdeWindow, WindowEnd};
 use proptest::prelude::*;
 
 fn sliding(size: usize, stride: usize, hold_iterations: u64, end: WindowEnd) -> SdeWindow {
     SdeWindow::Sliding {
         size,
         stride,
-        hold_iterations,
+        hold: Hold::Constant(hold_iterations),
         end,
     }
 }
@@ -47,6 +47,53 @@ fn a_sliding_window_that_stops_stays_at_the_last_candidate() {
     assert_eq!(plan.steps_for(1), [3, 4]);
     assert_eq!(plan.steps_for(2), [4, 5]);
     assert_eq!(plan.steps_for(u64::MAX), [4, 5]);
+}
+
+/// Iterations at each start of a window of one of the 24 steps that a path of 25 can train.
+fn holds(hold: Hold) -> Vec<(usize, usize)> {
+    let window = SdeWindow::Sliding {
+        size: 1,
+        stride: 1,
+        hold,
+        end: WindowEnd::Stop,
+    };
+    let plan = window.plan(25, 0).unwrap();
+    let mut starts: Vec<(usize, usize)> = Vec::new();
+    for iteration in 0..600 {
+        let start = plan.steps_for(iteration)[0];
+        match starts.last_mut() {
+            Some((last, times)) if *last == start => *times += 1,
+            _ => starts.push((start, 1)),
+        }
+    }
+    starts
+}
+
+#[test]
+fn the_stay_of_a_sliding_window_falls_in_a_straight_line_or_exponentially() {
+    let linear = holds(Hold::Linear { first: 25, last: 6 });
+    for (start, times) in [(0, 25), (5, 20), (11, 15), (22, 6)] {
+        assert_eq!(linear[start], (start, times));
+    }
+    let exponential = holds(Hold::Exponential {
+        first: 25,
+        from: 13,
+        rate: 0.1,
+    });
+    for (start, times) in [(0, 25), (13, 25), (14, 23), (20, 13), (22, 11)] {
+        assert_eq!(exponential[start], (start, times));
+    }
+}
+
+#[test]
+fn mixgrpos_window_of_four_moves_by_one_every_twenty_five_iterations() {
+    let plan = sliding(4, 1, 25, WindowEnd::Wrap).plan(25, 0).unwrap();
+    for (iteration, start) in [(0, 0), (24, 0), (25, 1), (475, 19), (500, 20), (525, 0)] {
+        assert_eq!(
+            plan.steps_for(iteration),
+            [start, start + 1, start + 2, start + 3]
+        );
+    }
 }
 
 #[test]
