@@ -56,7 +56,7 @@ fn a_choice_has_its_values_with_their_meaning() {
 #[test]
 fn a_variant_key_lists_the_variants() {
     let doc = explain("algorithm.kind").expect("known");
-    assert_eq!(doc.allowed.len(), 6);
+    assert_eq!(doc.allowed.len(), 8);
     assert!(doc.required);
     let doc = explain("rewards.kind").expect("known");
     assert_eq!(doc.allowed.len(), 12);
@@ -66,7 +66,12 @@ fn a_variant_key_lists_the_variants() {
 fn a_key_of_some_variants_names_them() {
     assert_eq!(
         explain("algorithm.clip_range").expect("known").variants,
-        ["kind = \"awm\"", "kind = \"grpo\"", "kind = \"grpo-guard\""]
+        [
+            "kind = \"awm\"",
+            "kind = \"dgpo\"",
+            "kind = \"grpo\"",
+            "kind = \"grpo-guard\""
+        ]
     );
     assert_eq!(
         explain("rewards.rgb").expect("known").variants,

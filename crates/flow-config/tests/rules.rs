@@ -228,6 +228,18 @@ fn each_rule_is_reported_at_the_key_to_mend() {
             "scheduler.window.size",
             Error,
         ),
+        (
+            "[scheduler.window]\nkind = \"contiguous\"\nsize = 6",
+            "rule::window",
+            "scheduler.window.size",
+            Error,
+        ),
+        (
+            "[scheduler.window]\nkind = \"contiguous\"\nrange = [4, 12]",
+            "rule::window",
+            "scheduler.window.range",
+            Error,
+        ),
         ("[scheduler]\nsteps = 1", "rule::window", "scheduler.steps", Error),
         (
             "[scheduler]\ndynamics = \"ode\"",

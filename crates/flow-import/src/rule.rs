@@ -80,6 +80,8 @@ pub enum Join {
     Kl,
     /// The policy that samples, in NFT.
     OldPolicy,
+    /// The centre and the slower copies of CRD.
+    Crd,
     /// The moving average.
     Ema,
     /// Size, steps and guidance of evaluation, whose defaults depend on those of training.

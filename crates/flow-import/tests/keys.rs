@@ -233,6 +233,111 @@ fn keys_of_dppo_awm_and_dpo_become_those_of_flow_train() {
 }
 
 #[test]
+fn keys_of_dgpo_become_those_of_flow_train() {
+    let yaml = "model: {finetune_type: lora}\ntrain: {trainer_type: dgpo, dpo_beta: 2000, clip_range: 1.0e-5, kl_beta: 1.0e-3, \
+                kl_cfg: 4.5, use_ema_ref: true, clip_kl: true, switch_ema_ref: 50, ema_ref_max_decay: 0.9, \
+                use_shared_noise: false, off_policy: true, num_train_timesteps: 2}";
+    let dgpo = config(yaml).algorithm.params;
+    assert_eq!(
+        (&dgpo["beta"], &dgpo["clip_range"], &dgpo["kl_beta"]),
+        (&json!(2000.0), &json!([-1e-5, 1e-5]), &json!(1e-3))
+    );
+    assert_eq!(
+        (
+            &dgpo["reference"],
+            &dgpo["reference_guidance"],
+            &dgpo["against_old"]
+        ),
+        (&json!("lora-off"), &json!(4.5), &json!(true))
+    );
+    assert_eq!(
+        (&dgpo["clip_error"], &dgpo["clip_kl"], &dgpo["shared_noise"]),
+        (&json!(true), &json!(true), &json!(false))
+    );
+    assert_eq!(dgpo["old_samples_after"], json!(50));
+    assert_eq!(
+        dgpo["old_copy"],
+        json!({ "flat": 0, "start": 0.0, "rate": 0.001, "hold": 0.9 })
+    );
+    assert_eq!(
+        dgpo["train_timesteps"],
+        json!({ "count": 2, "strategy": "discrete", "shift": 3.0, "range": [0.0, 0.6] })
+    );
+    // Its average samples at first, which nothing does here.
+    assert!(note(yaml, "train.off_policy").needs_attention());
+    assert!(
+        !note(
+            "train: {trainer_type: dgpo, off_policy: false}",
+            "train.off_policy"
+        )
+        .needs_attention()
+    );
+}
+
+#[test]
+fn keys_of_crd_become_those_of_flow_train() {
+    let crd = |train: &str| {
+        config(&format!("train: {{trainer_type: crd, {train}}}"))
+            .algorithm
+            .params
+    };
+    let written = crd(
+        "crd_beta: 2, crd_loss_type: bce, use_old_for_loss: false, adaptive_logp: false, weight_temp: 0.5, \
+                       kl_beta: 0.2, kl_cfg: 3, reward_adaptive_kl: false, timestep_range: 0.9",
+    );
+    assert_eq!(
+        (&written["beta"], &written["loss"], &written["baseline"]),
+        (&json!(2.0), &json!("bce"), &json!("reference"))
+    );
+    assert_eq!(
+        (&written["normalise_errors"], &written["adaptive_kl"]),
+        (&json!(false), &json!(false))
+    );
+    assert_eq!(
+        (&written["centre_weights"], &written["centre_temperature"]),
+        (&json!("softmax"), &json!(0.5))
+    );
+    assert_eq!(
+        (&written["kl_beta"], &written["reference_guidance"]),
+        (&json!(0.2), &json!(3.0))
+    );
+    assert_eq!(written["train_timesteps"]["range"], json!([0.0, 0.9]));
+    let kl = |train| crd(train)["kl_beta"].clone();
+    assert_eq!((kl("seed: 1"), kl("kl_beta: 0")), (json!(0.1), json!(0.0)));
+    let lora = config("model: {finetune_type: lora}\ntrain: {trainer_type: crd}")
+        .algorithm
+        .params;
+    assert_eq!(lora["reference"], json!("lora-off"));
+    assert!(note("train: {trainer_type: crd, weight_temp: 0}", "train.weight_temp").needs_attention());
+}
+
+#[test]
+fn decays_of_crd_are_four_numbers_or_a_preset() {
+    let copies = |decays: &str| {
+        let params = config(&format!("train: {{trainer_type: crd, {decays}}}"))
+            .algorithm
+            .params;
+        (params["old_copy"].clone(), params["sampling_copy"].clone())
+    };
+    let copy = |flat: u64, start: f64, rate: f64, hold: f64| json!({ "flat": flat, "start": start, "rate": rate, "hold": hold });
+    let default = (copy(0, 0.25, 0.005, 0.999), copy(75, 0.0, 0.0075, 0.999));
+    assert_eq!(copies("seed: 1"), default);
+    assert_eq!(
+        copies("old_model_decay: 10-0.5-0.01-0.9, sampling_model_decay: 5"),
+        (copy(10, 0.5, 0.01, 0.9), copy(0, 0.0, 0.01, 0.5))
+    );
+    assert_eq!(
+        copies("old_model_decay: offline, sampling_model_decay: none"),
+        (copy(0, 1.0, 0.0, 1.0), copy(0, 0.0, 0.0, 0.0))
+    );
+    for wrong in ["0-0.25-0.005", "0-2-0-1", "quick", "7", "0.5-0-0-0"] {
+        assert_eq!(copies(&format!("old_model_decay: {wrong}")), default, "{wrong}");
+        let yaml = format!("train: {{trainer_type: crd, old_model_decay: {wrong}}}");
+        assert!(note(&yaml, "train.old_model_decay").needs_attention(), "{wrong}");
+    }
+}
+
+#[test]
 fn the_old_key_for_the_attention_backend_is_the_accelerators_matter() {
     assert_eq!(
         note("model: {attn_backend: native}", "model.attn_backend").outcome,

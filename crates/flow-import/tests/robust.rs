@@ -83,6 +83,9 @@ fn value() -> impl Strategy<Value = String> {
         "nft",
         "awm",
         "dppo",
+        "dgpo",
+        "crd",
+        "0-0.25-0.005-0.999",
         "Flow-SDE",
         "CPS",
         "ODE",
@@ -297,7 +300,7 @@ fn the_fixtures_hold_to_it_too() {
         include_str!("fixtures/grpo-sd3.yaml"),
         include_str!("fixtures/nft-cache.yaml"),
         include_str!("fixtures/guard-uneven.yaml"),
-        include_str!("fixtures/crd-flux.yaml"),
+        include_str!("fixtures/tdm-r1-flux.yaml"),
     ] {
         check(&import(yaml, &CATALOG).expect("converts"));
     }

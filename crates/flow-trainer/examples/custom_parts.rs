@@ -300,6 +300,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         current: weights,
         average: None,
         old: None,
+        sampling: None,
         reference: None,
     };
     parts.sampler.policy.model = model.clone();

@@ -184,6 +184,7 @@ impl Job {
         let rows = advantages.len();
         let context = LossContext {
             pass: &pass,
+            current: &sampling,
             sampling: &sampling,
             reference: None,
             old: None,
@@ -194,6 +195,7 @@ impl Job {
             advantages: self.device.tensor(advantages, [rows]),
             noise: None,
             before: None,
+            compared: Vec::new(),
             site: self.site(Stage::Training),
         };
         let loss = self.grpo().loss(&context, Position::Recorded(0)).loss;

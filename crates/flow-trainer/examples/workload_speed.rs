@@ -325,6 +325,7 @@ impl Job {
                 let rows = advantages.len();
                 let context = LossContext {
                     pass: &pass,
+                    current: &sampling,
                     sampling: &sampling,
                     reference: None,
                     old: None,
@@ -335,6 +336,7 @@ impl Job {
                     advantages: self.device.tensor(advantages, [rows]),
                     noise: None,
                     before: None,
+                    compared: Vec::new(),
                     site: self.site(Stage::Training),
                 };
                 let grpo = Grpo {

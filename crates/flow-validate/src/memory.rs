@@ -106,6 +106,7 @@ impl Load {
             Window::List(list) => list.steps.len(),
             Window::Random(random) => random.count,
             Window::Sliding(sliding) => sliding.size,
+            Window::Contiguous(contiguous) => contiguous.size,
         };
         Self {
             rows: sampling.micro_batch * branches,

@@ -2,7 +2,9 @@
 
 use super::Rules;
 use crate::codes;
-use crate::sections::{Dynamics, InitialNoise, NoiseLevel, Shift, Window};
+use crate::sections::{
+    ContiguousWindow, Dynamics, HoldDecay, InitialNoise, NoiseLevel, Shift, SlidingWindow, Window,
+};
 
 pub(super) fn check(rules: &mut Rules<'_>) {
     noise_level(rules);
@@ -52,7 +54,7 @@ fn window(rules: &mut Rules<'_>) {
     let listed = match &scheduler.window {
         Window::List(list) => Some(("scheduler.window.steps", &list.steps)),
         Window::Random(random) => random.from.as_ref().map(|from| ("scheduler.window.from", from)),
-        Window::All(_) | Window::Sliding(_) => None,
+        Window::All(_) | Window::Sliding(_) | Window::Contiguous(_) => None,
     };
     if let Some((key, listed)) = listed {
         for (index, step) in listed.iter().enumerate() {
@@ -117,7 +119,90 @@ fn window(rules: &mut Rules<'_>) {
                 )
                 .help("lower the size, or raise `scheduler.steps`");
         }
+        Window::Contiguous(contiguous) => contiguous_window(rules, contiguous),
         _ => {}
+    }
+    if let Window::Sliding(sliding) = &scheduler.window {
+        hold(rules, sliding);
+    }
+}
+
+/// How long a sliding window stays in one place.
+fn hold(rules: &mut Rules<'_>, sliding: &SlidingWindow) {
+    let least = sliding.hold_least.unwrap_or(1);
+    if least > sliding.hold {
+        let message = format!(
+            "`scheduler.window.hold_least` is {least}, and `scheduler.window.hold`, from which it falls to that, is {}",
+            sliding.hold
+        );
+        let keys = ["scheduler.window.hold_least", "scheduler.window.hold"];
+        rules
+            .error(codes::RULE_WINDOW, &keys, message)
+            .help("lower the one, or raise the other");
+    }
+    for (key, of, decay) in [
+        ("hold_least", HoldDecay::Linear, "linear"),
+        ("decay_from", HoldDecay::Exponential, "exponential"),
+        ("decay_rate", HoldDecay::Exponential, "exponential"),
+    ] {
+        let key = format!("scheduler.window.{key}");
+        if let (false, Some(first)) = (sliding.hold_decay == of, rules.written_below(&key).first()) {
+            let message = format!("`{first}` is read only with `scheduler.window.hold_decay = \"{decay}\"`");
+            rules
+                .warning(
+                    codes::RULE_UNUSED,
+                    &[first, "scheduler.window.hold_decay"],
+                    message,
+                )
+                .help(format!(
+                    "set `scheduler.window.hold_decay = \"{decay}\"`, or remove it"
+                ));
+        }
+    }
+}
+
+fn contiguous_window(rules: &mut Rules<'_>, contiguous: &ContiguousWindow) {
+    let scheduler = &rules.config.scheduler;
+    let (steps, size, within) = (
+        scheduler.steps,
+        contiguous.size,
+        contiguous.within(scheduler.steps),
+    );
+    let (lo, hi) = (within.start, within.end);
+    let keys = [
+        "scheduler.window.range",
+        "scheduler.window.size",
+        "scheduler.steps",
+    ];
+    if hi > steps || lo >= hi {
+        let message = format!(
+            "`scheduler.window.range` is [{lo}, {hi}], but must have lo < hi <= {steps}, the number of steps"
+        );
+        let help = match contiguous.range {
+            Some(_) => "steps count from 0, and the window ends before step hi",
+            None => "raise `scheduler.steps` to at least 2",
+        };
+        rules.error(codes::RULE_WINDOW, &keys, message).help(help);
+    } else if hi - lo < size {
+        let source = match contiguous.range {
+            Some(_) => format!("`scheduler.window.range` [{lo}, {hi}] has"),
+            None => "the first half of the path, which is the range if none is given, has".to_owned(),
+        };
+        let message = format!(
+            "`scheduler.window.size` is {size}, but {source} {} steps",
+            hi - lo
+        );
+        rules
+            .error(codes::RULE_WINDOW, &[keys[1], keys[0], keys[2]], message)
+            .help("lower the size, or widen the range");
+    } else if hi == steps && scheduler.dynamics == Dynamics::Cps {
+        let message = format!(
+            "`scheduler.window.range` has step {}, the last, which has no noise under `cps`",
+            hi - 1
+        );
+        rules
+            .error(codes::RULE_WINDOW, &[keys[0], "scheduler.dynamics"], message)
+            .help("end the range before it: that step ends at sigma 0, and `cps` scales its noise by that sigma");
     }
 }
 
@@ -130,6 +215,7 @@ fn candidates(window: &Window, steps: usize) -> Vec<usize> {
             .clone()
             .unwrap_or_else(|| (0..steps.saturating_sub(1)).collect()),
         Window::All(_) | Window::Sliding(_) => (0..steps.saturating_sub(1)).collect(),
+        Window::Contiguous(contiguous) => contiguous.within(steps).collect(),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
 /// `[scheduler]`: the sampling path of rollouts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -66,6 +67,7 @@ impl SchedulerConfig {
         match &self.window {
             Window::Random(random) => self.steps.saturating_sub(random.count),
             Window::Sliding(sliding) => self.steps.saturating_sub(sliding.size),
+            Window::Contiguous(contiguous) => self.steps.saturating_sub(contiguous.size),
             Window::All(_) | Window::List(_) => {
                 // A step of the window whose noise level is 0 is as certain as one outside it.
                 let certain = |step: &usize| !random(*step) || self.noise_level_at(*step) == Some(0.0);
@@ -174,6 +176,8 @@ pub enum Window {
     Random(RandomWindow),
     /// Consecutive steps that move along the path as training goes on (MixGRPO, Li et al. 2025, arXiv 2507.21802).
     Sliding(SlidingWindow),
+    /// Consecutive steps whose place is drawn anew in each iteration (Flow-GRPO-Fast, flow_grpo's `sde_window_size`).
+    Contiguous(ContiguousWindow),
 }
 
 impl Default for Window {
@@ -221,7 +225,7 @@ impl Default for RandomWindow {
     }
 }
 
-/// `kind = "sliding"`: the window begins at step 0 and moves by `stride` every `hold` iterations; its last position is
+/// `kind = "sliding"`: the window begins at step 0 and moves by `stride` after `hold` iterations; its last position is
 /// moved back so that it ends before the last step, then it begins anew.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -232,9 +236,34 @@ pub struct SlidingWindow {
     /// Steps by which it moves.
     #[schemars(range(min = 1, max = 1000))]
     pub stride: usize,
-    /// Iterations it stays in one place.
+    /// Iterations it stays in one place; in the first, if they fall.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub hold: usize,
+    /// How these iterations fall along the path.
+    pub hold_decay: HoldDecay,
+    /// Iterations in the last place with `hold_decay = "linear"`; without it a quarter of `hold`, at least 1.
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub hold_least: Option<usize>,
+    /// Step behind which they fall with `hold_decay = "exponential"`.
+    #[schemars(range(max = 1000))]
+    pub decay_from: usize,
+    /// How fast they fall then, per step.
+    #[schemars(range(min = 0.0, max = 10.0))]
+    pub decay_rate: f64,
+}
+
+/// How the iterations that a sliding window stays in one place fall along the path (MixGRPO, `grpo_states.py`); `c` is the step at which
+/// it begins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum HoldDecay {
+    /// Not at all.
+    #[default]
+    None,
+    /// From `hold` in a straight line to `hold_least` at the last step but one.
+    Linear,
+    /// `hold exp(-decay_rate (c - decay_from))` behind `decay_from`, rounded up.
+    Exponential,
 }
 
 impl Default for SlidingWindow {
@@ -243,6 +272,42 @@ impl Default for SlidingWindow {
             size: 4,
             stride: 1,
             hold: 25,
+            hold_decay: HoldDecay::None,
+            hold_least: None,
+            decay_from: 13,
+            decay_rate: 0.1,
         }
+    }
+}
+
+/// `kind = "contiguous"`: `size` steps in a row. Where they begin is drawn anew in each iteration, every place in `range` as often.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct ContiguousWindow {
+    /// Steps in the window.
+    #[schemars(range(min = 1, max = 1000))]
+    pub size: usize,
+    /// `[lo, hi]`: the window lies among the steps `lo ..= hi - 1`; without it among those of the first half, as in flow_grpo.
+    #[schemars(inner(range(max = 1000)))]
+    pub range: Option<[usize; 2]>,
+    /// Seed of the draw; the iteration is added to the stream, so that each iteration draws anew.
+    #[schemars(range(max = 9_223_372_036_854_775_807_u64))]
+    pub seed: u64,
+}
+
+impl Default for ContiguousWindow {
+    fn default() -> Self {
+        Self {
+            size: 2,
+            range: None,
+            seed: 42,
+        }
+    }
+}
+
+impl ContiguousWindow {
+    /// The steps among which the window lies, of a path of `steps`.
+    pub fn within(&self, steps: usize) -> Range<usize> {
+        self.range.map_or(0..steps / 2, |[lo, hi]| lo..hi)
     }
 }

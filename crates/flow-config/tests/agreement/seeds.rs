@@ -316,6 +316,25 @@ split = true
 "#,
     r#"
 config_version = 1
+[scheduler.window]
+kind = "sliding"
+size = 3
+hold = 20
+hold_decay = "linear"
+hold_least = 5
+"#,
+    r#"
+config_version = 1
+[scheduler]
+steps = 12
+[scheduler.window]
+kind = "contiguous"
+size = 3
+range = [1, 7]
+seed = 5
+"#,
+    r#"
+config_version = 1
 [algorithm]
 kind = "dppo"
 mask = "velocity"
@@ -341,6 +360,35 @@ config_version = 1
 kind = "dpo"
 beta = 500
 train_timesteps = { count = 2, range = [0, 0.9] }
+"#,
+    r#"
+config_version = 1
+[algorithm]
+kind = "dgpo"
+beta = 2000
+against_old = true
+reference_guidance = 4.5
+kl_beta = 1e-3
+clip_kl = true
+old_copy = { rate = 0.002, hold = 0.5 }
+old_samples_after = 50
+train_timesteps = { count = 2, range = [0, 0.9] }
+"#,
+    r#"
+config_version = 1
+[algorithm]
+kind = "crd"
+loss = "bce"
+baseline = "reference"
+normalise_errors = false
+centre = "group"
+centre_weights = "softmax"
+centre_temperature = 0.5
+kl_beta = 0.2
+adaptive_kl = false
+reference_guidance = 3
+sampling_copy = { flat = 10, start = 0.5, hold = 0.9 }
+train_timesteps = { count = 2, strategy = "logit-normal" }
 "#,
     "config_version = 1\n[ema.schedule]\nkind = \"cosine\"\nsteps = 7\n[checkpointing]\npolicy = \"budget\"\npeak_gib = 1.5\n",
     "config_version = 1\n[ema.schedule]\nkind = \"constant\"\ndecay = 0.5\n[checkpointing]\npolicy = \"block-skip\"\nevery = 3\n",

@@ -1,4 +1,4 @@
-//! The algorithm, its KL term, and the policy that samples in NFT and AWM.
+//! The algorithm, its KL term, and the policy that samples.
 
 use toml_edit::Value;
 
@@ -13,9 +13,7 @@ use crate::scalar::Scalar;
 
 /// Flow-Factory's trainers that flow-train does not have, and whether they train on trajectories' log-probabilities, as
 /// `grpo` does, rather than on clean images at drawn times, as `nft` does. (All are of the latter kind today.)
-const OTHERS: [(&str, bool); 8] = [
-    ("dgpo", false),
-    ("crd", false),
+const OTHERS: [(&str, bool); 6] = [
     ("tdm-r1", false),
     ("sft", false),
     ("offline-dpo", false),
@@ -37,7 +35,7 @@ pub(crate) fn choose(draft: &mut Draft<'_>) {
         return;
     }
     let written = name(item.node.text().unwrap_or_default());
-    let kind = ["grpo", "grpo-guard", "nft", "dppo", "awm", "dpo"]
+    let kind = ["grpo", "grpo-guard", "nft", "dppo", "awm", "dpo", "dgpo", "crd"]
         .into_iter()
         .find(|kind| *kind == written);
     let other = OTHERS.iter().find(|(theirs, _)| *theirs == written);
@@ -113,6 +111,12 @@ pub(super) fn kl(draft: &mut Draft<'_>) {
     let beta = take_given(draft, "train.kl_beta");
     let kind = take_given(draft, "train.kl_type");
     let guidance = guidance_of_reference(draft);
+    let lora = uses_lora(draft);
+    let with_reference = ["dgpo", "crd"].contains(&draft.kind);
+    if with_reference && lora {
+        // Their losses compare with the reference whether the YAML has a KL term or not.
+        draft.set("algorithm.reference", "lora-off", &[], REFERENCE);
+    }
     let factor = match &beta {
         None => 0.0,
         Some(item) => match number(item) {
@@ -127,7 +131,8 @@ pub(super) fn kl(draft: &mut Draft<'_>) {
             }
         },
     };
-    if factor == 0.0 {
+    // CRD has one where nothing is said.
+    if factor == 0.0 && draft.kind != "crd" {
         let guidance = guidance.as_ref().map(|(item, _)| item);
         for item in beta
             .iter()
@@ -143,34 +148,17 @@ pub(super) fn kl(draft: &mut Draft<'_>) {
         }
         return;
     }
+    if ["nft", "awm"].contains(&draft.kind) || with_reference {
+        if lora && !with_reference {
+            let origins: Vec<_> = beta.iter().map(|item| &item.origin).collect();
+            draft.set("algorithm.reference", "lora-off", &origins, REFERENCE);
+        }
+        return pull(draft, beta.as_ref(), kind.as_ref());
+    }
     let Some(beta) = beta else { return };
     let Ok(value) = convert::number(beta.node) else {
         return;
     };
-    let lora = uses_lora(draft);
-    if ["nft", "awm"].contains(&draft.kind) {
-        draft.set(
-            "algorithm.kl_beta",
-            value,
-            &[&beta.origin],
-            "factor of the KL term",
-        );
-        if lora {
-            draft.set("algorithm.reference", "lora-off", &[&beta.origin], REFERENCE);
-        }
-        match &kind {
-            Some(item) if convert::is_one_of(item.node, &["v-based"]) => {
-                draft.same(&item.origin, "algorithm.kl_beta", "it compares velocities");
-            }
-            Some(item) => draft.keep(
-                "algorithm",
-                &item.origin,
-                "NFT and AWM compare velocities, and nothing else",
-            ),
-            None => {}
-        }
-        return;
-    }
     let ours = match &kind {
         None => "mean",
         Some(item) if convert::is_one_of(item.node, &["x-based"]) => "mean",
@@ -226,6 +214,21 @@ fn guidance_of_reference<'y>(draft: &mut Draft<'y>) -> Option<(Item<'y>, Value)>
     }
 }
 
+/// The KL term of those that compare velocities, and nothing else.
+fn pull(draft: &mut Draft<'_>, beta: Option<&Item<'_>>, kind: Option<&Item<'_>>) {
+    if let Some((beta, Ok(value))) = beta.map(|item| (item, convert::number(item.node))) {
+        let text = "factor of the KL term";
+        draft.set("algorithm.kl_beta", value, &[&beta.origin], text);
+    }
+    let Some(kind) = kind else { return };
+    if convert::is_one_of(kind.node, &["v-based"]) {
+        draft.same(&kind.origin, "algorithm.kl_beta", "it compares velocities");
+    } else {
+        let reason = "NFT, AWM, DGPO and CRD compare velocities, and nothing else";
+        draft.keep("algorithm", &kind.origin, reason);
+    }
+}
+
 /// DPO has its reference inside its loss, and no KL term.
 fn reference_of_dpo(draft: &mut Draft<'_>) {
     for from in ["train.kl_beta", "train.kl_type", "train.kl_guidance_scale"] {
@@ -260,6 +263,28 @@ pub(super) fn old_policy(draft: &mut Draft<'_>) {
         }
     };
     let origins: Vec<_> = item.iter().map(|item| &item.origin).collect();
+    if draft.kind == "dgpo" {
+        for origin in origins {
+            let up_to =
+                "up to `algorithm.old_samples_after` optimizer steps the policy that is trained samples";
+            match off_policy {
+                true => draft.keep(
+                    "algorithm",
+                    origin,
+                    format!("{up_to}, in Flow-Factory the moving average"),
+                ),
+                false => draft.same(origin, "algorithm.old_samples_after", up_to),
+            }
+        }
+        return;
+    }
+    if draft.kind == "crd" {
+        for origin in origins {
+            let reason = "CRD samples with a copy of its own, `algorithm.sampling_copy`, in Flow-Factory too";
+            draft.keep_as(Rank::Detail, "algorithm", origin, reason);
+        }
+        return;
+    }
     let awm = draft.kind == "awm";
     if draft.kind != "nft" && !awm {
         for origin in origins {

@@ -4,6 +4,7 @@
 
 mod acceleration;
 mod algorithm;
+mod crd;
 mod ema;
 mod family;
 mod geometry;
@@ -33,6 +34,7 @@ pub(crate) fn apply(join: Join, draft: &mut Draft<'_>) {
         Join::Optimizer => optimizer::apply(draft),
         Join::Kl => algorithm::kl(draft),
         Join::OldPolicy => algorithm::old_policy(draft),
+        Join::Crd => crd::apply(draft),
         Join::Ema => ema::apply(draft),
         Join::Evaluation => path::evaluation(draft),
         Join::Seed => path::seed(draft),

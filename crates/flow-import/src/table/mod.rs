@@ -15,7 +15,6 @@ pub fn rules() -> impl Iterator<Item = &'static Rule> {
         .chain([
             train::COMMON,
             train::ALGORITHMS,
-            train::OTHERS,
             adapter::READ_BY_ADAPTERS,
         ])
         .chain([run::EVAL, run::REWARDS, run::LOG, run::ACCELERATION])

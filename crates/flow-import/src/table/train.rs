@@ -1,22 +1,24 @@
 //! Rules of `train`: the keys of every trainer, those of the trainers that exist here, and those of the others.
 
 use crate::rule::Conversion::{
-    Choice, Fraction, Integer, Joint, Limit, Nothing, Number, Range, Same, Symmetric,
+    Choice, Fraction, Guidance, Integer, Joint, Limit, Nothing, Number, Range, Same, Switch, Symmetric,
 };
 use crate::rule::{Join, Rule};
 
-const CLIPPED: &[&str] = &["grpo", "grpo-guard", "awm"];
-const WITH_ADVANTAGES: &[&str] = &["grpo", "grpo-guard", "dppo", "nft", "awm"];
+const CLIPPED: &[&str] = &["grpo", "grpo-guard", "awm", "dgpo"];
+const WITH_ADVANTAGES: &[&str] = &["grpo", "grpo-guard", "dppo", "nft", "awm", "dgpo", "crd"];
 const NFT: &[&str] = &["nft"];
 /// Those of which a slower copy may sample.
 const OLD_POLICY: &[&str] = &["nft", "awm"];
 /// Those whose times are drawn by `time_sampling_strategy`.
-const DRAWN: &[&str] = &["nft", "awm"];
+const DRAWN: &[&str] = &["nft", "awm", "dgpo", "crd"];
 const DPPO: &[&str] = &["dppo"];
 const AWM: &[&str] = &["awm"];
 const DPO: &[&str] = &["dpo"];
+const DGPO: &[&str] = &["dgpo"];
+const CRD: &[&str] = &["crd"];
 /// Those that take their loss at drawn times.
-const AT_TIMES: &[&str] = &["nft", "awm", "dpo"];
+const AT_TIMES: &[&str] = &["nft", "awm", "dpo", "dgpo", "crd"];
 const MODEL_SIZE: &str =
     "pixels of an image or a frame, in whole patches of 16; left out, Flow-Factory takes 512";
 const ON_DEVICE: &str = "in flow-train it lies where the weights lie";
@@ -27,7 +29,7 @@ pub(super) const COMMON: &[Rule] = &[
         "train.trainer_type",
         "algorithm.kind",
         Joint(Join::Algorithm),
-        "`grpo`, `grpo-guard`, `dppo`, `nft`, `awm` and `dpo`; any other stands in the TOML as it is, and flow-train refuses it",
+        "`grpo`, `grpo-guard`, `dppo`, `nft`, `awm`, `dpo`, `dgpo` and `crd`; any other stands in the TOML as it is, and flow-train refuses it",
     ),
     Rule::new(
         "train.resolution",
@@ -242,7 +244,7 @@ pub(super) const ALGORITHMS: &[Rule] = &[
         "train.kl_type",
         "algorithm.kl",
         Joint(Join::Kl),
-        "`v-based` is `velocity`, `x-based` is `mean`; NFT and AWM have velocities only",
+        "`v-based` is `velocity`, `x-based` is `mean`; NFT, AWM, DGPO and CRD have velocities only",
     ),
     Rule::new(
         "train.kl_beta",
@@ -363,45 +365,121 @@ pub(super) const ALGORITHMS: &[Rule] = &[
         Same(&["1", "1.0"]),
         "standard deviation of DPO's logit; flow-train's is 1",
     ),
-];
-
-/// Keys of trainers that flow-train does not have.
-pub(super) const OTHERS: &[Rule] = &[
-    other("train.dpo_beta", "DGPO's; flow-train has no such trainer"),
-    other("train.use_shared_noise", "DGPO's; flow-train has no such trainer"),
-    other("train.clip_dsm", "DGPO's; flow-train has no such trainer"),
-    other("train.clip_kl", "DGPO's; flow-train has no such trainer"),
-    other("train.switch_ema_ref", "DGPO's; flow-train has no such trainer"),
-    other("train.use_ema_ref", "DGPO's; flow-train has no such trainer"),
-    other(
+    Rule::new(
+        "train.dpo_beta",
+        "algorithm.beta",
+        Number,
+        "strength of the preference in DGPO",
+    )
+    .kinds(DGPO),
+    Rule::new(
+        "train.use_shared_noise",
+        "algorithm.shared_noise",
+        Switch,
+        "whether the images of a group have the same noise; flow-train's is drawn anew for each time, as in the official code",
+    )
+    .kinds(DGPO),
+    Rule::new(
+        "train.clip_dsm",
+        "algorithm.clip_error",
+        Switch,
+        "whether DGPO holds images whose error is beyond `clip_range`",
+    )
+    .kinds(DGPO),
+    Rule::new(
+        "train.clip_kl",
+        "algorithm.clip_kl",
+        Switch,
+        "whether DGPO leaves the pull of such images out",
+    )
+    .kinds(DGPO),
+    Rule::new(
+        "train.switch_ema_ref",
+        "algorithm.old_samples_after",
+        Integer,
+        "optimizer steps after which DGPO's slower copy samples",
+    )
+    .kinds(DGPO),
+    Rule::new(
+        "train.use_ema_ref",
+        "algorithm.against_old",
+        Switch,
+        "whether DGPO compares errors with those of the slower copy instead of the reference",
+    )
+    .kinds(DGPO),
+    Rule::new(
         "train.ema_ref_max_decay",
-        "DGPO's; flow-train has no such trainer",
-    ),
-    other(
+        "algorithm.old_copy.hold",
+        Number,
+        "most of DGPO's slower copy that survives a step",
+    )
+    .kinds(DGPO),
+    Rule::new(
         "train.ema_ref_ramp_rate",
-        "DGPO's; flow-train has no such trainer",
-    ),
-    other("train.ema_ref_device", "DGPO's; flow-train has no such trainer"),
-    other("train.kl_cfg", "DGPO's and CRD's; flow-train has no such trainer"),
-    other("train.crd_beta", "CRD's; flow-train has no such trainer"),
-    other("train.crd_loss_type", "CRD's; flow-train has no such trainer"),
-    other("train.use_old_for_loss", "CRD's; flow-train has no such trainer"),
-    other("train.adaptive_logp", "CRD's; flow-train has no such trainer"),
-    other("train.weight_temp", "CRD's; flow-train has no such trainer"),
-    other("train.old_model_decay", "CRD's; flow-train has no such trainer"),
-    other(
+        "algorithm.old_copy.rate",
+        Number,
+        "rise of that share per optimizer step",
+    )
+    .kinds(DGPO),
+    Rule::new("train.ema_ref_device", "", Same(&["cuda"]), ON_DEVICE).no_matter(),
+    Rule::new(
+        "train.kl_cfg",
+        "algorithm.reference_guidance",
+        Guidance,
+        "guidance of the reference; at 1 and below there is none, in CRD that of the rollout",
+    )
+    .kinds(&["dgpo", "crd"]),
+    Rule::new("train.crd_beta", "algorithm.beta", Number, "factor of CRD's implicit reward").kinds(CRD),
+    Rule::new(
+        "train.crd_loss_type",
+        "algorithm.loss",
+        Choice(&[("mse", "mse"), ("bce", "bce")]),
+        "how CRD compares the implicit reward with the reward",
+    )
+    .kinds(CRD),
+    Rule::new(
+        "train.use_old_for_loss",
+        "algorithm.baseline",
+        Choice(&[("true", "old"), ("false", "reference")]),
+        "what CRD's implicit reward measures progress from: `old`, or the `reference`",
+    )
+    .kinds(CRD),
+    Rule::new(
+        "train.adaptive_logp",
+        "algorithm.normalise_errors",
+        Switch,
+        "whether CRD divides errors by their size",
+    )
+    .kinds(CRD),
+    Rule::new(
+        "train.weight_temp",
+        "algorithm.centre_weights, algorithm.centre_temperature",
+        Joint(Join::Crd),
+        "how much images count in CRD's centre: below 0 `uniform`, at 0 `signs`, above 0 `softmax`",
+    )
+    .kinds(CRD),
+    Rule::new(
+        "train.old_model_decay",
+        "algorithm.old_copy",
+        Joint(Join::Crd),
+        "how CRD's copy follows that is measured from: `flat-start-rate-hold`, or one of Flow-Factory's presets",
+    )
+    .kinds(CRD),
+    Rule::new(
         "train.sampling_model_decay",
-        "CRD's; flow-train has no such trainer",
-    ),
-    other(
+        "algorithm.sampling_copy",
+        Joint(Join::Crd),
+        "how CRD's copy follows that samples, likewise",
+    )
+    .kinds(CRD),
+    Rule::new(
         "train.reward_adaptive_kl",
-        "CRD's; flow-train has no such trainer",
-    ),
+        "algorithm.adaptive_kl",
+        Switch,
+        "whether CRD pulls better images more",
+    )
+    .kinds(CRD),
 ];
-
-const fn other(from: &'static str, doc: &'static str) -> Rule {
-    Rule::new(from, "", Nothing, doc).no_matter()
-}
 
 const fn of_schedule(from: &'static str, doc: &'static str) -> Rule {
     Rule::new(from, "ema.schedule", Joint(Join::Ema), doc)

@@ -129,8 +129,8 @@ impl Algorithm for Dppo {
         self.kl.needs()
     }
 
-    fn reference_guidance(&self) -> Option<f64> {
-        self.kl.guidance()
+    fn guidance_scales(&self) -> Vec<f64> {
+        self.kl.guidance().into_iter().collect()
     }
 
     fn inner_epochs(&self) -> usize {

@@ -4,7 +4,7 @@
 //! arXiv 2210.02747; Liu et al. 2023, arXiv 2209.03003).
 
 use super::{LossContext, Position};
-use crate::policy::CallSite;
+use crate::policy::{CallSite, Conditions, Policy};
 use burn::tensor::Tensor;
 use flow_core::tensors::plain;
 use flow_core::{CallContext, Exec};
@@ -42,9 +42,29 @@ impl Forward {
         }
     }
 
-    /// The model's velocity `[B, N]`, through the context that `open` makes of the call.
+    /// The model's velocity `[B, N]` under the guidance of the rollout, through the context that `open` makes of the call.
     pub(super) fn velocity<'w>(
         &self,
+        context: &LossContext<'_, '_>,
+        open: impl FnOnce(CallContext) -> Exec<'w>,
+    ) -> Tensor<2> {
+        self.velocity_of((context.policy, &context.batch.conditions), context, open)
+    }
+
+    /// The same under another guidance, one of [`Algorithm::guidance_scales`](super::Algorithm::guidance_scales) or 1.
+    pub(super) fn velocity_at<'w>(
+        &self,
+        context: &LossContext<'_, '_>,
+        guidance_scale: f32,
+        open: impl FnOnce(CallContext) -> Exec<'w>,
+    ) -> Tensor<2> {
+        let (policy, conditions) = context.policy.under(guidance_scale, &context.batch.conditions);
+        self.velocity_of((&policy, &conditions), context, open)
+    }
+
+    fn velocity_of<'w>(
+        &self,
+        (policy, conditions): (&Policy, &Conditions),
         context: &LossContext<'_, '_>,
         open: impl FnOnce(CallContext) -> Exec<'w>,
     ) -> Tensor<2> {
@@ -53,21 +73,19 @@ impl Forward {
             sigma: Some(self.sigma),
             ..context.site
         };
-        let exec = open(context.policy.call(site, &context.batch.samples));
+        let exec = open(policy.call(site, &context.batch.samples));
         let sigma_b: Tensor<1> = self.sigma_b1.clone().squeeze_dim(1);
-        let conditions = &context.batch.conditions;
-        context
-            .policy
-            .velocity(&exec, self.x_bn.clone(), sigma_b, conditions)
+        policy.velocity(&exec, self.x_bn.clone(), sigma_b, conditions)
     }
 
     /// `mean((v - (e - x0))²)` per row, `[B]`, differentiable in `v`.
     pub(super) fn error(&self, context: &LossContext<'_, '_>, velocity_bn: Tensor<2>) -> Tensor<1> {
-        distance(
-            context,
-            velocity_bn,
-            self.noise_bn.clone() - self.clean_bn.clone(),
-        )
+        distance(context, velocity_bn, self.target())
+    }
+
+    /// The velocity from image to noise, `e - x0`, `[B, N]`.
+    pub(super) fn target(&self) -> Tensor<2> {
+        self.noise_bn.clone() - self.clean_bn.clone()
     }
 }
 
@@ -75,6 +93,11 @@ impl Forward {
 pub(super) fn distance(context: &LossContext<'_, '_>, a_bn: Tensor<2>, b_bn: Tensor<2>) -> Tensor<1> {
     let (a, b) = (a_bn.into_dispatch(), plain(&b_bn.into_dispatch()));
     Tensor::from_dispatch(context.kernels.ops().loss.mean_squared_distance(&a, &b))
+}
+
+/// How good images are, from 0 to 1: `clamp(A / clip / 2 + 1/2, 0, 1)` of advantages `[B]`.
+pub(super) fn optimality(advantages_b: Tensor<1>, clip: f32) -> Tensor<1> {
+    (advantages_b / (2.0 * clip) + 0.5).clamp(0.0, 1.0)
 }
 
 /// Values without a graph.

@@ -278,8 +278,8 @@ impl Algorithm for Grpo {
         self.kl.needs()
     }
 
-    fn reference_guidance(&self) -> Option<f64> {
-        self.kl.guidance()
+    fn guidance_scales(&self) -> Vec<f64> {
+        self.kl.guidance().into_iter().collect()
     }
 
     fn inner_epochs(&self) -> usize {

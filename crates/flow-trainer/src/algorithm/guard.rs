@@ -90,8 +90,8 @@ impl Algorithm for GrpoGuard {
         self.kl.needs()
     }
 
-    fn reference_guidance(&self) -> Option<f64> {
-        self.kl.guidance()
+    fn guidance_scales(&self) -> Vec<f64> {
+        self.kl.guidance().into_iter().collect()
     }
 
     fn inner_epochs(&self) -> usize {

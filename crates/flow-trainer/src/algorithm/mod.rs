@@ -5,6 +5,8 @@
 
 mod arrangement;
 mod awm;
+mod crd;
+mod dgpo;
 mod dpo;
 mod dppo;
 mod forward;
@@ -13,11 +15,18 @@ mod guard;
 mod nft;
 mod reference;
 mod registry;
+mod rows;
+mod slow;
 mod step_weights;
 mod times;
 
 pub use arrangement::{RolledOut, RowSet};
 pub use awm::{Awm, AwmSettings, ErrorWeighting};
+pub use crd::{
+    Baseline, Centre, CentreWeights, Crd, CrdLoss, CrdOldConfig, CrdSamplingConfig, CrdSettings,
+    CrdTimesConfig,
+};
+pub use dgpo::{Dgpo, DgpoCopyConfig, DgpoSettings, DgpoTimesConfig};
 pub use dpo::{Dpo, DpoSettings, DpoTimesConfig};
 pub use dppo::{Dppo, MaskKind};
 pub use grpo::Grpo;
@@ -25,6 +34,8 @@ pub use guard::GrpoGuard;
 pub use nft::{AdvantageMode, Nft, NftSettings};
 pub use reference::{KlConfig, KlKind, ReferenceWeights};
 pub use registry::{AlgorithmContext, AlgorithmFactory, AlgorithmRegistry};
+pub use rows::StepRows;
+pub use slow::{Moment, SamplingWeights, SlowCopy};
 pub use step_weights::StepWeights;
 pub use times::{OldPolicyConfig, TimeSampling, TrainTimestepsConfig};
 
@@ -36,15 +47,6 @@ use burn::tensor::Tensor;
 use flow_accel::Paradigm;
 use flow_core::device::ComputeDevice;
 use flow_core::{InferencePass, Kernels, RawTensor, TrainingPass};
-
-/// Which weights a rollout samples with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SamplingWeights {
-    /// The trained ones.
-    Current,
-    /// A slower copy, updated after each iteration.
-    Old,
-}
 
 /// Where on a trajectory a loss is taken.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -65,11 +67,13 @@ pub enum Position {
 pub struct LossContext<'a, 'w> {
     /// The pass to differentiate.
     pub pass: &'a TrainingPass<'w>,
+    /// The trained weights, not differentiated.
+    pub current: &'a InferencePass<'w>,
     /// The sampling weights, not differentiated.
     pub sampling: &'a InferencePass<'w>,
     /// The reference weights, if the algorithm asked for some.
     pub reference: Option<&'a InferencePass<'w>>,
-    /// The slower copy, if the algorithm keeps one ([`Algorithm::keeps_old`]).
+    /// The slower copy [`SlowCopy::Old`], if the algorithm keeps it ([`Algorithm::keeps`]).
     pub old: Option<&'a InferencePass<'w>>,
     /// Model and guidance.
     pub policy: &'a Policy,
@@ -85,6 +89,8 @@ pub struct LossContext<'a, 'w> {
     pub noise: Option<RawTensor>,
     /// What [`Algorithm::before`] gave for this micro-batch and position, `[B]`.
     pub before: Option<RawTensor>,
+    /// What [`Algorithm::compare`] gave for the rows of this micro-batch and position, each `[B]`.
+    pub compared: Vec<RawTensor>,
     /// Stage, iteration and number of steps.
     pub site: CallSite,
 }
@@ -109,18 +115,13 @@ pub trait Algorithm: Sync + std::fmt::Debug + Send {
     /// How its loss depends on the rollout; decides which accelerators are safe.
     fn paradigm(&self) -> Paradigm;
 
-    /// Which weights sample.
-    fn sampling_weights(&self) -> SamplingWeights {
+    /// Which weights sample, after `steps` optimizer steps of the run.
+    fn sampling_weights(&self, _steps: u64) -> SamplingWeights {
         SamplingWeights::Current
     }
 
     /// Which reference it needs.
     fn reference(&self) -> Option<ReferenceWeights>;
-
-    /// The guidance under which it calls its reference, if that is not the policy's: conditions have the empty branch for it.
-    fn reference_guidance(&self) -> Option<f64> {
-        None
-    }
 
     /// Passes over one rollout.
     fn inner_epochs(&self) -> usize;
@@ -134,14 +135,25 @@ pub trait Algorithm: Sync + std::fmt::Debug + Send {
     /// The loss at one position.
     fn loss(&self, context: &LossContext<'_, '_>, position: Position) -> UnitLoss;
 
-    /// Share of the old sampling weights that survives iteration `iteration`, counted from 1, if there are old weights.
-    fn old_policy_decay(&self, _iteration: u64) -> Option<f64> {
+    /// Whether a slower copy of the weights is kept: to sample with, or to compare with.
+    fn keeps(&self, copy: SlowCopy) -> bool {
+        self.sampling_weights(0) == SamplingWeights::Slow(copy)
+    }
+
+    /// How a slower copy follows at a moment: the share of it that survives, `copy <- share copy + (1 - share) current`. None leaves it as
+    /// it is.
+    fn survives(&self, _copy: SlowCopy, _moment: Moment) -> Option<f64> {
         None
     }
 
-    /// Whether a slower copy of the weights is kept: to sample with, or to compare with.
-    fn keeps_old(&self) -> bool {
-        self.sampling_weights() == SamplingWeights::Old
+    /// Guidance scales of its calls of the model beside that of the rollout: where one is not 1, conditions have the empty prompt.
+    fn guidance_scales(&self) -> Vec<f64> {
+        Vec::new()
+    }
+
+    /// Whether images of a group have the same noise at drawn times.
+    fn shares_noise(&self) -> bool {
+        false
     }
 
     /// Whether losses read [`LossContext::before`]. Costs a pass of [`before`](Self::before) over all units.
@@ -153,6 +165,21 @@ pub trait Algorithm: Sync + std::fmt::Debug + Send {
     /// instance the log-probability under the weights that sampled. Not differentiated.
     fn before(&self, _context: &LossContext<'_, '_>, _position: Position) -> Option<RawTensor> {
         None
+    }
+
+    /// Whether losses read [`LossContext::compared`]. Costs a pass of [`row_numbers`](Self::row_numbers) before each optimizer step.
+    fn compares_rows(&self) -> bool {
+        false
+    }
+
+    /// Some numbers per row, each `[B]`, under the weights from which the optimizer step is taken. Not differentiated.
+    fn row_numbers(&self, _context: &LossContext<'_, '_>, _position: Position) -> Vec<RawTensor> {
+        Vec::new()
+    }
+
+    /// What becomes of these numbers where all rows of an optimizer step are looked at together: others, each with one value per row.
+    fn compare(&self, _rows: &StepRows<'_>) -> Vec<Vec<f32>> {
+        Vec::new()
     }
 
     /// The rows that each loss sees: for each optimizer step of the pass its micro-batches. None leaves the micro-batches of the
@@ -171,16 +198,12 @@ impl Algorithm for Box<dyn Algorithm> {
         (**self).paradigm()
     }
 
-    fn sampling_weights(&self) -> SamplingWeights {
-        (**self).sampling_weights()
+    fn sampling_weights(&self, steps: u64) -> SamplingWeights {
+        (**self).sampling_weights(steps)
     }
 
     fn reference(&self) -> Option<ReferenceWeights> {
         (**self).reference()
-    }
-
-    fn reference_guidance(&self) -> Option<f64> {
-        (**self).reference_guidance()
     }
 
     fn inner_epochs(&self) -> usize {
@@ -199,12 +222,20 @@ impl Algorithm for Box<dyn Algorithm> {
         (**self).loss(context, position)
     }
 
-    fn old_policy_decay(&self, iteration: u64) -> Option<f64> {
-        (**self).old_policy_decay(iteration)
+    fn keeps(&self, copy: SlowCopy) -> bool {
+        (**self).keeps(copy)
     }
 
-    fn keeps_old(&self) -> bool {
-        (**self).keeps_old()
+    fn survives(&self, copy: SlowCopy, moment: Moment) -> Option<f64> {
+        (**self).survives(copy, moment)
+    }
+
+    fn guidance_scales(&self) -> Vec<f64> {
+        (**self).guidance_scales()
+    }
+
+    fn shares_noise(&self) -> bool {
+        (**self).shares_noise()
     }
 
     fn looks_before(&self) -> bool {
@@ -213,6 +244,18 @@ impl Algorithm for Box<dyn Algorithm> {
 
     fn before(&self, context: &LossContext<'_, '_>, position: Position) -> Option<RawTensor> {
         (**self).before(context, position)
+    }
+
+    fn compares_rows(&self) -> bool {
+        (**self).compares_rows()
+    }
+
+    fn row_numbers(&self, context: &LossContext<'_, '_>, position: Position) -> Vec<RawTensor> {
+        (**self).row_numbers(context, position)
+    }
+
+    fn compare(&self, rows: &StepRows<'_>) -> Vec<Vec<f32>> {
+        (**self).compare(rows)
     }
 
     fn arrange(&self, rollout: &RolledOut<'_>) -> Option<Vec<Vec<RowSet>>> {

@@ -122,6 +122,8 @@ impl AlgorithmRegistry {
         super::Dppo::register(&mut registry)?;
         super::Awm::register(&mut registry)?;
         super::Dpo::register(&mut registry)?;
+        super::Dgpo::register(&mut registry)?;
+        super::Crd::register(&mut registry)?;
         Ok(registry)
     }
 

@@ -1,7 +1,8 @@
 //! The times at which forward-process losses are taken, and the slower policy that some of them keep: settings and rules that several
 //! algorithms have.
 
-use super::Position;
+use super::{Moment, Position};
+use crate::ema::EmaSchedule;
 use crate::timesteps::TimestepSampler;
 use flow_config::codes::RULE_TRAIN_TIMESTEPS;
 use flow_config::{Diagnostic, Rules};
@@ -168,6 +169,62 @@ impl TrainTimestepsConfig {
         )
     }
 }
+
+/// The decay of `[algorithm.old_policy]` after an iteration, and at no other moment.
+pub(super) fn follows_iterations(schedule: &EmaSchedule, moment: Moment) -> Option<f64> {
+    match moment {
+        Moment::Iteration { iteration, .. } => Some(schedule.decay_at(iteration)),
+        Moment::Step { .. } => None,
+    }
+}
+
+/// A table of training times with defaults of its own, read as a [`TrainTimestepsConfig`]: fields with defaults of their type would give a
+/// table that is written in part the defaults of another algorithm.
+macro_rules! times_config {
+    ($(#[$about:meta])* $name:ident, $of_count:tt {
+        count: $count:expr, strategy: $strategy:expr, shift: $shift:expr, range: $range:expr
+    }) => {
+        $(#[$about])*
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+        #[serde(deny_unknown_fields, default)]
+        pub struct $name {
+            #[doc = $of_count]
+            #[schemars(range(max = 1000))]
+            pub count: usize,
+            /// How times are drawn.
+            pub strategy: TimeSampling,
+            /// Shift `s` of drawn times, `f <- s f / (1 + (s - 1) f)`; for `uniform` and `logit-normal`.
+            #[schemars(range(min = 0.01, max = 100.0))]
+            pub shift: f64,
+            /// Part of the path, as fractions from noise (0) to image (1): `0 <= lo < hi <= 1`.
+            #[schemars(inner(range(min = 0.0, max = 1.0)))]
+            pub range: [f64; 2],
+        }
+
+        impl Default for $name {
+            fn default() -> Self {
+                Self {
+                    count: $count,
+                    strategy: $strategy,
+                    shift: $shift,
+                    range: $range,
+                }
+            }
+        }
+
+        impl From<&$name> for TrainTimestepsConfig {
+            fn from(times: &$name) -> Self {
+                Self {
+                    count: times.count,
+                    strategy: times.strategy,
+                    shift: times.shift,
+                    range: times.range,
+                }
+            }
+        }
+    };
+}
+pub(super) use times_config;
 
 /// The times of a pass, each with the address of its noise.
 pub(super) fn drawn_positions(

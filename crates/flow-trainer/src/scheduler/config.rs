@@ -3,7 +3,7 @@
 use flow_config as config;
 
 use super::{
-    DynamicShift, Dynamics, NoiseLevel, ScheduleOptions, SdeWindow, SigmaEnds, SigmaShift, WindowEnd,
+    DynamicShift, Dynamics, Hold, NoiseLevel, ScheduleOptions, SdeWindow, SigmaEnds, SigmaShift, WindowEnd,
 };
 
 impl From<config::Dynamics> for Dynamics {
@@ -53,7 +53,7 @@ impl From<&config::SchedulerConfig> for SigmaEnds {
 }
 
 impl From<&config::Window> for SdeWindow {
-    /// The window of a config; its sliding window wraps. The seed of a random window is not part of it.
+    /// The window of a config; its sliding window wraps. The seed of a window that is drawn is not part of it.
     fn from(window: &config::Window) -> Self {
         match window {
             config::Window::All(config::AllWindow {}) => Self::All,
@@ -65,8 +65,32 @@ impl From<&config::Window> for SdeWindow {
             config::Window::Sliding(sliding) => Self::Sliding {
                 size: sliding.size,
                 stride: sliding.stride,
-                hold_iterations: sliding.hold as u64,
+                hold: sliding.into(),
                 end: WindowEnd::Wrap,
+            },
+            config::Window::Contiguous(contiguous) => Self::Contiguous {
+                range: contiguous.range,
+                size: contiguous.size,
+            },
+        }
+    }
+}
+
+impl From<&config::SlidingWindow> for Hold {
+    fn from(sliding: &config::SlidingWindow) -> Self {
+        let first = sliding.hold as u64;
+        match sliding.hold_decay {
+            config::HoldDecay::None => Self::Constant(first),
+            config::HoldDecay::Linear => Self::Linear {
+                first,
+                last: sliding
+                    .hold_least
+                    .map_or((first / 4).max(1), |least| least as u64),
+            },
+            config::HoldDecay::Exponential => Self::Exponential {
+                first,
+                from: sliding.decay_from,
+                rate: sliding.decay_rate,
             },
         }
     }
@@ -77,6 +101,7 @@ impl ScheduleOptions {
     pub fn from_config(scheduler: &config::SchedulerConfig, tokens: usize) -> Self {
         let seed = match &scheduler.window {
             config::Window::Random(random) => random.seed,
+            config::Window::Contiguous(contiguous) => contiguous.seed,
             // Nothing is drawn.
             _ => 0,
         };

@@ -26,4 +26,4 @@ pub use error::SchedulerError;
 pub use grid::{DynamicShift, SigmaEnds, SigmaGrid, SigmaShift, TIMESTEPS_PER_SIGMA};
 pub use reference::{ReferenceStep, reference_log_prob, reference_log_prob_gradient, reference_step};
 pub use schedule::{NoiseLevel, Schedule, ScheduleOptions};
-pub use window::{SdeWindow, SdeWindowPlan, WindowEnd};
+pub use window::{Hold, SdeWindow, SdeWindowPlan, WindowEnd};

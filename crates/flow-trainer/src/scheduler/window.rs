@@ -18,8 +18,56 @@ pub enum WindowEnd {
     Stop,
 }
 
+/// How many iterations a sliding window spends at a position (MixGRPO, `fastvideo/utils/grpo_states.py`, e5cdd6a).
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Hold {
+    /// The same at every position.
+    Constant(u64),
+    /// From `first` at the first candidate to `last` at the last one, rounded down.
+    Linear {
+        /// At the first candidate.
+        first: u64,
+        /// At the last candidate, and the least.
+        last: u64,
+    },
+    /// `first exp(-rate (start - from))` behind `from`, rounded up.
+    Exponential {
+        /// Up to `from`.
+        first: u64,
+        /// The last start at which it is `first`.
+        from: usize,
+        /// Fall per step.
+        rate: f64,
+    },
+}
+
+impl Hold {
+    /// Iterations at the position that begins at candidate `start` of `candidates`.
+    fn at(self, start: usize, candidates: usize) -> u64 {
+        match self {
+            Self::Constant(iterations) => iterations,
+            Self::Linear { first, last } => {
+                let share = start as f64 / candidates.saturating_sub(1).max(1) as f64;
+                last.max((first as f64 * (1.0 - share) + last as f64 * share) as u64)
+            }
+            Self::Exponential { first, from, rate } => {
+                let beyond = start.saturating_sub(from) as f64;
+                (first as f64 * libm::exp(-rate * beyond)).ceil() as u64
+            }
+        }
+    }
+
+    /// Iterations at the first position; none at all are an error of the window.
+    fn first(self) -> u64 {
+        match self {
+            Self::Constant(first) | Self::Linear { first, .. } | Self::Exponential { first, .. } => first,
+        }
+    }
+}
+
 /// The choice of stochastic steps.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SdeWindow {
     /// Every step but the last.
@@ -40,9 +88,17 @@ pub enum SdeWindow {
         /// Steps by which the window moves. The last position is moved back, if need be, to end at the last candidate.
         stride: usize,
         /// Iterations spent at each position.
-        hold_iterations: u64,
+        hold: Hold,
         /// What happens after the last position.
         end: WindowEnd,
+    },
+    /// Neighbouring steps, whose place is drawn anew at every iteration (flow_grpo's `sde_window_size` in `sde_window_range`,
+    /// `train_sd3_fast.py`).
+    Contiguous {
+        /// `[lo, hi]`: among the steps `lo ..= hi - 1`; `None` means the first half.
+        range: Option<[usize; 2]>,
+        /// Steps in the window.
+        size: usize,
     },
 }
 
@@ -59,6 +115,14 @@ impl SdeWindow {
                 candidates: Some(list),
                 ..
             } => checked(list, steps)?,
+            Self::Contiguous { range, .. } => {
+                let [lo, hi] = range.unwrap_or([0, steps / 2]);
+                if hi > steps {
+                    let step = hi - 1;
+                    return Err(SchedulerError::Step { step, steps });
+                }
+                (lo..hi).collect()
+            }
             _ => (0..steps.saturating_sub(1)).collect(),
         };
         if candidates.is_empty() {
@@ -67,13 +131,19 @@ impl SdeWindow {
                 | Self::Random {
                     candidates: Some(_), ..
                 } => "no step is listed; list at least one".into(),
+                Self::Contiguous {
+                    range: Some([lo, hi]),
+                    ..
+                } => {
+                    format!("its range [{lo}, {hi}] has no step; use lo < hi")
+                }
                 _ => format!("with {steps} sampling steps there is none before the last; use at least 2"),
             });
         }
         let (size, what) = match *self {
             Self::All | Self::List(_) => (candidates.len(), ""),
             Self::Random { count, .. } => (count, "count"),
-            Self::Sliding { size, .. } => (size, "size"),
+            Self::Sliding { size, .. } | Self::Contiguous { size, .. } => (size, "size"),
         };
         if size == 0 {
             return empty(format!("its {what} is 0; use at least 1"));
@@ -84,18 +154,13 @@ impl SdeWindow {
                 available: candidates.len(),
             });
         }
-        if let Self::Sliding {
-            stride,
-            hold_iterations,
-            ..
-        } = *self
-        {
+        if let Self::Sliding { stride, hold, .. } = *self {
             if stride == 0 {
                 return empty(
                     "its stride is 0, so that it would never move; use at least 1, or a list".into(),
                 );
             }
-            if hold_iterations == 0 {
+            if hold.first() == 0 {
                 return empty("it holds each position for 0 iterations; use at least 1".into());
             }
         }
@@ -146,23 +211,39 @@ impl SdeWindowPlan {
                 steps
             }
             SdeWindow::Sliding {
-                stride,
-                hold_iterations,
-                end,
-                ..
+                stride, hold, end, ..
             } => {
-                let last_start = self.candidates.len() - self.size;
-                let positions = last_start.div_ceil(stride) as u64 + 1;
-                let turn = iteration / hold_iterations;
-                let position = match end {
-                    WindowEnd::Wrap => turn % positions,
-                    WindowEnd::Stop => turn.min(positions - 1),
-                };
-                // In range of usize: `position` is below `positions`, itself a usize plus one.
-                let start = (position as usize).saturating_mul(stride).min(last_start);
+                let start = self.sliding_start(iteration, (stride, hold, end));
+                self.candidates[start..start + self.size].to_vec()
+            }
+            SdeWindow::Contiguous { .. } => {
+                let places = (self.candidates.len() - self.size + 1) as u64;
+                let start = self.stream.at(iteration, 0).below(places) as usize;
                 self.candidates[start..start + self.size].to_vec()
             }
         }
+    }
+
+    /// The candidate at which a sliding window begins.
+    fn sliding_start(&self, iteration: u64, (stride, hold, end): (usize, Hold, WindowEnd)) -> usize {
+        let last_start = self.candidates.len() - self.size;
+        let positions = last_start.div_ceil(stride) + 1;
+        let start = |position: usize| position.saturating_mul(stride).min(last_start);
+        // At least one iteration each: a fall may round down to none.
+        let holds = (0..positions).map(|position| hold.at(start(position), self.candidates.len()).max(1));
+        let holds: Vec<u64> = holds.collect();
+        let round: u64 = holds.iter().fold(0, |sum: u64, hold| sum.saturating_add(*hold));
+        let mut left = match end {
+            WindowEnd::Wrap => iteration % round,
+            WindowEnd::Stop => iteration,
+        };
+        for (position, hold) in holds.into_iter().enumerate() {
+            if left < hold {
+                return start(position);
+            }
+            left -= hold;
+        }
+        last_start
     }
 
     /// Stochastic steps per trajectory, the same at every iteration.

@@ -1,10 +1,11 @@
 //! One iteration: sample, score, compare, learn, average, write down.
 
 use super::Session;
+use super::state::Decays;
 use super::tally::DRIVER;
 use super::update::Mean;
 use crate::advantage::{RewardColumn, compute_advantages};
-use crate::algorithm::Algorithm;
+use crate::algorithm::{Algorithm, Moment, SlowCopy};
 use crate::error::TrainError;
 use crate::observer::{IterationSummary, Observer, Phase};
 use crate::undone::{Undone, settle, undone};
@@ -56,7 +57,7 @@ impl<A: Algorithm> Session<A> {
             .parts
             .update(&rolled.batches, &advantages.values, &rolled.groups, observer)?;
         let images = rolled.groups.len();
-        self.parts.follow()?;
+        self.parts.follow();
         let activity = self.activity(observer)?;
         self.name_kernels()?;
         let predicted = match &drift {
@@ -171,16 +172,29 @@ impl<A: Algorithm> Session<A> {
 }
 
 impl<A: Algorithm> super::Parts<A, Acceleration> {
-    /// Lets the moving average and the old sampling weights follow the trained ones.
-    fn follow(&mut self) -> Result<(), TrainError> {
+    /// Lets the moving average and slower copies follow the trained weights after an iteration.
+    fn follow(&mut self) {
         let iteration = self.state.iteration;
         let average = self.settings.average.as_ref();
         let average = average.and_then(|plan| plan.decay_after(iteration));
-        let old = self.algorithm.old_policy_decay(iteration + 1);
+        let moment = Moment::Iteration {
+            iteration: iteration + 1,
+            steps: self.state.optimizer.steps(),
+        };
+        self.follow_at(average, moment);
+    }
+
+    /// Lets the average and slower copies follow at a moment.
+    pub(super) fn follow_at(&mut self, average: Option<f64>, moment: Moment) {
+        let survives = |copy| self.algorithm.survives(copy, moment);
+        let decays = Decays {
+            average,
+            old: survives(SlowCopy::Old),
+            sampling: survives(SlowCopy::Sampling),
+        };
         let kernels = self.acceleration.training().kernels.clone();
         let (kernels, device) = (&*kernels, &self.sampler.device);
         let trained = self.state.optimizer.trained();
-        self.state.weights.follow(kernels, device, trained, average, old);
-        Ok(())
+        self.state.weights.follow(kernels, device, trained, decays);
     }
 }

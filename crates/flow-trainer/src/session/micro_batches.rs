@@ -37,17 +37,24 @@ impl<'a> PassBatches<'a> {
         micro_batch.map_or(0, |micro_batch| micro_batch.batch.size)
     }
 
-    /// Those of the rollout.
+    /// Those of the rollout; if `shares_noise`, with the noise of the first image of each group.
     pub(super) fn as_rolled_out(
         batches: &'a BTreeMap<usize, Trajectories>,
         advantages: &[f32],
         geometry: &Geometry,
+        shares_noise: bool,
     ) -> Self {
         let size = geometry.micro_batch_size();
         let micro_batches = batches.iter().map(|(index, batch)| {
+            let samples = Cow::Borrowed(&batch.samples[..]);
+            let first_of_group =
+                |(row, sample): (usize, &u64)| sample - geometry.slot(index * size + row).1 as u64;
             let micro_batch = MicroBatch {
                 advantages: advantages[index * size..][..batch.samples.len()].to_vec(),
-                noise_of: Cow::Borrowed(&batch.samples[..]),
+                noise_of: match shares_noise {
+                    true => samples.iter().enumerate().map(first_of_group).collect(),
+                    false => samples,
+                },
                 batch: Cow::Borrowed(batch),
                 weight: 1.0,
             };
@@ -142,5 +149,42 @@ fn conditions(batches: &[&Trajectories], rows: &[usize]) -> Conditions {
             conditional: rows.iter().map(|row| keys.conditional[*row].clone()).collect(),
             unconditional: keys.unconditional,
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::geometry::GeometryRequest;
+    use flow_core::Condition;
+    use flow_core::device::ComputeDevice;
+
+    #[test]
+    fn images_of_a_group_take_the_noise_of_its_first_one_where_they_share_it() {
+        let geometry = Geometry::new(GeometryRequest {
+            prompts_per_step: 2,
+            group_size: 3,
+            micro_batch: 2,
+            gradient_accumulation: 0,
+        });
+        let geometry = geometry.expect("everything divides");
+        let batch = |index: usize| Trajectories {
+            samples: vec![100 + 2 * index as u64, 101 + 2 * index as u64],
+            conditions: Conditions {
+                conditional: Condition::default(),
+                unconditional: None,
+                keys: None,
+            },
+            records: Vec::new(),
+            clean: ComputeDevice::cpu().plain(vec![0.0; 2], &[2, 1]),
+        };
+        let batches: BTreeMap<usize, Trajectories> = (0..3).map(|index| (index, batch(index))).collect();
+        let noise = |shares: bool| -> Vec<u64> {
+            let all = PassBatches::as_rolled_out(&batches, &[0.0; 6], &geometry, shares);
+            let of = |micro_batch: &MicroBatch<'_>| micro_batch.noise_of.to_vec();
+            all.micro_batches.values().flat_map(of).collect()
+        };
+        assert_eq!(noise(false), [100, 101, 102, 103, 104, 105]);
+        assert_eq!(noise(true), [100, 100, 100, 103, 103, 103]);
     }
 }

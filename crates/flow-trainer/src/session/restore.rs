@@ -167,6 +167,7 @@ impl Checkpoint {
         let wanted = [
             ("average", &mut weights.average),
             ("old", &mut weights.old),
+            ("sampling", &mut weights.sampling),
             ("reference", &mut weights.reference),
         ];
         // Before anything is put back: which sets there must be.
@@ -227,7 +228,7 @@ impl Checkpoint {
                  a new run from the exported weights",
             ),
             _ => (
-                "the run began without slower sampling weights",
+                "the run began without a slower copy of its weights, with which its loss is to compare or its rollouts to sample now",
                 "Set `[algorithm]` back, or start a new run from the exported weights",
             ),
         };

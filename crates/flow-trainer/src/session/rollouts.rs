@@ -2,7 +2,7 @@
 
 use super::Parts;
 use super::drift::{Pending, Sums, Traced};
-use crate::algorithm::{Algorithm, SamplingWeights};
+use crate::algorithm::Algorithm;
 use crate::decoder::Decoded;
 use crate::error::TrainError;
 use crate::observer::{Observer, Phase};
@@ -76,10 +76,9 @@ impl<A: Algorithm> Parts<A, Acceleration> {
     }
 
     fn sampling_weights(&self) -> &Weights {
-        match self.algorithm.sampling_weights() {
-            SamplingWeights::Current => &self.state.weights.current,
-            SamplingWeights::Old => self.state.weights.old(),
-        }
+        let state = &self.state;
+        let sampling = self.algorithm.sampling_weights(state.optimizer.steps());
+        state.weights.of_rollout(sampling)
     }
 
     /// The sampler and the schedule for pictures of number `size` among the run's sizes.

@@ -102,6 +102,7 @@ fn sets(weights: &PolicyWeights) -> Vec<(&'static str, &Weights)> {
     let optional = [
         ("average", &weights.average),
         ("old", &weights.old),
+        ("sampling", &weights.sampling),
         ("reference", &weights.reference),
     ];
     let optional = optional

@@ -1,5 +1,6 @@
 //! What a run carries from iteration to iteration.
 
+use crate::algorithm::{SamplingWeights, SlowCopy};
 use crate::optimizer::AdamW;
 use flow_core::device::ComputeDevice;
 use flow_core::{Changing, Kernels, Weights};
@@ -14,8 +15,10 @@ pub struct PolicyWeights {
     pub current: Weights,
     /// Their moving average.
     pub average: Option<Weights>,
-    /// The slower sampling weights of a decoupled algorithm.
+    /// The slower copy that losses compare with, and that may sample ([`SlowCopy::Old`]).
     pub old: Option<Weights>,
+    /// The slower copy that samples and does nothing else ([`SlowCopy::Sampling`]).
+    pub sampling: Option<Weights>,
     /// The weights at the start.
     pub reference: Option<Weights>,
 }
@@ -31,15 +34,35 @@ pub struct TrainState {
     pub optimizer: AdamW,
 }
 
+/// Shares of the slower sets that survive; none leaves a set as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Decays {
+    pub average: Option<f64>,
+    pub old: Option<f64>,
+    pub sampling: Option<f64>,
+}
+
 impl PolicyWeights {
-    /// The old sampling weights.
+    /// A slower copy.
     ///
     /// # Panics
-    /// If the run was assembled without them although its algorithm samples with them.
-    pub fn old(&self) -> &Weights {
-        self.old
+    /// If the run was assembled without it although its algorithm keeps it.
+    pub fn slow(&self, copy: SlowCopy) -> &Weights {
+        let weights = match copy {
+            SlowCopy::Old => &self.old,
+            SlowCopy::Sampling => &self.sampling,
+        };
+        weights
             .as_ref()
-            .expect("an algorithm that samples with old weights is given them")
+            .expect("an algorithm that keeps a slower copy is given it")
+    }
+
+    /// Those that sample.
+    pub(super) fn of_rollout(&self, sampling: SamplingWeights) -> &Weights {
+        match sampling {
+            SamplingWeights::Current => &self.current,
+            SamplingWeights::Slow(copy) => self.slow(copy),
+        }
     }
 
     /// The weights at the start.
@@ -57,10 +80,18 @@ impl PolicyWeights {
         kernels: &dyn Kernels,
         device: &ComputeDevice,
         trained: &[bool],
-        average: Option<f64>,
-        old: Option<f64>,
+        Decays {
+            average,
+            old,
+            sampling,
+        }: Decays,
     ) {
-        for (set, decay) in [(&mut self.average, average), (&mut self.old, old)] {
+        let sets = [
+            (&mut self.average, average),
+            (&mut self.old, old),
+            (&mut self.sampling, sampling),
+        ];
+        for (set, decay) in sets {
             let (Some(set), Some(decay)) = (set.as_mut(), decay) else {
                 continue;
             };

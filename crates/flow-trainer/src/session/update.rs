@@ -1,8 +1,11 @@
 //! The learning half of an iteration: losses at every position, the audit, optimizer steps.
 
+use super::compared::Compared;
 use super::micro_batches::{MicroBatch, PassBatches};
 use super::{AuditMode, Parts};
-use crate::algorithm::{Algorithm, LossContext, Position, ReferenceWeights, RolledOut, SamplingWeights};
+use crate::algorithm::{
+    Algorithm, LossContext, Moment, Position, ReferenceWeights, RolledOut, SamplingWeights, SlowCopy,
+};
 use crate::audit::{Distribution, OnPolicyAudit, ReplayedStep};
 use crate::distributed::{Lanes, UnitSeen, UpdateSeen};
 use crate::error::TrainError;
@@ -59,11 +62,11 @@ struct Unit {
 
 /// Where a loss is taken: a micro-batch, and one of the positions of the pass.
 #[derive(Clone, Copy)]
-struct Site {
-    micro_batch: usize,
-    position: Position,
+pub(super) struct Site {
+    pub micro_batch: usize,
+    pub position: Position,
     /// Its place among all of the pass.
-    number: usize,
+    pub number: usize,
 }
 
 /// The positions of a pass, as many for each size of the run.
@@ -90,10 +93,34 @@ impl Positions {
 }
 
 /// What the losses of a pass are computed from.
-struct Pass<'a> {
-    batches: PassBatches<'a>,
+pub(super) struct Pass<'a> {
+    pub batches: PassBatches<'a>,
+    /// Which weights sampled.
+    pub sampling: SamplingWeights,
     /// What the algorithm looked at before the first optimizer step, by the number of the site; empty if it does not.
-    before: BTreeMap<usize, RawTensor>,
+    pub before: BTreeMap<usize, RawTensor>,
+}
+
+impl Pass<'_> {
+    /// What is known at a site before an optimizer step.
+    pub(super) fn given(&self, site: Site) -> Given<'_> {
+        Given {
+            micro_batch: &self.batches.micro_batches[&site.micro_batch],
+            position: site.position,
+            sampling: self.sampling,
+            before: self.before.get(&site.number).cloned(),
+            compared: Vec::new(),
+        }
+    }
+}
+
+/// What a loss is given beside the weights.
+pub(super) struct Given<'a> {
+    micro_batch: &'a MicroBatch<'a>,
+    position: Position,
+    sampling: SamplingWeights,
+    before: Option<RawTensor>,
+    pub compared: Vec<RawTensor>,
 }
 
 impl<A: Algorithm> Parts<A, Acceleration> {
@@ -126,9 +153,11 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             audit: audited.then(OnPolicyAudit::default),
             ..UpdateOutcome::default()
         };
+        // The weights move below, the rollout does not.
+        let sampling = self.algorithm.sampling_weights(self.state.optimizer.steps());
         for inner in 0..self.algorithm.inner_epochs() {
             let positions = self.positions(inner)?;
-            let pass = self.pass(batches, advantages, groups, inner, &positions)?;
+            let pass = self.pass(batches, (advantages, groups), (inner, &positions), sampling)?;
             let count = pass.batches.micro_batches.len();
             observer.phase(Phase::Update, count * positions.count());
             for update in pass.batches.steps.clone() {
@@ -148,7 +177,8 @@ impl<A: Algorithm> Parts<A, Acceleration> {
                     present: Vec::new(),
                 };
                 let kernels = self.training_plan().kernels.clone();
-                self.for_each_unit(&sites, &pass, |batch, site, unit| {
+                let compared = self.compared(&pass, &sites, &update, (advantages, groups))?;
+                self.for_each_unit(&sites, &pass, &compared, |batch, site, unit| {
                     if outcome.steps.is_empty()
                         && let (true, Some(replayed)) = (audited, &unit.replayed)
                     {
@@ -170,6 +200,8 @@ impl<A: Algorithm> Parts<A, Acceleration> {
                     self.judge(audit, observer)?;
                 }
                 outcome.steps.push(self.optimizer_step(accumulated)?);
+                let steps = self.state.optimizer.steps();
+                self.follow_at(None, Moment::Step { steps });
             }
         }
         if outcome.steps.is_empty() {
@@ -222,12 +254,21 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         let advantages: Vec<f32> = (0..rolled.groups.len())
             .map(|sample| if sample % 2 == 0 { 1.0 } else { -1.0 })
             .collect();
-        let pass = self.pass(&rolled.batches, &advantages, &rolled.groups, 0, &positions)?;
-        let numbers = pass.batches.micro_batches.keys().copied();
-        let sites = positions.sites(numbers, |number| pass.batches.size(number));
-        observer.phase(Phase::Update, sites.len());
+        let (values, sampling) = (
+            (&*advantages, &*rolled.groups),
+            self.algorithm.sampling_weights(self.state.optimizer.steps()),
+        );
+        let pass = self.pass(&rolled.batches, values, (0, &positions), sampling)?;
+        let size = |number| pass.batches.size(number);
+        let all = positions.sites(pass.batches.micro_batches.keys().copied(), size);
+        observer.phase(Phase::Update, all.len());
+        let mut compared = Compared::new();
+        for update in &pass.batches.steps {
+            let sites = positions.sites(update.clone(), size);
+            compared.extend(self.compared(&pass, &sites, update, values)?);
+        }
         let mut audit = OnPolicyAudit::default();
-        self.for_each_unit(&sites, &pass, |batch, site, unit| {
+        self.for_each_unit(&all, &pass, &compared, |batch, site, unit| {
             if let Some(replayed) = &unit.replayed {
                 self.check_unit(&mut audit, batch, site.position, replayed);
             }
@@ -240,10 +281,9 @@ impl<A: Algorithm> Parts<A, Acceleration> {
     fn pass<'a>(
         &self,
         batches: &'a BTreeMap<usize, Trajectories>,
-        advantages: &[f32],
-        groups: &[u64],
-        inner: usize,
-        positions: &Positions,
+        (advantages, groups): (&[f32], &[u64]),
+        (inner, positions): (usize, &Positions),
+        sampling: SamplingWeights,
     ) -> Result<Pass<'a>, TrainError> {
         let geometry = &self.settings.geometry;
         let arranged = self.algorithm.arrange(&RolledOut {
@@ -256,7 +296,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             pass: inner,
         });
         let batches = match arranged {
-            None => PassBatches::as_rolled_out(batches, advantages, geometry),
+            None => PassBatches::as_rolled_out(batches, advantages, geometry, self.algorithm.shares_noise()),
             Some(_) if self.distribution.exchange.world().is_several() => {
                 return Err(TrainError::Setting(format!(
                     "the algorithm `{}` puts images of the whole rollout together anew, which one process has all of; run it on one \
@@ -273,27 +313,27 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             }
             Some(arranged) => PassBatches::arranged(batches, advantages, geometry, &arranged),
         };
-        let mut before = BTreeMap::new();
+        let mut pass = Pass {
+            batches,
+            sampling,
+            before: BTreeMap::new(),
+        };
         if self.algorithm.looks_before() {
-            let micro_batches = &batches.micro_batches;
             let device = &self.sampler.device;
-            let sites = positions.sites(micro_batches.keys().copied(), |number| batches.size(number));
+            let numbers = pass.batches.micro_batches.keys().copied();
+            let sites = positions.sites(numbers, |number| pass.batches.size(number));
             for wave in sites.chunks(device.concurrency()) {
                 let looked = device.concurrently(wave.len(), |index| {
-                    let Site {
-                        micro_batch,
-                        position,
-                        ..
-                    } = wave[index];
-                    let micro_batch = &micro_batches[&micro_batch];
-                    let look = |context: &LossContext<'_, '_>| self.algorithm.before(context, position);
-                    self.in_context(micro_batch, position, None, look).0
+                    let site = wave[index];
+                    let look = |context: &LossContext<'_, '_>| self.algorithm.before(context, site.position);
+                    self.in_context(pass.given(site), look).0
                 });
                 let looked = wave.iter().zip(looked);
-                before.extend(looked.filter_map(|(site, looked)| Some((site.number, looked?))));
+                let looked = looked.filter_map(|(site, looked)| Some((site.number, looked?)));
+                pass.before.extend(looked);
             }
         }
-        Ok(Pass { batches, before })
+        Ok(pass)
     }
 
     /// Losses and gradients at `sites`, computed beside one another and visited in order.
@@ -301,6 +341,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         &self,
         sites: &[Site],
         pass: &Pass<'_>,
+        compared: &Compared,
         mut visit: impl FnMut(&Trajectories, Site, Unit),
     ) -> Result<(), TrainError> {
         let device = &self.sampler.device;
@@ -309,8 +350,11 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             self.distribution.exchange.check()?;
             let computed = device.concurrently(wave.len(), |index| {
                 let site = wave[index];
-                let before = pass.before.get(&site.number).cloned();
-                self.unit(&micro_batches[&site.micro_batch], before, site.position)
+                let compared = compared.get(&site.number).cloned().unwrap_or_default();
+                self.unit(Given {
+                    compared,
+                    ..pass.given(site)
+                })
             });
             for (site, unit) in wave.iter().zip(computed) {
                 let batch = &*micro_batches[&site.micro_batch].batch;
@@ -321,11 +365,10 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         Ok(())
     }
 
-    fn unit(&self, micro_batch: &MicroBatch<'_>, before: Option<RawTensor>, position: Position) -> Unit {
-        let (unit, pass) = self.in_context(micro_batch, position, before, |context| {
-            self.algorithm.loss(context, position)
-        });
-        let loss = match micro_batch.weight {
+    fn unit(&self, given: Given<'_>) -> Unit {
+        let (position, weight) = (given.position, given.micro_batch.weight);
+        let (unit, pass) = self.in_context(given, |context| self.algorithm.loss(context, position));
+        let loss = match weight {
             1.0 => unit.loss,
             weight => unit.loss * weight,
         };
@@ -341,11 +384,15 @@ impl<A: Algorithm> Parts<A, Acceleration> {
     }
 
     /// What `compute` makes of the context of a loss, and the pass that it was computed in.
-    fn in_context<R>(
+    pub(super) fn in_context<R>(
         &self,
-        micro_batch: &MicroBatch<'_>,
-        position: Position,
-        before: Option<RawTensor>,
+        Given {
+            micro_batch,
+            position,
+            sampling,
+            before,
+            compared,
+        }: Given<'_>,
         compute: impl FnOnce(&LossContext<'_, '_>) -> R,
     ) -> (R, TrainingPass<'_>) {
         let weights = &self.state.weights;
@@ -353,15 +400,14 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         let trained = self.state.optimizer.trained();
         let pass = TrainingPass::new(&weights.current, self.training_plan().clone(), trained.into());
         let inference = |weights| InferencePass::new(weights, self.training_plan().clone());
-        let sampling = inference(match self.algorithm.sampling_weights() {
-            SamplingWeights::Current => &weights.current,
-            SamplingWeights::Old => weights.old(),
-        });
+        let current = inference(&weights.current);
+        let sampling = inference(weights.of_rollout(sampling));
         let reference = self.algorithm.reference().map(|kind| match kind {
             ReferenceWeights::WithoutAdapters => pass.reference(),
             ReferenceWeights::Snapshot => inference(weights.reference()),
         });
-        let old = self.algorithm.keeps_old().then(|| inference(weights.old()));
+        let keeps_old = self.algorithm.keeps(SlowCopy::Old);
+        let old = keeps_old.then(|| inference(weights.slow(SlowCopy::Old)));
         let (sampler, _) = self.at_size(micro_batch.batch.size);
         let noise = match position {
             Position::Recorded(_) => None,
@@ -370,13 +416,11 @@ impl<A: Algorithm> Parts<A, Acceleration> {
                 Some(sampler.noise(Purpose::ForwardNoise, &micro_batch.noise_of, draw, values))
             }
         };
-        let bound = self.algorithm.advantage_clip();
-        let advantages: Vec<f32> = (micro_batch.advantages.iter())
-            .map(|value| value.clamp(-bound, bound))
-            .collect();
+        let advantages = self.clamped(&micro_batch.advantages);
         let rows = advantages.len();
         let computed = compute(&LossContext {
             pass: &pass,
+            current: &current,
             sampling: &sampling,
             reference: reference.as_ref(),
             old: old.as_ref(),
@@ -387,9 +431,18 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             advantages: device.tensor(advantages, [rows]),
             noise,
             before,
+            compared,
             site: self.site(Stage::Training),
         });
         (computed, pass)
+    }
+
+    /// Advantages within the algorithm's bound.
+    pub(super) fn clamped(&self, advantages: &[f32]) -> Vec<f32> {
+        let bound = self.algorithm.advantage_clip();
+        (advantages.iter())
+            .map(|value| value.clamp(-bound, bound))
+            .collect()
     }
 
     /// Compares what a loss computed again with what the rollout recorded.

@@ -26,7 +26,7 @@ pub use paths::{start_in_config, start_on_command_line};
 pub use rewards::{RewardParts, ScoredPrompts, rewards};
 pub use schedule::{average, deterministic, schedule, step_sigmas};
 
-use crate::algorithm::{Algorithm, AlgorithmContext, ReferenceWeights};
+use crate::algorithm::{Algorithm, AlgorithmContext, ReferenceWeights, SlowCopy};
 use crate::conditions::Conditioner;
 use crate::description::Description;
 use crate::distributed::Distribution;
@@ -262,17 +262,18 @@ pub fn common(config: &Config, environment: &Environment<'_>) -> Result<Common, 
         environment,
         model(config, environment)?,
         &Trainer::of(config, &environment.plugins.catalog()),
-        None,
+        &[],
     )
 }
 
-/// As [`common`], for a trainer that may not be the config's, whose reference may have a guidance of its own.
+/// As [`common`], for a trainer that may not be the config's, which calls the model under these guidance scales beside those of the
+/// config.
 fn common_for(
     config: &Config,
     environment: &Environment<'_>,
     model: ModelParts,
     trainer: &Trainer,
-    reference_guidance: Option<f64>,
+    guidance_scales: &[f64],
 ) -> Result<Common, TrainError> {
     let dataset = dataset(config, environment)?;
     let spec = model.model.spec();
@@ -286,15 +287,11 @@ fn common_for(
             kernels.name()
         )));
     }
-    // Conditions carry the empty branch whenever one of rollout, reference and evaluation is guided; a policy without guidance
-    // does not look at it. A model that embeds its scale is told that of the reference.
-    let of_reference = reference_guidance.filter(|_| !spec.guidance).unwrap_or(1.0);
-    let scales = [
-        config.sampling.guidance_scale,
-        config.eval_guidance_scale(),
-        of_reference,
-    ];
-    let guided = scales.iter().any(|scale| *scale != 1.0);
+    // Conditions carry the empty branch whenever one of rollout, loss and evaluation is guided; a policy without guidance
+    // does not look at it. A model that embeds its scale is told that of a reference.
+    let scales = [config.sampling.guidance_scale, config.eval_guidance_scale()];
+    let of_losses = guidance_scales.iter().filter(|_| !spec.guidance);
+    let guided = scales.iter().chain(of_losses).any(|scale| *scale != 1.0);
     let conditioner = conditioner(config, environment, &*dataset, spec, guided)?;
     let environment = &environment.with_regions(checkpointing::regions(config, spec)?);
     let (acceleration, mut notices) = acceleration(config, environment, spec, trainer)?;
@@ -396,13 +393,7 @@ pub fn parts_of<A: Algorithm>(
         mut acceleration,
         mut notices,
         strict,
-    } = common_for(
-        config,
-        environment,
-        model,
-        &trainer,
-        algorithm.reference_guidance(),
-    )?;
+    } = common_for(config, environment, model, &trainer, &algorithm.guidance_scales())?;
     let device = &environment.device;
     let sampling = &config.sampling;
     let geometry = Geometry::from_config(sampling, &config.optimizer)?;
@@ -457,7 +448,8 @@ pub fn parts_of<A: Algorithm>(
     let slow = || model.weights.whole(&*environment.plan.kernels);
     let weights = PolicyWeights {
         average: average.as_ref().map(|_| slow()),
-        old: algorithm.keeps_old().then(slow),
+        old: algorithm.keeps(SlowCopy::Old).then(slow),
+        sampling: algorithm.keeps(SlowCopy::Sampling).then(slow),
         reference: (algorithm.reference() == Some(ReferenceWeights::Snapshot)).then(|| model.weights.clone()),
         current: model.weights,
     };

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use flow_trainer::scheduler::{SchedulerError, SdeWindow, WindowEnd};
+use flow_trainer::scheduler::{Hold, SchedulerError, SdeWindow, WindowEnd};
 use proptest::prelude::*;
 
 fn sliding(size: usize, stride: usize, hold_iterations: u64, end: WindowEnd) -> SdeWindow {
     SdeWindow::Sliding {
         size,
         stride,
-        hold_iterations,
+        hold: Hold::Constant(hold_iterations),
         end,
     }
 }
@@ -47,6 +47,53 @@ fn a_sliding_window_that_stops_stays_at_the_last_candidate() {
     assert_eq!(plan.steps_for(1), [3, 4]);
     assert_eq!(plan.steps_for(2), [4, 5]);
     assert_eq!(plan.steps_for(u64::MAX), [4, 5]);
+}
+
+/// Iterations at each start of a window of one of the 24 steps that a path of 25 can train.
+fn holds(hold: Hold) -> Vec<(usize, usize)> {
+    let window = SdeWindow::Sliding {
+        size: 1,
+        stride: 1,
+        hold,
+        end: WindowEnd::Stop,
+    };
+    let plan = window.plan(25, 0).unwrap();
+    let mut starts: Vec<(usize, usize)> = Vec::new();
+    for iteration in 0..600 {
+        let start = plan.steps_for(iteration)[0];
+        match starts.last_mut() {
+            Some((last, times)) if *last == start => *times += 1,
+            _ => starts.push((start, 1)),
+        }
+    }
+    starts
+}
+
+#[test]
+fn the_stay_of_a_sliding_window_falls_in_a_straight_line_or_exponentially() {
+    let linear = holds(Hold::Linear { first: 25, last: 6 });
+    for (start, times) in [(0, 25), (5, 20), (11, 15), (22, 6)] {
+        assert_eq!(linear[start], (start, times));
+    }
+    let exponential = holds(Hold::Exponential {
+        first: 25,
+        from: 13,
+        rate: 0.1,
+    });
+    for (start, times) in [(0, 25), (13, 25), (14, 23), (20, 13), (22, 11)] {
+        assert_eq!(exponential[start], (start, times));
+    }
+}
+
+#[test]
+fn mixgrpos_window_of_four_moves_by_one_every_twenty_five_iterations() {
+    let plan = sliding(4, 1, 25, WindowEnd::Wrap).plan(25, 0).unwrap();
+    for (iteration, start) in [(0, 0), (24, 0), (25, 1), (475, 19), (500, 20), (525, 0)] {
+        assert_eq!(
+            plan.steps_for(iteration),
+            [start, start + 1, start + 2, start + 3]
+        );
+    }
 }
 
 #[test]
@@ -99,6 +146,39 @@ fn random_draws_take_every_candidate_equally_often() {
 }
 
 #[test]
+fn a_contiguous_window_lies_in_its_range_and_begins_at_every_place_of_it_equally_often() {
+    let window = SdeWindow::Contiguous {
+        range: Some([2, 8]),
+        size: 3,
+    };
+    let plan = window.plan(10, 3).unwrap();
+    let mut times = [0_u32; 10];
+    for iteration in 0..4000 {
+        let steps = plan.steps_for(iteration);
+        assert_eq!(steps, (steps[0]..steps[0] + 3).collect::<Vec<usize>>());
+        times[steps[0]] += 1;
+    }
+    // Four places, 1000 times each, with a standard deviation of 27.
+    for (start, times) in times.into_iter().enumerate() {
+        let expected = if (2..=5).contains(&start) {
+            880..=1120
+        } else {
+            0..=0
+        };
+        assert!(expected.contains(&times), "{start}: {times}");
+    }
+    let starts = |seed: u64| -> Vec<usize> {
+        let plan = window.plan(10, seed).unwrap();
+        (0..40).map(|iteration| plan.steps_for(iteration)[0]).collect()
+    };
+    assert_eq!(starts(3), starts(3));
+    assert_ne!(starts(3), starts(4));
+    // The first half, unless it is said.
+    let first_half = SdeWindow::Contiguous { range: None, size: 5 };
+    assert_eq!(first_half.plan(10, 0).unwrap().steps_for(7), [0, 1, 2, 3, 4]);
+}
+
+#[test]
 fn impossible_windows_are_refused_with_a_way_out() {
     let message = |window: SdeWindow, steps: usize| window.plan(steps, 0).unwrap_err().to_string();
     assert!(message(SdeWindow::All, 1).contains("use at least 2"));
@@ -130,6 +210,11 @@ fn impossible_windows_are_refused_with_a_way_out() {
     assert!(message(sliding(2, 0, 1, WindowEnd::Stop), 5).contains("stride is 0"));
     assert!(message(sliding(2, 1, 0, WindowEnd::Stop), 5).contains("0 iterations"));
     assert!(message(sliding(5, 1, 1, WindowEnd::Stop), 5).contains("at most 4"));
+    let contiguous = |range, size| SdeWindow::Contiguous { range, size };
+    assert!(message(contiguous(Some([2, 6]), 2), 5).contains("numbered 0 to 4"));
+    assert!(message(contiguous(Some([3, 3]), 1), 5).contains("[3, 3] has no step"));
+    assert!(message(contiguous(Some([1, 3]), 3), 5).contains("at most 2"));
+    assert!(message(contiguous(None, 0), 5).contains("size is 0"));
 }
 
 fn any_window() -> impl Strategy<Value = SdeWindow> {
@@ -147,6 +232,8 @@ fn any_window() -> impl Strategy<Value = SdeWindow> {
             end
         )
             .prop_map(|(size, stride, hold, end)| sliding(size, stride, hold, end)),
+        (prop::option::of([0_usize..14, 0_usize..14]), 0_usize..6)
+            .prop_map(|(range, size)| SdeWindow::Contiguous { range, size }),
     ]
 }
 

@@ -5,14 +5,14 @@ use burn::tensor::Tensor;
 use flow_accel::Acceleration;
 use flow_core::rng::Purpose;
 use flow_core::{InferencePass, RawTensor, Stage, TrainingPass, cpu};
-use flow_trainer::algorithm::{Algorithm, LossContext, Position, UnitLoss};
+use flow_trainer::algorithm::{Algorithm, LossContext, Position, StepRows, UnitLoss};
 use flow_trainer::policy::{CallSite, Conditions};
 use flow_trainer::rollout::{NoiseSource, SampleRequest, Sampler, StepRecord, Trajectories};
 use flow_trainer::scheduler::StepCoefficients;
 use flow_trainer::session::Parts;
 
-const ADVANTAGES: [f32; 4] = [1.5, -0.7, 0.0, 9.0];
-const SITE: CallSite = CallSite {
+pub const ADVANTAGES: [f32; 4] = [1.5, -0.7, 0.0, 9.0];
+pub const SITE: CallSite = CallSite {
     stage: Stage::Rollout,
     iteration: 0,
     step: 0,
@@ -21,15 +21,20 @@ const SITE: CallSite = CallSite {
     steps: 4,
 };
 
-fn host(values: &RawTensor) -> Vec<f64> {
+pub fn host(values: &RawTensor) -> Vec<f64> {
     cpu::to_host(values).into_iter().map(f64::from).collect()
 }
 
-/// Rolls out four samples, then takes the loss after the weights have moved, so that ratios are not 1.
-fn loss_at<A: Algorithm>(
+/// Groups of the four samples, for losses that compare rows.
+pub const GROUPS: [u64; 4] = [5, 5, 6, 6];
+
+/// Rolls out four samples, and calls back with the algorithm, the context of a loss after the weights have moved, so that ratios are not
+/// 1, and another pass with these weights.
+pub fn in_context<A: Algorithm, R>(
     parts: &mut Parts<A, Acceleration>,
     position: Position,
-) -> (UnitLoss, Trajectories, Vec<f64>, Vec<f64>) {
+    look: impl FnOnce(&A, &LossContext<'_, '_>, &TrainingPass<'_>) -> R,
+) -> (R, Trajectories) {
     let samples = [10, 11, 12, 13];
     let prompts = parts.prompts.clone();
     let conditions = parts.conditioner.conditions(prompts.iter().take(4));
@@ -54,12 +59,15 @@ fn loss_at<A: Algorithm>(
         .iter()
         .map(|s| s.kind == flow_core::ParamKind::Base)
         .collect();
-    let pass = TrainingPass::new(moved, parts.training_plan().clone(), trained.into());
+    let pass = || TrainingPass::new(moved, parts.training_plan().clone(), trained.clone().into());
+    let (pass, again) = (pass(), pass());
+    let current = InferencePass::new(moved, parts.training_plan().clone());
     let reference = InferencePass::new(&sampled, parts.training_plan().clone());
     let values = parts.sampler.policy.model.spec().latent.values();
     let noise = parts.sampler.noise(Purpose::ForwardNoise, &samples, 3, values);
     let mut context = LossContext {
         pass: &pass,
+        current: &current,
         sampling: &reference,
         reference: Some(&reference),
         old: Some(&reference),
@@ -68,48 +76,68 @@ fn loss_at<A: Algorithm>(
         device: &parts.sampler.device,
         batch: &batch,
         advantages: parts.sampler.device.tensor(ADVANTAGES.to_vec(), [4]),
-        noise: Some(noise.clone()),
+        noise: Some(noise),
         before: None,
+        compared: Vec::new(),
         site: SITE,
     };
     context.before = parts.algorithm.before(&context, position);
-    let loss = parts.algorithm.loss(&context, position);
+    if parts.algorithm.compares_rows() {
+        let numbers = parts.algorithm.row_numbers(&context, position);
+        let numbers: Vec<Vec<f32>> = numbers.iter().map(cpu::to_host).collect();
+        let compared = parts.algorithm.compare(&StepRows {
+            advantages: &ADVANTAGES,
+            groups: &GROUPS,
+            numbers: &numbers,
+        });
+        let plain = |values| parts.sampler.device.plain(values, &[4]);
+        context.compared = compared.into_iter().map(plain).collect();
+    }
+    let looked = look(&parts.algorithm, &context, &again);
+    (looked, batch)
+}
 
-    // Velocities of the moved and of the sampling weights at the loss's own input, for the host.
-    let (x, sigma) = match position {
-        Position::Recorded(index) => (host(&batch.records[index].x), batch.records[index].step.sigma),
-        Position::Time { sigma, .. } => {
-            let mix = |(clean, noise): (&f64, &f64)| (1.0 - sigma) * clean + sigma * noise;
-            (
-                host(&batch.clean).iter().zip(&host(&noise)).map(mix).collect(),
-                sigma,
-            )
-        }
-    };
-    let velocity = |weights| {
-        let exec = InferencePass::new(weights, parts.training_plan().clone())
-            .exec(parts.sampler.policy.call(SITE, &samples));
-        let device = &parts.sampler.device;
-        let x: Tensor<2> = device.tensor(x.iter().map(|v| *v as f32).collect(), [4, values]);
-        let sigma = device.tensor(vec![sigma as f32; 4], [4]);
-        host(
-            &parts
-                .sampler
+/// The loss after the weights have moved, with velocities at its input under the weights that moved and those that sampled.
+fn loss_at<A: Algorithm>(
+    parts: &mut Parts<A, Acceleration>,
+    position: Position,
+) -> (UnitLoss, Trajectories, Vec<f64>, Vec<f64>) {
+    let ((loss, v, v_old), batch) = in_context(parts, position, |algorithm, context, _| {
+        let loss = algorithm.loss(context, position);
+        let (x, sigma) = match position {
+            Position::Recorded(index) => {
+                let record = &context.batch.records[index];
+                (host(&record.x), record.step.sigma)
+            }
+            Position::Time { sigma, .. } => {
+                let noise = host(context.noise.as_ref().expect("it was drawn"));
+                let mix = |(clean, noise): (&f64, &f64)| (1.0 - sigma) * clean + sigma * noise;
+                let clean = host(&context.batch.clean);
+                (clean.iter().zip(&noise).map(mix).collect(), sigma)
+            }
+        };
+        let velocity = |pass: &InferencePass<'_>| {
+            let exec = pass.exec(context.policy.call(SITE, &context.batch.samples));
+            let x = x.iter().map(|v| *v as f32).collect::<Vec<f32>>();
+            let values = x.len() / 4;
+            let x: Tensor<2> = context.device.tensor(x, [4, values]);
+            let sigma = context.device.tensor(vec![sigma as f32; 4], [4]);
+            let v = context
                 .policy
-                .velocity(&exec, x, sigma, &batch.conditions)
-                .into_dispatch(),
-        )
-    };
-    let (v, v_old) = (velocity(moved), velocity(&sampled));
+                .velocity(&exec, x, sigma, &context.batch.conditions);
+            host(&v.into_dispatch())
+        };
+        (loss, velocity(context.current), velocity(context.sampling))
+    });
     (loss, batch, v, v_old)
 }
 
-fn mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
+pub fn mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
     let count = values.len() as f64;
     values.sum::<f64>() / count
 }
 
-fn rows(values: &[f64]) -> impl ExactSizeIterator<Item = &[f64]> {
+pub fn rows(values: &[f64]) -> impl ExactSizeIterator<Item = &[f64]> {
     values.chunks_exact(values.len() / 4)
 }
 
@@ -123,7 +151,7 @@ struct HostStep {
 }
 
 /// `mean((a - b)²)` per row.
-fn squared(a: &[f64], b: &[f64]) -> Vec<f64> {
+pub fn squared(a: &[f64], b: &[f64]) -> Vec<f64> {
     rows(a)
         .zip(rows(b))
         .map(|(a, b)| mean(a.iter().zip(b).map(|(a, b)| (a - b).powi(2))))
@@ -271,7 +299,7 @@ impl Visit for CheckDppo {
     }
 }
 
-trait IntoPlain {
+pub trait IntoPlain {
     fn into_dispatch_plain(self) -> RawTensor;
 }
 

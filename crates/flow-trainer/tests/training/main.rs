@@ -2,6 +2,7 @@
 
 mod accelerators;
 mod frozen;
+mod group_losses;
 mod guards;
 mod guidance;
 mod losses;
@@ -11,6 +12,7 @@ mod optimizer;
 mod outcome;
 mod paths;
 mod pretraining;
+mod ranks;
 mod resume;
 mod storage;
 mod support;

@@ -98,9 +98,10 @@ fn experts_on_kernels_that_have_none_are_refused_before_anything_runs() {
 
 #[test]
 fn a_decoupled_algorithm_has_no_ratio_to_audit() {
-    for algorithm in ["nft", "awm", "dpo"] {
+    for algorithm in ["nft", "awm", "dpo", "dgpo", "crd"] {
         let kind = format!("algorithm.kind=\"{algorithm}\"");
-        let metrics = run(&[&kind, "scheduler.dynamics=\"ode\""]).expect("the run ends");
+        let whole = "optimizer.gradient_accumulation=2";
+        let metrics = run(&[&kind, "scheduler.dynamics=\"ode\"", whole]).expect("the run ends");
         assert!(deviations(&metrics).is_empty(), "{algorithm}");
     }
 }

@@ -8,7 +8,7 @@ use flow_trainer::observer::{Observer, Silent};
 use flow_trainer::session::{Parts, Session};
 use std::path::Path;
 
-const VARIANTS: [&[&str]; 3] = [
+const VARIANTS: [&[&str]; 5] = [
     &[
         "ema.enabled=true",
         "algorithm.kl={ kind = \"velocity\", beta = 0.1 }",
@@ -24,6 +24,13 @@ const VARIANTS: [&[&str]; 3] = [
         "scheduler.dynamics=\"ode\"",
         "algorithm.kl_beta=0.01",
     ],
+    // The slower copy follows after each step, and samples from the third iteration on.
+    &[
+        "algorithm={ kind = \"dgpo\", kl_beta = 0.01, old_samples_after = 1 }",
+        "optimizer.gradient_accumulation=2",
+    ],
+    // Two copies, which are neither each other nor the trained weights.
+    &["algorithm={ kind = \"crd\", sampling_copy = { flat = 0, start = 0.5 } }"],
 ];
 
 #[test]

@@ -143,7 +143,12 @@ pub fn with_parts<V: Visit>(config: &Config, environment: &Environment<'_>, visi
     scramble(&mut parts.state.weights.current, 11);
     let current = parts.state.weights.current.clone();
     let weights = &mut parts.state.weights;
-    for set in [&mut weights.average, &mut weights.old, &mut weights.reference] {
+    for set in [
+        &mut weights.average,
+        &mut weights.old,
+        &mut weights.sampling,
+        &mut weights.reference,
+    ] {
         set.iter_mut().for_each(|set| *set = current.clone());
     }
     visit.visit(parts)
@@ -208,6 +213,7 @@ pub fn left<A: Algorithm>(session: &Session<A>) -> Left {
         Some(&weights.current),
         weights.average.as_ref(),
         weights.old.as_ref(),
+        weights.sampling.as_ref(),
     ];
     Left {
         metrics,

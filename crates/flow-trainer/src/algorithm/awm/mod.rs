@@ -16,10 +16,10 @@ pub use settings::{AwmSettings, ErrorWeighting};
 
 use super::forward::{Forward, distance};
 use super::grpo::clipped_loss;
-use super::times::drawn_positions;
+use super::times::{drawn_positions, follows_iterations};
 use super::{
-    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, Position, ReferenceWeights, SamplingWeights,
-    UnitLoss, mean_over_rows,
+    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, Moment, Position, ReferenceWeights,
+    SamplingWeights, SlowCopy, UnitLoss, mean_over_rows,
 };
 use crate::ema::EmaSchedule;
 use crate::error::TrainError;
@@ -112,16 +112,16 @@ impl Algorithm for Awm {
         Paradigm::Decoupled
     }
 
-    fn sampling_weights(&self) -> SamplingWeights {
+    fn sampling_weights(&self, _steps: u64) -> SamplingWeights {
         if self.settings.off_policy {
-            SamplingWeights::Old
+            SamplingWeights::Slow(SlowCopy::Old)
         } else {
             SamplingWeights::Current
         }
     }
 
-    fn keeps_old(&self) -> bool {
-        self.settings.keeps_old()
+    fn keeps(&self, copy: SlowCopy) -> bool {
+        copy == SlowCopy::Old && self.settings.keeps_old()
     }
 
     fn reference(&self) -> Option<ReferenceWeights> {
@@ -183,8 +183,8 @@ impl Algorithm for Awm {
         }
     }
 
-    fn old_policy_decay(&self, iteration: u64) -> Option<f64> {
-        self.keeps_old().then(|| self.old_policy.decay_at(iteration))
+    fn survives(&self, _copy: SlowCopy, moment: Moment) -> Option<f64> {
+        follows_iterations(&self.old_policy, moment)
     }
 }
 

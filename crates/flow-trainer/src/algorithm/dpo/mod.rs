@@ -82,7 +82,7 @@ impl Dpo {
 }
 
 /// `-log sigmoid(z)` per row, exact for large and for small z, and with its gradient at 0.
-fn negative_log_sigmoid(z_b: Tensor<1>) -> Tensor<1> {
+pub(super) fn negative_log_sigmoid(z_b: Tensor<1>) -> Tensor<1> {
     // 1 for z >= 0, -1 below: log(1 + exp(-|z|)), plus |z| below.
     let sign = detached(&z_b).greater_equal_elem(0.0).float() * 2.0 - 1.0;
     let below = (sign.clone().neg() + 1.0) * 0.5;

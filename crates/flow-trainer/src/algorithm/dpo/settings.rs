@@ -1,5 +1,6 @@
 //! Online DPO's settings and their rules.
 
+use crate::algorithm::times::times_config;
 use crate::algorithm::{ReferenceWeights, TimeSampling, TrainTimestepsConfig};
 use flow_config::codes::RULE_BATCH_GEOMETRY;
 use flow_config::{Diagnostic, Rules};
@@ -33,42 +34,10 @@ impl Default for DpoSettings {
     }
 }
 
-/// `[algorithm.train_timesteps]` of `dpo`: at which times the loss is taken.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct DpoTimesConfig {
-    /// Times per pair and pass; 0 takes as many as the scheduler's steps that lie in `range`.
-    #[schemars(range(max = 1000))]
-    pub count: usize,
-    /// How times are drawn.
-    pub strategy: TimeSampling,
-    /// Shift `s` of drawn times, `f <- s f / (1 + (s - 1) f)`; for `uniform` and `logit-normal`.
-    #[schemars(range(min = 0.01, max = 100.0))]
-    pub shift: f64,
-    /// Part of the path, as fractions from noise (0) to image (1): `0 <= lo < hi <= 1`.
-    #[schemars(inner(range(min = 0.0, max = 1.0)))]
-    pub range: [f64; 2],
-}
-
-impl Default for DpoTimesConfig {
-    fn default() -> Self {
-        Self {
-            count: 1,
-            strategy: TimeSampling::LogitNormal,
-            shift: 1.0,
-            range: [0.0, 0.99],
-        }
-    }
-}
-
-impl From<&DpoTimesConfig> for TrainTimestepsConfig {
-    fn from(times: &DpoTimesConfig) -> Self {
-        Self {
-            count: times.count,
-            strategy: times.strategy,
-            shift: times.shift,
-            range: times.range,
-        }
+times_config! {
+    /// `[algorithm.train_timesteps]` of `dpo`: at which times the loss is taken.
+    DpoTimesConfig, " Times per pair and pass; 0 takes as many as the scheduler's steps that lie in `range`." {
+        count: 1, strategy: TimeSampling::LogitNormal, shift: 1.0, range: [0.0, 0.99]
     }
 }
 

@@ -14,11 +14,11 @@ mod settings;
 
 pub use settings::{AdvantageMode, NftSettings};
 
-use super::forward::Forward;
-use super::times::drawn_positions;
+use super::forward::{Forward, optimality};
+use super::times::{drawn_positions, follows_iterations};
 use super::{
-    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, Position, ReferenceWeights, SamplingWeights,
-    UnitLoss, mean_over_rows,
+    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, Moment, Position, ReferenceWeights,
+    SamplingWeights, SlowCopy, UnitLoss, mean_over_rows,
 };
 use crate::ema::EmaSchedule;
 use crate::error::TrainError;
@@ -98,7 +98,7 @@ impl Nft {
             AdvantageMode::OneOnly => advantages_b.greater_elem(0.0).float(),
             AdvantageMode::Binary => advantages_b.sign(),
         };
-        (chosen / (2.0 * self.advantage_clip()) + 0.5).clamp(0.0, 1.0)
+        optimality(chosen, self.advantage_clip())
     }
 }
 
@@ -122,8 +122,8 @@ impl Algorithm for Nft {
         Paradigm::Decoupled
     }
 
-    fn sampling_weights(&self) -> SamplingWeights {
-        SamplingWeights::Old
+    fn sampling_weights(&self, _steps: u64) -> SamplingWeights {
+        SamplingWeights::Slow(SlowCopy::Old)
     }
 
     fn reference(&self) -> Option<ReferenceWeights> {
@@ -179,7 +179,7 @@ impl Algorithm for Nft {
         }
     }
 
-    fn old_policy_decay(&self, iteration: u64) -> Option<f64> {
-        Some(self.old_policy.decay_at(iteration))
+    fn survives(&self, _copy: SlowCopy, moment: Moment) -> Option<f64> {
+        follows_iterations(&self.old_policy, moment)
     }
 }
