@@ -209,6 +209,18 @@ kind = "remote"
 servers = ["http://localhost:8000"]
 headers_from = { Authorization = "REWARD_TOKEN" }
 [[eval_rewards]]
+kind = "vlm-judge"
+servers = ["http://localhost:8000/v1"]
+model = "qwen"
+question = "Does this image show \"{prompt}\"? Answer yes or no."
+mode = "number"
+answers = { Yes = 1.0, No = 0.0 }
+range = [0, 5]
+temperature = 0.5
+samples = 2
+bad_answers = "ask-again"
+api_key_from = "JUDGE_KEY"
+[[eval_rewards]]
 kind = "command"
 command = ["python3", "scorer.py"]
 processes = 2

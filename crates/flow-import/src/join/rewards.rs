@@ -17,7 +17,9 @@ fn reason(model: &str) -> &'static str {
         "flow-train's `clip-score` reads its weights from a folder: add that reward with its `path`"
     } else if model.contains("ocr") {
         "flow-train's `ocr` reads by the files of PP-OCR: add that reward with its `path`"
-    } else if model.contains("geneval") || model.contains("vllm") || model.contains("rational") {
+    } else if model.contains("vllm") || model.contains("rational") {
+        "flow-train's `vlm-judge` asks such a server: add that reward with its `servers`, `model` and `question`"
+    } else if model.contains("geneval") {
         "flow-train has no such reward; the nearest is `shapes-rules`, which checks scenes by rule"
     } else {
         "flow-train has no such reward; flow-train has digit-classifier, shapes-rules, jpeg-compressibility and target-colour"
