@@ -129,6 +129,11 @@ keep = 0
 tensorboard = false
 [audit]
 on_policy = "warn"
+[watch]
+every = 2
+window = 6
+least_fall = 0.25
+judges = []
 [[acceleration.shared]]
 name = "fused_kernels"
 [acceleration.shared.params]

@@ -15,3 +15,4 @@ mod resume;
 mod storage;
 mod support;
 mod text;
+mod watch;
