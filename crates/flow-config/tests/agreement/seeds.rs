@@ -247,6 +247,10 @@ kind = "hpsv2"
 path = "hpsv2.pt"
 tokenizer = "clip"
 [[eval_rewards]]
+kind = "imagereward"
+path = "ImageReward.pt"
+tokenizer = "bert"
+[[eval_rewards]]
 kind = "ocr"
 path = "ocr"
 mode = "log-probability"

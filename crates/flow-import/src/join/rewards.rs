@@ -13,6 +13,8 @@ fn reason(model: &str) -> &'static str {
     let model = model.to_lowercase();
     if model.contains("pickscore") || model.contains("pick_score") {
         "flow-train's `pickscore` reads its weights from a folder: add that reward with its `path`"
+    } else if model.contains("imagereward") || model.contains("image_reward") {
+        "flow-train's `imagereward` reads its weights from a file: add that reward with its `path` and `tokenizer`"
     } else if model.contains("clip") {
         "flow-train's `clip-score` reads its weights from a folder: add that reward with its `path`"
     } else if model.contains("ocr") {
