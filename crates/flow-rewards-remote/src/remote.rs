@@ -17,7 +17,7 @@ use std::sync::Arc;
 use flow_registry::NameTaken;
 use flow_rewards::{Reward, RewardError, RewardFactory, RewardKind, RewardRegistry, RewardSample};
 
-use crate::http::{Asked, Client, Headers, Health, Protocol, variable_of_process};
+use crate::http::{Asked, Client, Headers, Health, Protocol, is_healthy, variable_of_process};
 use crate::in_order::in_order;
 
 const NAME: &str = "remote";
@@ -26,7 +26,7 @@ const PROTOCOL: Protocol = Protocol {
     path: "/compute",
     health: Some(Health {
         path: "/health",
-        read: answer::health,
+        read: is_healthy,
     }),
 };
 

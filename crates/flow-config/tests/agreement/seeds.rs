@@ -214,6 +214,10 @@ kind = "remote"
 servers = ["http://localhost:8000"]
 headers_from = { Authorization = "REWARD_TOKEN" }
 [[eval_rewards]]
+kind = "geneval"
+servers = ["http://localhost:8000"]
+mode = "strict"
+[[eval_rewards]]
 kind = "vlm-judge"
 servers = ["http://localhost:8000/v1"]
 model = "qwen"

@@ -22,7 +22,7 @@ fn reason(model: &str) -> &'static str {
     } else if model.contains("vllm") || model.contains("rational") {
         "flow-train's `vlm-judge` asks such a server: add that reward with its `servers`, `model` and `question`"
     } else if model.contains("geneval") {
-        "flow-train has no such reward; the nearest is `shapes-rules`, which checks scenes by rule"
+        "flow-train's `geneval` asks a detector on a server: add that reward with its `servers`"
     } else {
         "flow-train has no such reward; flow-train has digit-classifier, shapes-rules, jpeg-compressibility and target-colour"
     }

@@ -28,3 +28,16 @@ pub(crate) fn json(path: &str, status: u16, body: &[u8]) -> Result<Value, Failur
         }
     })
 }
+
+/// Whether an answer to `/health` says that the server is ready.
+pub(crate) fn is_healthy(status: u16, body: &[u8]) -> Result<(), Failure> {
+    let answer = json("/health", status, body)?;
+    if answer.get("status").and_then(Value::as_str) == Some("ok") {
+        return Ok(());
+    }
+    // A server that loads its model says so, and is ready later.
+    Err(Failure::passing(format!(
+        "is not ready; /health answered {} and not `{{\"status\":\"ok\"}}`",
+        excerpt(&String::from_utf8_lossy(body))
+    )))
+}

@@ -5,9 +5,9 @@ mod headers;
 mod server;
 mod settings;
 
-pub(crate) use answer::json;
-pub(crate) use headers::{Headers, checked, checked_variable, variable_of_process};
-pub(crate) use settings::{Connection, check_servers, usual_backoff_s, usual_retries, usual_timeout_s};
+pub(crate) use answer::{is_healthy, json};
+pub(crate) use headers::{Headers, checked_variable, variable_of_process};
+pub(crate) use settings::{Connection, check_headers, check_servers, usual_backoff_s, usual_retries, usual_timeout_s};
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,8 +1,11 @@
 //! The parameters that all rewards of servers have, and what is wrong with them.
 
+use std::collections::BTreeMap;
+
 use flow_config::Rules;
 use flow_config::codes::NOT_ALLOWED;
 
+use super::headers::checked;
 use super::server::checked_url;
 
 pub(crate) const fn usual_timeout_s() -> f64 {
@@ -57,6 +60,18 @@ pub(crate) fn check_servers(servers: &[String], rules: &mut Rules<'_>, path: &st
             rules
                 .error(NOT_ALLOWED, &[&path], format!("`{path}`: {problem}"))
                 .help(format!("write scheme, host and port: \"{example}\""));
+        }
+    }
+}
+
+/// Headers that cannot be sent are errors.
+pub(crate) fn check_headers(headers_from: &BTreeMap<String, String>, rules: &mut Rules<'_>, path: &str) {
+    let path = format!("{path}.headers_from");
+    for (header, variable) in headers_from {
+        if let Err(problem) = checked(header, variable) {
+            rules
+                .error(NOT_ALLOWED, &[&path], format!("`{path}`: {problem}"))
+                .help("write a header and the name of a variable: { Authorization = \"REWARD_TOKEN\" }");
         }
     }
 }

@@ -36,16 +36,3 @@ pub(super) fn scores(status: u16, body: &[u8], count: usize) -> Result<Vec<f32>,
     };
     rewards.iter().enumerate().map(score).collect()
 }
-
-/// Whether an answer to `/health` says that the server is ready.
-pub(super) fn health(status: u16, body: &[u8]) -> Result<(), Failure> {
-    let answer = json("/health", status, body)?;
-    if answer.get("status").and_then(Value::as_str) == Some("ok") {
-        return Ok(());
-    }
-    // A server that loads its model says so, and is ready later.
-    Err(Failure::passing(format!(
-        "is not ready; /health answered {} and not `{{\"status\":\"ok\"}}`",
-        excerpt(&String::from_utf8_lossy(body))
-    )))
-}

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use flow_config::Rules;
-use flow_config::codes::{NOT_ALLOWED, RULE_UNUSED};
+use flow_config::codes::RULE_UNUSED;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -84,14 +84,7 @@ impl RemoteSettings {
 /// Rules that the schema cannot say.
 pub(super) fn check(settings: &RemoteSettings, rules: &mut Rules<'_>, path: &str) {
     http::check_servers(&settings.servers, rules, path, "http://localhost:8000");
-    let headers = format!("{path}.headers_from");
-    for (header, variable) in &settings.headers_from {
-        if let Err(problem) = http::checked(header, variable) {
-            rules
-                .error(NOT_ALLOWED, &[&headers], format!("`{headers}`: {problem}"))
-                .help("write a header and the name of a variable: { Authorization = \"REWARD_TOKEN\" }");
-        }
-    }
+    http::check_headers(&settings.headers_from, rules, path);
     let batch = format!("{path}.batch");
     if settings.groupwise && rules.is_written(&batch) {
         let message = format!("a request has one whole group, so `{batch}` is not read");
