@@ -125,7 +125,13 @@ impl ImageReward {
             )));
         }
         let load = |wanted: Wanted<'_>| {
-            let loaded = load_tensors(wanted, path, tensors.clone(), &BTreeMap::new(), &computation.device);
+            let loaded = load_tensors(
+                wanted,
+                path,
+                tensors.clone(),
+                &BTreeMap::new(),
+                &computation.device,
+            );
             loaded.map(|(weights, _)| frozen(weights))
         };
         let of_images = load(Wanted {
@@ -180,7 +186,9 @@ impl ImageReward {
         let seen = on(weights, &self.computation, |exec| vision.encode(exec, pixels));
         let seen = seen.map_err(|error| failed(error.to_string()))?;
         let (text, weights) = &self.texts;
-        let read = on(weights, &self.computation, |exec| text.encode(exec, &tokens, seen));
+        let read = on(weights, &self.computation, |exec| {
+            text.encode(exec, &tokens, seen)
+        });
         let read = read.map_err(|error| failed(error.to_string()))?;
         let width = text.config().width;
         let first = read.narrow(1, 0, 1).reshape([batch.len(), width]);

@@ -52,8 +52,13 @@ impl Towers {
         let source = open(&path, None).unwrap();
         let load = |wanted: Wanted<'_>| {
             let tensors = source.files[0].parse().unwrap().tensors;
-            let tensors = tensors.into_iter().map(|tensor| (path.as_path(), tensor)).collect();
-            load_tensors(wanted, &path, tensors, &BTreeMap::new(), &computation.device).unwrap().0
+            let tensors = tensors
+                .into_iter()
+                .map(|tensor| (path.as_path(), tensor))
+                .collect();
+            load_tensors(wanted, &path, tensors, &BTreeMap::new(), &computation.device)
+                .unwrap()
+                .0
         };
         let of_images = load(Wanted {
             layout: vision.layout(),
@@ -111,7 +116,11 @@ fn head(model: &BTreeMap<String, StoredTensor<'_>>, row: &[f32]) -> (f64, f64) {
 fn assert_near(found: &[f32], wanted: &[f32], share: f32, what: &str) {
     assert_eq!(found.len(), wanted.len(), "{what}");
     let most = wanted.iter().fold(0.0_f32, |most, value| most.max(value.abs()));
-    let off = found.iter().zip(wanted).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    let off = found
+        .iter()
+        .zip(wanted)
+        .map(|(a, b)| (a - b).abs())
+        .fold(0.0, f32::max);
     assert!(off <= share * most, "{what}: {off} of {most}");
 }
 
@@ -121,12 +130,17 @@ fn towers_and_layers_are_those_of_pytorch() {
     let recorded = tensors(&file);
     let integers = |name: &str| -> Vec<Vec<u32>> {
         let values = recorded[name].bytes.chunks_exact(8);
-        let values: Vec<u32> = values.map(|bytes| i64::from_le_bytes(bytes.try_into().unwrap()) as u32).collect();
+        let values: Vec<u32> = values
+            .map(|bytes| i64::from_le_bytes(bytes.try_into().unwrap()) as u32)
+            .collect();
         values.chunks_exact(35).map(<[u32]>::to_vec).collect()
     };
     let mask = integers("in.attention_mask");
     assert!(mask.iter().flatten().any(|kept| *kept == 0), "some are padded");
-    let mask = mask.iter().map(|row| row.iter().map(|kept| *kept == 1).collect()).collect();
+    let mask = mask
+        .iter()
+        .map(|row| row.iter().map(|kept| *kept == 1).collect())
+        .collect();
     let tokens = Tokens::with_mask(integers("in.input_ids"), mask).unwrap();
     let floats = |name: &str| recorded[name].to_f32().unwrap();
     let (images, first) = Towers::open(2).run(floats("in.pixel_values"), &tokens);
@@ -138,15 +152,24 @@ fn towers_and_layers_are_those_of_pytorch() {
     let of_layers: Vec<f32> = scores.iter().map(|(value, _)| *value as f32).collect();
     assert_near(&of_layers, &floats("mlp"), 1e-5, "layers");
     for ((_, score), wanted) in scores.iter().zip(floats("reward")) {
-        assert!((score - f64::from(wanted)).abs() <= 1e-4 * f64::from(wanted).abs(), "{score} for {wanted}");
+        assert!(
+            (score - f64::from(wanted)).abs() <= 1e-4 * f64::from(wanted).abs(),
+            "{score} for {wanted}"
+        );
     }
 }
 
 /// A folder with a tokenizer of as many tokens as the fixture has, letters and pairs of letters among them.
 fn tokenizer_folder(words: usize) -> tempfile::TempDir {
     let letters = || ('a'..='z').map(String::from);
-    let specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "\"", ".", "no", "##no"].map(str::to_owned);
-    let all = specials.into_iter().chain(letters()).chain(letters().map(|letter| format!("##{letter}")));
+    let specials = [
+        "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "\"", ".", "no", "##no",
+    ]
+    .map(str::to_owned);
+    let all = specials
+        .into_iter()
+        .chain(letters())
+        .chain(letters().map(|letter| format!("##{letter}")));
     let filler = (0..).map(|number| format!("word{number}"));
     let all: Vec<String> = all.chain(filler).take(words).collect();
     let folder = tempfile::tempdir().unwrap();
@@ -166,18 +189,30 @@ fn a_score_is_what_towers_and_layers_make_of_pixels_and_tokens() {
     let recorded = Recorded::read();
     let folder = tokenizer_folder(118);
     let tokenizer = Tokenizer::open_as(folder.path(), TokenizerClass::Bert).unwrap();
-    let texts: Vec<&str> = recorded.prompts.iter().map(|prompt| prompt.text.as_str()).collect();
+    let texts: Vec<&str> = recorded
+        .prompts
+        .iter()
+        .map(|prompt| prompt.text.as_str())
+        .collect();
     let texts = &texts[..recorded.images.len()];
     let rows = tokenizer.encode(texts, Length::Exactly(35)).unwrap();
-    let (ids, mask) = (0..rows.rows()).map(|row| (rows.row_ids(row).to_vec(), rows.row_mask(row).to_vec())).unzip();
+    let (ids, mask) = (0..rows.rows())
+        .map(|row| (rows.row_ids(row).to_vec(), rows.row_mask(row).to_vec()))
+        .unzip();
     let tokens = Tokens::with_mask(ids, mask).unwrap();
     let preprocessor = Preprocessor::clip(Resizing::PillowTorchCrop, 32);
-    let pixels = recorded.images.iter().flat_map(|image| preprocessor.pixels(image).unwrap());
+    let pixels = recorded
+        .images
+        .iter()
+        .flat_map(|image| preprocessor.pixels(image).unwrap());
     // Widths of the fixture are no multiples of 64, so the file alone says one head.
     let (_, first) = Towers::open(1).run(pixels.collect(), &tokens);
     let model = fs::read(fixture(MODEL)).unwrap();
     let model = tensors(&model);
-    let wanted: Vec<f32> = first.chunks_exact(20).map(|row| head(&model, row).1 as f32).collect();
+    let wanted: Vec<f32> = first
+        .chunks_exact(20)
+        .map(|row| head(&model, row).1 as f32)
+        .collect();
     let found = image_reward(|_| {}).unwrap().score(&recorded.samples()).unwrap();
     assert_near(&found, &wanted, 1e-5, "scores");
     assert!(found.windows(2).any(|pair| pair[0] != pair[1]));
@@ -188,7 +223,12 @@ fn a_score_depends_on_its_image_and_its_prompt_and_not_on_the_batch() {
     let recorded = Recorded::read();
     let samples = recorded.samples();
     let bits = |reward: &ImageReward, samples: &[RewardSample<'_>]| -> Vec<u32> {
-        reward.score(samples).unwrap().iter().map(|score| score.to_bits()).collect()
+        reward
+            .score(samples)
+            .unwrap()
+            .iter()
+            .map(|score| score.to_bits())
+            .collect()
     };
     let whole = bits(&image_reward(|_| {}).unwrap(), &samples);
     for batch_size in [1, 2, 3] {
@@ -237,7 +277,10 @@ fn the_published_network_has_so_many_values() {
     });
     // bert-base-uncased without pooler has 108,891,648: two tokens more, no types of tokens, and cross attention in 12 layers.
     let cross = 2 * (768 * 768 + 768) + 2 * (1024 * 768 + 768) + 2 * 768;
-    assert_eq!(text.layout().count_values(|_| true), 108_891_648 + 2 * 768 - 2 * 768 + 12 * cross);
+    assert_eq!(
+        text.layout().count_values(|_| true),
+        108_891_648 + 2 * 768 - 2 * 768 + 12 * cross
+    );
     for (name, of_images, of_texts) in [
         ("blip.visual_encoder.norm.weight", true, false),
         ("blip.text_encoder.embeddings.word_embeddings.weight", false, true),
@@ -245,7 +288,11 @@ fn the_published_network_has_so_many_values() {
         ("mlp.layers.0.weight", false, false),
     ] {
         let plain = Role::Weight(name.trim_start_matches("blip.").to_owned());
-        assert_eq!((vision.role(name) == plain, text.role(name) == plain), (of_images, of_texts), "{name}");
+        assert_eq!(
+            (vision.role(name) == plain, text.role(name) == plain),
+            (of_images, of_texts),
+            "{name}"
+        );
     }
 }
 
@@ -253,12 +300,22 @@ fn the_published_network_has_so_many_values() {
 fn files_and_tokenizers_of_something_else_are_refused() {
     refused(
         image_reward(|settings| settings.path = "no/such/ImageReward.pt".into()),
-        &["reward `imagereward`", "no/such/ImageReward.pt", "flow-train fetch"],
+        &[
+            "reward `imagereward`",
+            "no/such/ImageReward.pt",
+            "flow-train fetch",
+        ],
     );
-    refused(image_reward(|settings| settings.path = fixture("clip")), &["is a folder", "ImageReward.pt"]);
+    refused(
+        image_reward(|settings| settings.path = fixture("clip")),
+        &["is a folder", "ImageReward.pt"],
+    );
     refused(
         image_reward(|settings| settings.path = fixture("aesthetic.pth")),
-        &["holds no ImageReward", "blip.visual_encoder.patch_embed.proj.weight"],
+        &[
+            "holds no ImageReward",
+            "blip.visual_encoder.patch_embed.proj.weight",
+        ],
     );
     refused(
         image_reward(|settings| settings.tokenizer = fixture("clip")),
@@ -269,5 +326,8 @@ fn files_and_tokenizers_of_something_else_are_refused() {
         image_reward(|settings| settings.tokenizer = large.path().to_owned()),
         &["has 121 tokens", "120", "another model"],
     );
-    refused(image_reward(|settings| settings.batch_size = 0), &["`batch_size`"]);
+    refused(
+        image_reward(|settings| settings.batch_size = 0),
+        &["`batch_size`"],
+    );
 }

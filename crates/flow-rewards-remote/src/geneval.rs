@@ -93,14 +93,15 @@ impl GenEval {
         let images = images.collect::<Result<Vec<String>, RewardError>>()?;
         let classes: Vec<Vec<&str>> = wanted.iter().map(Wanted::classes).collect();
         let body = serde_json::to_vec(&json!({ "image": images, "classes": classes }));
-        let body = body.map_err(|error| failed(range.start, format!("a request cannot be written: {error}")))?;
+        let body =
+            body.map_err(|error| failed(range.start, format!("a request cannot be written: {error}")))?;
         let asked = Asked {
             first: range.start,
             count: range.len(),
         };
-        let found = self
-            .client
-            .ask(asked, &body, |status, body| answer::detections(status, body, &wanted))?;
+        let found = self.client.ask(asked, &body, |status, body| {
+            answer::detections(status, body, &wanted)
+        })?;
         let score = |(wanted, found): (&Wanted, &answer::Found)| rules::score(wanted, found, &self.settings);
         Ok(wanted.iter().zip(&found).map(score).collect())
     }

@@ -103,8 +103,9 @@ impl RemoteReward {
             count: range.len(),
         };
         let body = body::encode(samples, range, self.settings.metadata)?;
-        self.client
-            .ask(asked, &body, |status, answer| answer::scores(status, answer, asked.count))
+        self.client.ask(asked, &body, |status, answer| {
+            answer::scores(status, answer, asked.count)
+        })
     }
 }
 

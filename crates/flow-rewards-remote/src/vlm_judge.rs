@@ -103,8 +103,13 @@ impl VlmJudge {
         for attempt in 0..attempts {
             // No seed twice: an answer that is asked for again is another one.
             let seed = draw as u64 + u64::from(attempt) * self.settings.samples as u64;
-            let body = body::encode(&self.settings, (question.as_str(), system.as_deref()), &images, seed)
-                .map_err(failed)?;
+            let body = body::encode(
+                &self.settings,
+                (question.as_str(), system.as_deref()),
+                &images,
+                seed,
+            )
+            .map_err(failed)?;
             let asked = Asked {
                 first: index,
                 count: 1,

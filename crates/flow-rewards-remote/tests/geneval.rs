@@ -65,7 +65,11 @@ fn scores_are_those_of_the_rules_for_any_number_of_images_per_request() {
             batch,
             ..settings(&[&server])
         });
-        assert_eq!(reward.score(&samples(&wanting_dogs(4))), Ok(wanted.clone()), "{batch}");
+        assert_eq!(
+            reward.score(&samples(&wanting_dogs(4))),
+            Ok(wanted.clone()),
+            "{batch}"
+        );
         assert_eq!(server.count("/detect"), 4_usize.div_ceil(batch));
         assert_eq!(server.count("/health"), 1);
         assert_eq!(reward.score(&[]), Ok(vec![]));
@@ -88,10 +92,16 @@ fn a_request_names_the_classes_that_matter_and_a_video_is_the_mean_of_its_frames
     let server = Server::healthy(two_dogs);
     let mut made = wanting_dogs(1);
     made[0].prompt = wants(json!([{ "class": "cat", "count": 1 }, { "class": "dog", "count": 2 }]));
-    made[0].prompt.metadata.insert("exclude".into(), json!([{ "class": "cat", "count": 2 }]));
+    made[0]
+        .prompt
+        .metadata
+        .insert("exclude".into(), json!([{ "class": "cat", "count": 2 }]));
     let reward = reward(settings(&[&server]));
     assert_eq!(reward.score(&samples(&made)), Ok(vec![0.5]));
-    assert_eq!(server.received().last().unwrap().body["classes"], json!([["cat", "dog"]]));
+    assert_eq!(
+        server.received().last().unwrap().body["classes"],
+        json!([["cat", "dog"]])
+    );
     let mut moving = video(3, 1);
     moving.prompt = wants(json!([{ "class": "dog", "count": 4 }]));
     assert_eq!(score_videos(&reward, &samples(&[moving])), Ok(vec![0.5]));
@@ -145,7 +155,11 @@ fn a_detector_that_dies_is_replaced() {
     let mut count = 0;
     let dying = Server::healthy(move |received| {
         count += 1;
-        if count == 1 { two_dogs(received) } else { Reply::Close }
+        if count == 1 {
+            two_dogs(received)
+        } else {
+            Reply::Close
+        }
     });
     let healthy = Server::healthy(two_dogs);
     let reward = reward(GenEvalSettings {
@@ -166,7 +180,10 @@ fn prompts_without_genevals_metadata_are_named_before_the_run() {
         (json!([]), "is empty"),
         (json!([{ "class": "dog" }]), "`count`"),
         (json!([{ "class": "dog", "count": 0 }]), "wants 0 of `dog`"),
-        (json!([{ "class": "dog", "count": 1, "position": ["left of", 0] }]), "entries before it"),
+        (
+            json!([{ "class": "dog", "count": 1, "position": ["left of", 0] }]),
+            "entries before it",
+        ),
         (
             json!([{ "class": "cat", "count": 1 }, { "class": "dog", "count": 1, "position": ["beside", 0] }]),
             "allowed are left of",
@@ -175,7 +192,12 @@ fn prompts_without_genevals_metadata_are_named_before_the_run() {
         let problem = reward.check_prompt(&wants(include.clone())).unwrap_err();
         assert!(problem.contains(words), "{include}: {problem}");
     }
-    assert!(reward.check_prompt(&images(1)[0].prompt).unwrap_err().contains("`include`"));
+    assert!(
+        reward
+            .check_prompt(&images(1)[0].prompt)
+            .unwrap_err()
+            .contains("`include`")
+    );
 }
 
 #[test]
@@ -184,11 +206,16 @@ fn a_config_builds_it_and_wrong_parameters_are_named() {
     flow_rewards_remote::register(&mut registry).unwrap();
     let build = |params: Value| {
         let built = registry.build("geneval", params.as_object().unwrap(), Path::new("."));
-        built.map(|reward| reward.range()).map_err(|error| error.to_string())
+        built
+            .map(|reward| reward.range())
+            .map_err(|error| error.to_string())
     };
     let url = "http://localhost:8000";
     assert_eq!(build(json!({ "servers": [url] })), Ok((-14.0, 1.0)));
-    assert_eq!(build(json!({ "servers": [url], "mode": "strict" })), Ok((0.0, 1.0)));
+    assert_eq!(
+        build(json!({ "servers": [url], "mode": "strict" })),
+        Ok((0.0, 1.0))
+    );
     for (params, words) in [
         (json!({}), "servers"),
         (json!({ "servers": ["localhost"] }), "http://"),

@@ -125,7 +125,10 @@ fn flow_grpo(answer: Vec<u8>) -> (String, Receiver<Vec<u8>>) {
             }
             let mut body = vec![0; length];
             reader.read_exact(&mut body).unwrap();
-            let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", answer.len());
+            let head = format!(
+                "HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+                answer.len()
+            );
             stream.write_all(head.as_bytes()).unwrap();
             stream.write_all(&answer).unwrap();
             let _ = sender.send(body);
@@ -142,14 +145,19 @@ fn recorded(name: &str) -> Vec<u8> {
 /// The scores of three images by an adapter of `kind` before a server that answers with `answer`, and the last request of that.
 fn adapted(kind: &str, more: &[&str], answer: Vec<u8>) -> (Result<Vec<f32>, RewardError>, Option<Vec<u8>>) {
     let (url, requests) = flow_grpo(answer);
-    let arguments: Vec<&str> = [url.as_str(), "--kind", kind].into_iter().chain(more.iter().copied()).collect();
+    let arguments: Vec<&str> = [url.as_str(), "--kind", kind]
+        .into_iter()
+        .chain(more.iter().copied())
+        .collect();
     let adapter = Server::start("flow_grpo_adapter.py", &arguments);
     let settings = RemoteSettings {
         metadata: true,
         retries: 0,
         ..RemoteSettings::new([adapter.url.as_str()])
     };
-    let scores = RemoteReward::new(settings, &|_| None).unwrap().score(&samples(&images(3)));
+    let scores = RemoteReward::new(settings, &|_| None)
+        .unwrap()
+        .score(&samples(&images(3)));
     (scores, requests.try_iter().last())
 }
 
@@ -163,7 +171,12 @@ fn the_adapter_reads_what_flow_grpos_servers_answer() {
         ("unified", &[], "numpy", [0.25, 0.5, 0.75]),
         ("unified", &[], "array", [0.25, 0.5, 0.75]),
         ("geneval", &[], "geneval", [1.0, 0.5, 0.0]),
-        ("geneval", &["--key", "strict_rewards"], "geneval", [1.0, 0.0, 0.0]),
+        (
+            "geneval",
+            &["--key", "strict_rewards"],
+            "geneval",
+            [1.0, 0.0, 0.0],
+        ),
     ] {
         let (scores, request) = adapted(kind, more, recorded(answer));
         assert_eq!(scores, Ok(wanted.to_vec()), "{kind}, {answer}");

@@ -59,7 +59,10 @@ fn brightness(received: &Received) -> f64 {
         let url = part["image_url"]["url"].as_str()?;
         let png = url.strip_prefix("data:image/png;base64,").expect("a data URL");
         let png = STANDARD.decode(png).expect("base64");
-        let bytes = image::load_from_memory(&png).expect("a PNG file").to_rgb8().into_raw();
+        let bytes = image::load_from_memory(&png)
+            .expect("a PNG file")
+            .to_rgb8()
+            .into_raw();
         Some(bytes.iter().map(|byte| u64::from(*byte)).sum::<u64>() as f64 / bytes.len() as f64 / 255.0)
     };
     let all: Vec<f64> = content(received).iter().filter_map(one).collect();
@@ -88,12 +91,19 @@ fn listed(tokens: &[(&str, f64)]) -> Value {
 /// A server that answers yes with the brightness as its probability.
 fn right(received: &Received) -> Reply {
     let yes = brightness(received);
-    Reply::ok(listed(&[("Yes", yes * 0.9), ("No", (1.0 - yes) * 0.9), ("It", 0.1)]))
+    Reply::ok(listed(&[
+        ("Yes", yes * 0.9),
+        ("No", (1.0 - yes) * 0.9),
+        ("It", 0.1),
+    ]))
 }
 
 /// A server that writes the brightness as a number from 0 to 10.
 fn right_number(received: &Received) -> Reply {
-    Reply::ok(answer(&format!("The score is {:.6}.", brightness(received) * 10.0)))
+    Reply::ok(answer(&format!(
+        "The score is {:.6}.",
+        brightness(received) * 10.0
+    )))
 }
 
 fn close(scores: &[f32], expected: &[f32], at_most: f32) {
@@ -108,8 +118,15 @@ fn the_probability_of_yes_is_that_of_the_server() {
     let server = Server::start(right);
     let made = images(7);
     let reward = judge(settings(&[&server]));
-    assert_eq!((reward.kind(), reward.range()), (RewardKind::Pointwise, (0.0, 1.0)));
-    close(&reward.score(&samples(&made)).unwrap(), &brightnesses(&made), 1e-6);
+    assert_eq!(
+        (reward.kind(), reward.range()),
+        (RewardKind::Pointwise, (0.0, 1.0))
+    );
+    close(
+        &reward.score(&samples(&made)).unwrap(),
+        &brightnesses(&made),
+        1e-6,
+    );
     assert_eq!(server.count("/v1/chat/completions"), 7);
     assert_eq!(server.received().len(), 7, "nothing else is asked");
     assert_eq!(reward.score(&[]), Ok(vec![]));
@@ -148,9 +165,15 @@ fn a_request_is_openais_with_the_image_before_the_filled_question() {
     let parts = content(&received);
     assert_eq!(parts.len(), 2);
     assert_eq!(parts[0]["type"], "image_url");
-    assert_eq!(parts[1], json!({ "type": "text", "text": format!("{} 1 {{}}", made[1].prompt.text) }));
+    assert_eq!(
+        parts[1],
+        json!({ "type": "text", "text": format!("{} 1 {{}}", made[1].prompt.text) })
+    );
     let mut body = received.body.clone();
-    assert_eq!(body["messages"][0], json!({ "role": "system", "content": "You judge 1." }));
+    assert_eq!(
+        body["messages"][0],
+        json!({ "role": "system", "content": "You judge 1." })
+    );
     body.as_object_mut().unwrap().remove("messages");
     assert_eq!(
         body,
@@ -229,9 +252,15 @@ fn answers_without_a_score_are_errors_with_what_came() {
         (refused("finish_reason", "content_filter"), "filter"),
         (silent, "has no text"),
         (json!({ "choices": [] }), "`choices` of one answer"),
-        (json!({ "choices": [answer("1")["choices"][0], answer("2")["choices"][0]] }), "of one answer"),
+        (
+            json!({ "choices": [answer("1")["choices"][0], answer("2")["choices"][0]] }),
+            "of one answer",
+        ),
         (json!({ "choices": [{ "text": "8" }] }), "without a `message`"),
-        (json!({ "error": { "message": "no such model" } }), "no such model"),
+        (
+            json!({ "error": { "message": "no such model" } }),
+            "no such model",
+        ),
     ];
     for (body, words) in cases {
         let shown = body.to_string();
@@ -252,12 +281,18 @@ fn probabilities_that_are_missing_or_none_are_errors() {
     };
     let cases = [
         (answer("Yes"), "without `logprobs`"),
-        (json!({ "choices": [{ "message": { "content": "Yes" }, "logprobs": { "content": [] } }] }), "without `logprobs`"),
+        (
+            json!({ "choices": [{ "message": { "content": "Yes" }, "logprobs": { "content": [] } }] }),
+            "without `logprobs`",
+        ),
         (with("logprob", Value::Null), "no token with the logarithm"),
         (with("logprob", json!("-0.5")), "no token with the logarithm"),
         (with("logprob", json!(0.5)), "no token with the logarithm"),
         (with("token", json!(17)), "no token with the logarithm"),
-        (listed(&[("The", 0.9), ("Yes", 0.05), ("No", 0.05)]), "`The` 0.900"),
+        (
+            listed(&[("The", 0.9), ("Yes", 0.05), ("No", 0.05)]),
+            "`The` 0.900",
+        ),
         (listed(&[("Yes", 0.6), ("It", 0.2)]), "raise `top_logprobs`"),
         (listed(&[("Yes", 0.9), ("No", 0.9)]), "1.800 together"),
     ];
@@ -267,7 +302,9 @@ fn probabilities_that_are_missing_or_none_are_errors() {
         let (_, problem) = failure(&judge(settings(&[&server])), &images(1));
         assert!(problem.contains(words), "{shown}: {problem}");
     }
-    let nan = listed(&[("Yes", 0.6), ("No", 0.4)]).to_string().replacen("-0.", "NaN", 1);
+    let nan = listed(&[("Yes", 0.6), ("No", 0.4)])
+        .to_string()
+        .replacen("-0.", "NaN", 1);
     let server = Server::start(move |_| Reply::ok(&nan));
     let (_, problem) = failure(&judge(settings(&[&server])), &images(1));
     assert!(problem.contains("NaN"), "{problem}");
@@ -288,14 +325,23 @@ fn a_bad_answer_is_asked_for_again_only_where_another_seed_may_help() {
         ..numbers(&[server])
     };
     let helped = server();
-    assert_eq!(judge(again(&helped, 1.0, 2)).score(&samples(&images(1))), Ok(vec![0.7]));
+    assert_eq!(
+        judge(again(&helped, 1.0, 2)).score(&samples(&images(1))),
+        Ok(vec![0.7])
+    );
     assert_eq!(helped.received().len(), 3);
     let given_up = server();
     let (_, problem) = failure(&judge(again(&given_up, 1.0, 1)), &images(1));
-    assert!(problem.contains("2 answers") && problem.contains("hard to say"), "{problem}");
+    assert!(
+        problem.contains("2 answers") && problem.contains("hard to say"),
+        "{problem}"
+    );
     let greedy = server();
     let (_, problem) = failure(&judge(again(&greedy, 0.0, 5)), &images(1));
-    assert!(problem.contains("1 answer ") && greedy.received().len() == 1, "{problem}");
+    assert!(
+        problem.contains("1 answer ") && greedy.received().len() == 1,
+        "{problem}"
+    );
 }
 
 #[test]
@@ -312,7 +358,11 @@ fn a_server_that_dies_is_replaced_and_one_that_is_busy_is_asked_again() {
     });
     let healthy = Server::start(right);
     let reward = judge(settings(&[&dying, &healthy]));
-    close(&reward.score(&samples(&made)).unwrap(), &brightnesses(&made), 1e-6);
+    close(
+        &reward.score(&samples(&made)).unwrap(),
+        &brightnesses(&made),
+        1e-6,
+    );
 
     let mut busy = 2;
     let server = Server::start(move |received| {
@@ -327,7 +377,11 @@ fn a_server_that_dies_is_replaced_and_one_that_is_busy_is_asked_again() {
         requests_per_server: 1,
         ..settings(&[&server])
     });
-    close(&reward.score(&samples(&made)).unwrap(), &brightnesses(&made), 1e-6);
+    close(
+        &reward.score(&samples(&made)).unwrap(),
+        &brightnesses(&made),
+        1e-6,
+    );
     assert_eq!(server.received().len(), 11);
 }
 
@@ -349,16 +403,17 @@ fn a_time_out_and_statuses_are_as_those_of_other_servers() {
     ] {
         let server = Server::start(move |_| Reply::Whole(status, "", "what went wrong".into()));
         let (_, problem) = failure(&judge(settings(&[&server])), &images(1));
-        assert!(problem.contains(words) && problem.contains("what went wrong"), "{problem}");
+        assert!(
+            problem.contains(words) && problem.contains("what went wrong"),
+            "{problem}"
+        );
         assert_eq!(server.received().len(), attempts, "status {status}");
     }
 }
 
 #[test]
 fn the_key_goes_to_the_servers_and_into_no_text() {
-    let server = Server::start(|received| {
-        Reply::ok(answer(&format!("key {:?}", received.authorization)))
-    });
+    let server = Server::start(|received| Reply::ok(answer(&format!("key {:?}", received.authorization))));
     let settings = VlmJudgeSettings {
         api_key_from: Some("JUDGE_KEY".into()),
         ..numbers(&[&server])
@@ -368,8 +423,14 @@ fn the_key_goes_to_the_servers_and_into_no_text() {
     })
     .unwrap();
     let (_, problem) = failure(&reward, &images(1));
-    assert_eq!(server.received()[0].authorization.as_deref(), Some("Bearer sesame7"));
-    assert!(problem.contains("no number") && !problem.contains("sesame"), "{problem}");
+    assert_eq!(
+        server.received()[0].authorization.as_deref(),
+        Some("Bearer sesame7")
+    );
+    assert!(
+        problem.contains("no number") && !problem.contains("sesame"),
+        "{problem}"
+    );
     assert!(!format!("{reward:?}").contains("sesame"));
     let missing = VlmJudge::new(settings, &|_| None).unwrap_err().to_string();
     assert!(missing.contains("JUDGE_KEY"), "{missing}");
@@ -382,7 +443,11 @@ fn scores_and_errors_are_the_same_for_any_number_of_threads_and_requests() {
     let bad = Server::start(|received| {
         let question = received.body["messages"].to_string();
         let is_bad = question.contains("no. 21") || question.contains("no. 30");
-        if is_bad { Reply::ok(answer("No")) } else { right(received) }
+        if is_bad {
+            Reply::ok(answer("No"))
+        } else {
+            right(received)
+        }
     });
     let batch = || {
         let sample = |it: &Made| Sample {
@@ -405,7 +470,11 @@ fn scores_and_errors_are_the_same_for_any_number_of_threads_and_requests() {
         };
         let scores = scored(&server).unwrap().rewards.remove(0).values;
         close(&scores, &brightnesses(&made), 1e-6);
-        assert_eq!(*first.get_or_insert_with(|| scores.clone()), scores, "{threads} threads");
+        assert_eq!(
+            *first.get_or_insert_with(|| scores.clone()),
+            scores,
+            "{threads} threads"
+        );
         let words = scored(&bad).unwrap_err().to_string();
         assert!(words.contains("on sample 21 "), "{threads} threads: {words}");
     }
@@ -416,15 +485,24 @@ fn a_config_builds_it_and_wrong_parameters_are_named() {
     let mut registry = RewardRegistry::new();
     flow_rewards_remote::register(&mut registry).unwrap();
     let build = |more: Value| {
-        let mut params = json!({ "servers": ["http://localhost:8000/v1"], "model": "qwen", "question": "{prompt}?" });
+        let mut params =
+            json!({ "servers": ["http://localhost:8000/v1"], "model": "qwen", "question": "{prompt}?" });
         let object = params.as_object_mut().unwrap();
         object.extend(more.as_object().unwrap().clone());
         let built = registry.build("vlm-judge", object, Path::new("."));
-        built.map(|reward| reward.range()).map_err(|error| error.to_string())
+        built
+            .map(|reward| reward.range())
+            .map_err(|error| error.to_string())
     };
     assert_eq!(build(json!({})), Ok((0.0, 1.0)));
-    assert_eq!(build(json!({ "answers": { "bad": 1, "good": 5 } })), Ok((1.0, 5.0)));
-    assert_eq!(build(json!({ "mode": "number", "range": [1, 5] })), Ok((0.0, 1.0)));
+    assert_eq!(
+        build(json!({ "answers": { "bad": 1, "good": 5 } })),
+        Ok((1.0, 5.0))
+    );
+    assert_eq!(
+        build(json!({ "mode": "number", "range": [1, 5] })),
+        Ok((0.0, 1.0))
+    );
     for (params, words) in [
         (json!({ "servers": [] }), "servers"),
         (json!({ "servers": ["localhost"] }), "http://"),
@@ -440,8 +518,14 @@ fn a_config_builds_it_and_wrong_parameters_are_named() {
         (json!({ "samples": 0 }), "samples"),
         (json!({ "temperature": -1 }), "temperature"),
         (json!({ "timeout_s": 0 }), "timeout_s"),
-        (json!({ "api_key_from": "NO_SUCH_VARIABLE_HERE" }), "NO_SUCH_VARIABLE_HERE"),
-        (json!({ "api_key_from": "A=B" }), "no name of an environment variable"),
+        (
+            json!({ "api_key_from": "NO_SUCH_VARIABLE_HERE" }),
+            "NO_SUCH_VARIABLE_HERE",
+        ),
+        (
+            json!({ "api_key_from": "A=B" }),
+            "no name of an environment variable",
+        ),
         (json!({ "extra_body": { "seed": 1 } }), "extra_body"),
         (json!({ "number": 1 }), "number"),
     ] {

@@ -76,8 +76,12 @@ pub(crate) fn tokenizer(
             let ids: AHashMap<String, u32> = ids.into_iter().collect();
             let model = WordPiece::builder().vocab(ids).unk_token(unknown.to_owned());
             let mut tokenizer = Tokenizer::new(model.build().map_err(refused)?);
-            let normalizer =
-                BertNormalizer::new(true, config.splits_chinese, config.strip_accents, config.lowercase);
+            let normalizer = BertNormalizer::new(
+                true,
+                config.splits_chinese,
+                config.strip_accents,
+                config.lowercase,
+            );
             tokenizer.with_normalizer(Some(normalizer)).map_err(refused)?;
             tokenizer.with_pre_tokenizer(Some(BertPreTokenizer));
             tokenizer

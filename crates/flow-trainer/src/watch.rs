@@ -69,7 +69,11 @@ impl SampleStatistics {
 
 /// The statistics of an image, and the cells of its channels.
 fn of_image(image: &Image) -> Vec<f64> {
-    let values: Vec<f64> = image.pixels_chw.iter().map(|x| (f64::from(*x) + 1.0) / 2.0).collect();
+    let values: Vec<f64> = image
+        .pixels_chw
+        .iter()
+        .map(|x| (f64::from(*x) + 1.0) / 2.0)
+        .collect();
     let brightness = brightness(&values, image.channels);
     let half_level = 0.5 / (LEVELS - 1) as f64;
     let at_end = |value: &&f64| **value < half_level || **value >= 1.0 - half_level;
@@ -92,7 +96,12 @@ fn brightness(values: &[f64], channels: usize) -> Vec<f64> {
     let plane = values.len() / channels.max(1);
     let pixel = |at: usize| match channels {
         3 => 0.299 * values[at] + 0.587 * values[plane + at] + 0.114 * values[2 * plane + at],
-        _ => (0..channels).map(|channel| values[channel * plane + at]).sum::<f64>() / channels as f64,
+        _ => {
+            (0..channels)
+                .map(|channel| values[channel * plane + at])
+                .sum::<f64>()
+                / channels as f64
+        }
     };
     (0..plane).map(pixel).collect()
 }
@@ -100,7 +109,9 @@ fn brightness(values: &[f64], channels: usize) -> Vec<f64> {
 fn entropy_bits(brightness: &[f64]) -> f64 {
     let mut histogram = [0_u64; LEVELS];
     for value in brightness {
-        let level = (value * (LEVELS - 1) as f64).round().clamp(0.0, (LEVELS - 1) as f64);
+        let level = (value * (LEVELS - 1) as f64)
+            .round()
+            .clamp(0.0, (LEVELS - 1) as f64);
         histogram[level as usize] += 1;
     }
     let all = brightness.len() as f64;
@@ -146,7 +157,9 @@ fn cells(channel: &[f64], height: usize, width: usize) -> Vec<f64> {
             let lines = row * height / rows..(row + 1) * height / rows;
             let places = column * width / columns..(column + 1) * width / columns;
             let count = lines.len() * places.len();
-            let sum: f64 = lines.flat_map(|line| &channel[line * width..][places.clone()]).sum();
+            let sum: f64 = lines
+                .flat_map(|line| &channel[line * width..][places.clone()])
+                .sum();
             cells.push(sum / count as f64);
         }
     }
@@ -198,7 +211,12 @@ mod tests {
     use super::*;
     use flow_data::{ImageShape, Prompt};
 
-    fn sample(channels: usize, height: usize, width: usize, value: impl Fn(usize, usize, usize) -> f32) -> Sample {
+    fn sample(
+        channels: usize,
+        height: usize,
+        width: usize,
+        value: impl Fn(usize, usize, usize) -> f32,
+    ) -> Sample {
         let shape = ImageShape {
             channels,
             height,
@@ -232,7 +250,10 @@ mod tests {
     #[test]
     fn a_plain_image_has_neither_entropy_nor_edges_nor_colour() {
         let grey = of(&[sample(3, 5, 7, |_, _, _| 0.1)], &[0]);
-        assert_eq!((grey.entropy_bits, grey.edge_energy, grey.saturation), (0.0, 0.0, Some(0.0)));
+        assert_eq!(
+            (grey.entropy_bits, grey.edge_energy, grey.saturation),
+            (0.0, 0.0, Some(0.0))
+        );
         assert_eq!((grey.clipped, grey.diversity), (0.0, None));
         let white = of(&[sample(1, 4, 4, |_, _, _| 1.0)], &[0]);
         assert_eq!((white.clipped, white.saturation), (1.0, None));
@@ -251,7 +272,12 @@ mod tests {
     #[test]
     fn edges_are_the_squares_of_differences_to_the_right_and_below() {
         // A chequerboard of 0.25 and 0.75: every difference is 0.5; 3 × 4 to the right, 2 × 5 below, of 15 pixels.
-        let board = sample(1, 3, 5, |_, row, column| if (row + column) % 2 == 0 { -0.5 } else { 0.5 });
+        let board = sample(
+            1,
+            3,
+            5,
+            |_, row, column| if (row + column) % 2 == 0 { -0.5 } else { 0.5 },
+        );
         close(of(&[board], &[0]).edge_energy, 0.25 * (12.0 + 10.0) / 15.0);
         // A ramp of brightness along the rows: 0.1 a pixel.
         let ramp = sample(3, 4, 6, |_, _, column| -0.8 + 0.2 * column as f32);
@@ -273,17 +299,33 @@ mod tests {
         let plain = |value: f32| sample(3, 20, 33, move |_, _, _| value);
         // Brightness 0.5, 0.6 and 0.9: distances 0.1, 0.4, 0.3. The other group: 0.2. One has a single image.
         let samples = [0.0, 0.2, -0.4, 0.8, 0.0, 1.0].map(plain);
-        let found = of(&samples, &[7, 7, 3, 7, 3, 9]).diversity.expect("two groups of several");
+        let found = of(&samples, &[7, 7, 3, 7, 3, 9])
+            .diversity
+            .expect("two groups of several");
         close(found, ((0.1 + 0.4 + 0.3) / 3.0 + 0.2) / 2.0);
     }
 
     #[test]
     fn small_images_are_compared_by_pixels_and_large_ones_by_cells_that_cover_all() {
-        let first = |at: usize| sample(1, 4, 4, move |_, row, column| if 4 * row + column == at { 1.0 } else { -1.0 });
+        let first = |at: usize| {
+            sample(
+                1,
+                4,
+                4,
+                move |_, row, column| if 4 * row + column == at { 1.0 } else { -1.0 },
+            )
+        };
         let found = of(&[first(0), first(1)], &[0, 0]).diversity.expect("a pair");
         close(found, (2.0_f64 / 16.0).sqrt());
         // 33 columns are cells of 2 and of 3: each pixel counts in one cell.
-        let image = |x: f32| sample(1, 18, 33, move |_, row, column| if (row, column) == (17, 32) { x } else { 0.0 });
+        let image = |x: f32| {
+            sample(
+                1,
+                18,
+                33,
+                move |_, row, column| if (row, column) == (17, 32) { x } else { 0.0 },
+            )
+        };
         let cells = cells(&(0..33).map(f64::from).collect::<Vec<_>>(), 1, 33);
         assert_eq!(cells.len(), 16);
         assert_eq!((cells[0], cells[15]), (0.5, 31.0));

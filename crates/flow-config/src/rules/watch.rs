@@ -15,7 +15,11 @@ pub(super) fn check(rules: &mut Rules<'_>) {
                 .help("set `watch.every`, or remove it");
         }
     }
-    let known: Vec<&str> = config.effective_eval_rewards().iter().map(|reward| reward.name()).collect();
+    let known: Vec<&str> = config
+        .effective_eval_rewards()
+        .iter()
+        .map(|reward| reward.name())
+        .collect();
     for judge in &watch.judges {
         if known.contains(&judge.as_str()) {
             continue;
@@ -23,7 +27,10 @@ pub(super) fn check(rules: &mut Rules<'_>) {
         let message = format!("`watch.judges` names `{judge}`, and evaluation has no such reward");
         let help = match known.as_slice() {
             [] => "add it as an `[[eval_rewards]]` table".to_owned(),
-            known => format!("it has {}; a judge is an `[[eval_rewards]]` table with that name", known.join(", ")),
+            known => format!(
+                "it has {}; a judge is an `[[eval_rewards]]` table with that name",
+                known.join(", ")
+            ),
         };
         rules
             .error(codes::NOT_ALLOWED, &["watch.judges", "eval_rewards"], message)

@@ -47,7 +47,10 @@ impl Config {
             let mut trained = self.rewards.iter();
             trained.any(|reward| reward.kind == judge.kind && reward.params == judge.params)
         };
-        let judges = self.effective_eval_rewards().iter().filter(|judge| !trained(judge));
+        let judges = self
+            .effective_eval_rewards()
+            .iter()
+            .filter(|judge| !trained(judge));
         judges.map(|judge| judge.name().to_owned()).collect()
     }
 }

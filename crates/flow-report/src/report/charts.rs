@@ -220,9 +220,17 @@ impl<'a> Catalogue<'a> {
 
     fn watch(&mut self) -> Vec<RunChart> {
         let single = [
-            ("diversity", "Diversity: distance of images within a group", "distance, 0 to 1"),
+            (
+                "diversity",
+                "Diversity: distance of images within a group",
+                "distance, 0 to 1",
+            ),
             ("entropy_bits", "Entropy of the brightness", "bits"),
-            ("edge_energy", "Edge energy of the brightness", "squared difference"),
+            (
+                "edge_energy",
+                "Edge energy of the brightness",
+                "squared difference",
+            ),
             ("saturation", "Saturation of colours", "saturation, 0 to 1"),
             ("clipped", "Clipped values", "share of values"),
         ];

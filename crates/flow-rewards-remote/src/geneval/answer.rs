@@ -62,10 +62,19 @@ pub(super) fn detections(status: u16, body: &[u8], wanted: &[Wanted]) -> Result<
 }
 
 fn of_image(image: &Value, wanted: &Wanted) -> Result<Found, String> {
-    let mut found: Found = serde_json::from_value(image.clone())
-        .map_err(|error| format!("{}, which is no list of detections ({error})", excerpt(&image.to_string())))?;
+    let mut found: Found = serde_json::from_value(image.clone()).map_err(|error| {
+        format!(
+            "{}, which is no list of detections ({error})",
+            excerpt(&image.to_string())
+        )
+    })?;
     for object in &found {
-        let shown = || format!("a `{}` of the score {} at {:?}", object.class, object.score, object.place);
+        let shown = || {
+            format!(
+                "a `{}` of the score {} at {:?}",
+                object.class, object.score, object.place
+            )
+        };
         let [left, top, right, bottom] = object.place;
         if !(0.0..=1.0).contains(&object.score) {
             return Err(format!("{}; scores are from 0 to 1", shown()));
@@ -75,7 +84,10 @@ fn of_image(image: &Value, wanted: &Wanted) -> Result<Found, String> {
             return Err(format!("{}; a box is left, top, right and bottom", shown()));
         }
         if object.color.is_none() && wanted.needs_color(&object.class) {
-            return Err(format!("{} without a `color`, which the prompt asks for", shown()));
+            return Err(format!(
+                "{} without a `color`, which the prompt asks for",
+                shown()
+            ));
         }
     }
     // Stable, so that equally sure objects stay in the server's order.

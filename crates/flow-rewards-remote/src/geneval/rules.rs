@@ -44,11 +44,7 @@ struct Judged {
 }
 
 /// Judges what is included: as many as wanted if `exactly`, else at least as many, of which the surest count.
-fn judge<'f>(
-    wanted: &Wanted,
-    of_class: impl Fn(&str) -> Vec<&'f Detection>,
-    exactly: bool,
-) -> Judged {
+fn judge<'f>(wanted: &Wanted, of_class: impl Fn(&str) -> Vec<&'f Detection>, exactly: bool) -> Judged {
     let mut is_right = true;
     let mut parts: Vec<f64> = Vec::new();
     let mut groups: Vec<Option<Vec<&Detection>>> = Vec::new();
@@ -88,14 +84,22 @@ fn judge_color(object: &Included, found: &[&Detection], parts: &mut Vec<f64>) ->
     let Some(color) = &object.color else {
         return true;
     };
-    let right = found.iter().filter(|found| found.color.as_ref() == Some(color)).count();
+    let right = found
+        .iter()
+        .filter(|found| found.color.as_ref() == Some(color))
+        .count();
     parts.push(nearness(object.count, right));
     right == object.count
 }
 
 /// Whether all of `found` have the place relative to all of `group`. As Flow-GRPO's server counts it, a place that is wrong adds a part
 /// of 0 and one of 1, and one that is right a part of 1.
-fn judge_place(place: &str, found: &[&Detection], group: Option<&[&Detection]>, parts: &mut Vec<f64>) -> bool {
+fn judge_place(
+    place: &str,
+    found: &[&Detection],
+    group: Option<&[&Detection]>,
+    parts: &mut Vec<f64>,
+) -> bool {
     let Some(group) = group else {
         parts.push(0.0);
         return false;
@@ -126,7 +130,10 @@ fn places(a: [f64; 4], b: [f64; 4]) -> Vec<&'static str> {
     let length = x.hypot(y);
     let shares = [-reduced_x, reduced_x, -reduced_y, reduced_y].map(|reduced| reduced / length);
     let places = PLACES.into_iter().zip(shares);
-    places.filter(|(_, share)| *share > DIRECTION).map(|(place, _)| place).collect()
+    places
+        .filter(|(_, share)| *share > DIRECTION)
+        .map(|(place, _)| place)
+        .collect()
 }
 
 #[cfg(test)]
@@ -158,7 +165,9 @@ mod tests {
     }
 
     fn dogs(count: usize, score: f64) -> Vec<Detection> {
-        (0..count).map(|place| object("dog", score, 20.0 * place as f64, 0.0, "red")).collect()
+        (0..count)
+            .map(|place| object("dog", score, 20.0 * place as f64, 0.0, "red"))
+            .collect()
     }
 
     #[test]
@@ -186,7 +195,11 @@ mod tests {
             ("counting", 0.89, 0.0),
             ("counting", 0.91, 1.0),
         ] {
-            assert_eq!(scores(of_tag(tag), &dogs(1, score)), [wanted; 3], "{tag}, {score}");
+            assert_eq!(
+                scores(of_tag(tag), &dogs(1, score)),
+                [wanted; 3],
+                "{tag}, {score}"
+            );
         }
     }
 
@@ -223,7 +236,12 @@ mod tests {
             { "class": "cat", "count": 1 },
             { "class": "dog", "count": 1, "position": ["left of", 0] },
         ] });
-        let with_dog = |x: f64, y: f64| [object("cat", 0.9, 50.0, 50.0, "black"), object("dog", 0.9, x, y, "red")];
+        let with_dog = |x: f64, y: f64| {
+            [
+                object("cat", 0.9, 50.0, 50.0, "black"),
+                object("dog", 0.9, x, y, "red"),
+            ]
+        };
         assert_eq!(scores(left.clone(), &with_dog(0.0, 50.0)), [1.0, 1.0, 1.0]);
         // On the other side: the parts are 1, 1, 0 and 1.
         assert_eq!(scores(left.clone(), &with_dog(99.0, 50.0)), [0.75, 0.0, 0.0]);

@@ -118,9 +118,15 @@ impl GenEvalSettings {
             ("max_objects", self.max_objects as f64, 1.0..=10_000.0),
             ("batch", self.batch as f64, 1.0..=1024.0),
         ];
-        let wrong = numbers.into_iter().find(|(_, value, range)| !range.contains(value));
+        let wrong = numbers
+            .into_iter()
+            .find(|(_, value, range)| !range.contains(value));
         wrong.map(|(key, value, range)| {
-            format!("`{key}`: {value} is not from {} to {}", range.start(), range.end())
+            format!(
+                "`{key}`: {value} is not from {} to {}",
+                range.start(),
+                range.end()
+            )
         })
     }
 }

@@ -57,7 +57,9 @@ impl Wanted {
         for (index, object) in wanted.include.iter().enumerate() {
             let of = &object.class;
             if object.count == 0 {
-                return Err(format!("`include` wants 0 of `{of}`; that is what `exclude` is for"));
+                return Err(format!(
+                    "`include` wants 0 of `{of}`; that is what `exclude` is for"
+                ));
             }
             let Some((place, relative_to)) = &object.position else {
                 continue;

@@ -55,7 +55,8 @@ impl Headers {
         variable: &dyn Fn(&str) -> Option<String>,
     ) -> Result<Self, String> {
         let named = |(name, variable_name): (&String, &String)| -> Result<_, String> {
-            let name = checked(name, variable_name).map_err(|problem| format!("`headers_from`: {problem}"))?;
+            let name =
+                checked(name, variable_name).map_err(|problem| format!("`headers_from`: {problem}"))?;
             let text = variable(variable_name).ok_or_else(|| {
                 format!(
                     "`headers_from`: the environment has no variable `{variable_name}` for the header `{name}`"
@@ -92,11 +93,7 @@ impl fmt::Debug for Headers {
 ///
 /// # Errors
 /// What is wrong, without the value.
-fn header(
-    name: HeaderName,
-    text: &str,
-    variable: &str,
-) -> Result<(HeaderName, HeaderValue, String), String> {
+fn header(name: HeaderName, text: &str, variable: &str) -> Result<(HeaderName, HeaderValue, String), String> {
     let text = text.trim();
     let value = HeaderValue::from_str(text).ok().filter(|_| !text.is_empty());
     let mut value = value.ok_or_else(|| {

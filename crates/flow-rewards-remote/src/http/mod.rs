@@ -7,7 +7,9 @@ mod settings;
 
 pub(crate) use answer::{is_healthy, json};
 pub(crate) use headers::{Headers, checked_variable, variable_of_process};
-pub(crate) use settings::{Connection, check_headers, check_servers, usual_backoff_s, usual_retries, usual_timeout_s};
+pub(crate) use settings::{
+    Connection, check_headers, check_servers, usual_backoff_s, usual_retries, usual_timeout_s,
+};
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -96,9 +98,8 @@ impl Client {
             return Err(problem);
         }
         let timeout = Duration::from_secs_f64(connection.timeout_s);
-        let server = |url: &String| {
-            Server::new(url, timeout).map_err(|problem| format!("`servers`: {problem}"))
-        };
+        let server =
+            |url: &String| Server::new(url, timeout).map_err(|problem| format!("`servers`: {problem}"));
         Ok(Self {
             protocol,
             servers: connection.servers.iter().map(server).collect::<Result<_, _>>()?,

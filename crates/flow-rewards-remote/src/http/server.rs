@@ -79,7 +79,9 @@ impl Server {
         headers: &Headers,
         read: impl Fn(u16, &[u8]) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        let answered = self.answer(protocol, body, headers).and_then(|(status, body)| read(status, &body));
+        let answered = self
+            .answer(protocol, body, headers)
+            .and_then(|(status, body)| read(status, &body));
         let state = match &answered {
             Ok(_) => State::Works,
             Err(_) => State::Unknown {
@@ -95,12 +97,7 @@ impl Server {
     }
 
     /// Status and body of the answer to `body`.
-    fn answer(
-        &self,
-        protocol: &Protocol,
-        body: &[u8],
-        headers: &Headers,
-    ) -> Result<(u16, Vec<u8>), Failure> {
+    fn answer(&self, protocol: &Protocol, body: &[u8], headers: &Headers) -> Result<(u16, Vec<u8>), Failure> {
         if let (Some(health), State::Unknown { .. }) = (protocol.health, self.state()) {
             let request = self.agent.get(format!("{}{}", self.url, health.path));
             let request = headers.iter().fold(request, |request, (name, value)| {

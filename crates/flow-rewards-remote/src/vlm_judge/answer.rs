@@ -91,9 +91,8 @@ pub(super) fn read(status: u16, body: &[u8], mode: VlmJudgeMode) -> Result<Answe
         first: Vec::new(),
     };
     if mode == VlmJudgeMode::Answers && answer.check_given().is_ok() {
-        answer.first = first_token(choice).map_err(|problem| {
-            Failure::lasting(format!("answered {PATH} {problem}: {}", shown()))
-        })?;
+        answer.first = first_token(choice)
+            .map_err(|problem| Failure::lasting(format!("answered {PATH} {problem}: {}", shown())))?;
     }
     Ok(answer)
 }
@@ -101,7 +100,9 @@ pub(super) fn read(status: u16, body: &[u8], mode: VlmJudgeMode) -> Result<Answe
 /// The problem with what people most often get wrong behind it.
 fn hinted(status: u16, what: String) -> String {
     match status {
-        404 | 405 => format!("{what}; a URL in `servers` ends as OpenAI's clients want it, mostly with `/v1`, and `model` is a name that the server knows"),
+        404 | 405 => format!(
+            "{what}; a URL in `servers` ends as OpenAI's clients want it, mostly with `/v1`, and `model` is a name that the server knows"
+        ),
         401 | 403 => format!("{what}; the key is in the variable that `api_key_from` names"),
         _ => what,
     }
@@ -110,7 +111,10 @@ fn hinted(status: u16, what: String) -> String {
 /// The likeliest tokens at the first place.
 fn first_token(choice: &Value) -> Result<Vec<Likely>, String> {
     let first = choice.pointer("/logprobs/content/0/top_logprobs");
-    let Some(listed) = first.and_then(Value::as_array).filter(|listed| !listed.is_empty()) else {
+    let Some(listed) = first
+        .and_then(Value::as_array)
+        .filter(|listed| !listed.is_empty())
+    else {
         return Err("without `logprobs` of its first token, which `mode = \"answers\"` reads".to_owned());
     };
     let likely = |entry: &Value| {

@@ -45,7 +45,10 @@ pub(super) fn expected_value(
             shown(likely)
         ));
     }
-    let least = likely.iter().map(|likely| likely.logprob.exp()).fold(1.0, f64::min);
+    let least = likely
+        .iter()
+        .map(|likely| likely.logprob.exp())
+        .fold(1.0, f64::min);
     let (mut probability, mut value, mut absent) = (0.0, 0.0, 0_u32);
     for (answer, of_answer) in answers {
         let answer = canonical(answer);
@@ -113,7 +116,13 @@ mod tests {
         let score = expected_value(&tokens, &yes_no(), 0.5).unwrap();
         let difference = tokens[0].logprob - tokens[1].logprob;
         assert!((score - 1.0 / (1.0 + (-difference).exp())).abs() < 1e-12);
-        let spellings = likely(&[("Yes", 0.4), (" yes", 0.1), ("YES\n", 0.1), ("no", 0.2), ("It", 0.1)]);
+        let spellings = likely(&[
+            ("Yes", 0.4),
+            (" yes", 0.1),
+            ("YES\n", 0.1),
+            ("no", 0.2),
+            ("It", 0.1),
+        ]);
         let score = expected_value(&spellings, &yes_no(), 0.5).unwrap();
         assert!((score - 0.75).abs() < 1e-12, "{score}");
     }

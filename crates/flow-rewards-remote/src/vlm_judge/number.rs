@@ -20,7 +20,9 @@ pub(super) fn parse(text: &str, range: [f64; 2], mark: Option<&str>) -> Result<f
     let failed = |why: String| format!("{why} in {}", excerpt(text));
     let answer = match text.rsplit_once(THOUGHTS_END) {
         Some((_, behind)) => behind,
-        None if text.contains(THOUGHTS_BEGIN) => return Err(failed("there are thoughts without an end".to_owned())),
+        None if text.contains(THOUGHTS_BEGIN) => {
+            return Err(failed("there are thoughts without an end".to_owned()));
+        }
         None => text,
     };
     let word = match mark {
@@ -33,10 +35,13 @@ pub(super) fn parse(text: &str, range: [f64; 2], mark: Option<&str>) -> Result<f
         }
         None => {
             let mut numbers = words(answer).filter(|word| word.contains(|c: char| c.is_numeric()));
-            let first = numbers.next().ok_or_else(|| failed("there is no number".to_owned()))?;
+            let first = numbers
+                .next()
+                .ok_or_else(|| failed("there is no number".to_owned()))?;
             if numbers.next().is_some() {
                 return Err(failed(
-                    "there is more than one number, and no `number_after` that says which one counts,".to_owned(),
+                    "there is more than one number, and no `number_after` that says which one counts,"
+                        .to_owned(),
                 ));
             }
             bare(first)
@@ -45,7 +50,9 @@ pub(super) fn parse(text: &str, range: [f64; 2], mark: Option<&str>) -> Result<f
     let number = number(word, range[1]).ok_or_else(|| failed(format!("{} is no number", excerpt(word))))?;
     let [low, high] = range;
     if !(low..=high).contains(&number) {
-        return Err(failed(format!("{number} is not from {low} to {high}, the `range`,")));
+        return Err(failed(format!(
+            "{number} is not from {low} to {high}, the `range`,"
+        )));
     }
     Ok((number - low) / (high - low))
 }
@@ -75,7 +82,9 @@ fn decimal(word: &str) -> Option<f64> {
     let is_decimal = digits.contains(|c: char| c.is_ascii_digit())
         && digits.chars().all(|c| c.is_ascii_digit() || c == '.')
         && digits.matches('.').count() <= 1;
-    word.parse().ok().filter(|number: &f64| is_decimal && number.is_finite())
+    word.parse()
+        .ok()
+        .filter(|number: &f64| is_decimal && number.is_finite())
 }
 
 #[cfg(test)]

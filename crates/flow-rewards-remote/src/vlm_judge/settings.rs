@@ -213,7 +213,10 @@ impl VlmJudgeSettings {
         if self.model.is_empty() {
             problems.push(("model", "there is no name".to_owned()));
         }
-        let templates = [("question", Some(&self.question)), ("system", self.system.as_ref())];
+        let templates = [
+            ("question", Some(&self.question)),
+            ("system", self.system.as_ref()),
+        ];
         for (key, text) in templates {
             if let Some(Err(problem)) = text.map(|text| Template::new(text)) {
                 problems.push((key, problem));
@@ -228,7 +231,11 @@ impl VlmJudgeSettings {
         if let Some(Err(problem)) = self.api_key_from.as_deref().map(http::checked_variable) {
             problems.push(("api_key_from", problem));
         }
-        if let Some(key) = self.extra_body.keys().find(|key| body::KEYS.contains(&key.as_str())) {
+        if let Some(key) = self
+            .extra_body
+            .keys()
+            .find(|key| body::KEYS.contains(&key.as_str()))
+        {
             problems.push(("extra_body", format!("`{key}` is written by the reward itself")));
         }
         problems
@@ -238,21 +245,34 @@ impl VlmJudgeSettings {
         let counts = [
             ("samples", self.samples as f64, 1.0..=1024.0),
             ("frames", self.frames as f64, 1.0..=1024.0),
-            ("requests_per_server", self.requests_per_server as f64, 1.0..=1024.0),
+            (
+                "requests_per_server",
+                self.requests_per_server as f64,
+                1.0..=1024.0,
+            ),
             ("temperature", self.temperature, 0.0..=2.0),
             ("min_probability", self.min_probability, 0.001..=1.0),
             ("top_logprobs", f64::from(self.top_logprobs), 2.0..=1000.0),
             ("max_tokens", f64::from(self.max_tokens), 1.0..=1e6),
         ];
-        let outside = counts.into_iter().filter(|(_, value, range)| !range.contains(value));
+        let outside = counts
+            .into_iter()
+            .filter(|(_, value, range)| !range.contains(value));
         let mut problems: Vec<_> = outside
-            .map(|(key, value, range)| (key, format!("{value} is not from {} to {}", range.start(), range.end())))
+            .map(|(key, value, range)| {
+                (
+                    key,
+                    format!("{value} is not from {} to {}", range.start(), range.end()),
+                )
+            })
             .collect();
         let [low, high] = self.range;
         if !(low < high && low.is_finite() && high.is_finite()) {
             problems.push((
                 "range",
-                format!("the smallest number must be below the largest, and both finite, not [{low}, {high}]"),
+                format!(
+                    "the smallest number must be below the largest, and both finite, not [{low}, {high}]"
+                ),
             ));
         }
         problems
@@ -266,7 +286,9 @@ impl VlmJudgeSettings {
                 return Some("an answer has no letters".to_owned());
             }
             if let Some(other) = seen.insert(canonical(answer), answer) {
-                return Some(format!("`{other}` and `{answer}` differ in upper case and white space only"));
+                return Some(format!(
+                    "`{other}` and `{answer}` differ in upper case and white space only"
+                ));
             }
             if !value.is_finite() {
                 return Some(format!("the value of `{answer}` is {value}"));
@@ -275,7 +297,10 @@ impl VlmJudgeSettings {
         let mut values = self.answers.values();
         let first = values.next();
         if values.all(|value| Some(value) == first) {
-            return Some("there must be two answers of different values at least, or every score is the same".to_owned());
+            return Some(
+                "there must be two answers of different values at least, or every score is the same"
+                    .to_owned(),
+            );
         }
         None
     }
@@ -287,7 +312,9 @@ pub(super) fn check(settings: &VlmJudgeSettings, rules: &mut Rules<'_>, path: &s
     for (key, problem) in settings.problems() {
         let path = format!("{path}.{key}");
         let help = match key {
-            "question" | "system" => "write for example: Does this image show \\\"{prompt}\\\"? Answer yes or no.",
+            "question" | "system" => {
+                "write for example: Does this image show \\\"{prompt}\\\"? Answer yes or no."
+            }
             "answers" => "write for example: { Yes = 1.0, No = 0.0 }",
             "range" => "write for example: [0, 10]",
             "api_key_from" => "write the name of a variable: \"OPENAI_API_KEY\"",
@@ -300,7 +327,10 @@ pub(super) fn check(settings: &VlmJudgeSettings, rules: &mut Rules<'_>, path: &s
     // A config that is written out in full repeats the defaults of what it does not use, which is no mistake.
     let of_answers = [
         ("answers", settings.answers != yes_and_no()),
-        ("min_probability", settings.min_probability != usual_min_probability()),
+        (
+            "min_probability",
+            settings.min_probability != usual_min_probability(),
+        ),
         ("top_logprobs", settings.top_logprobs != usual_top_logprobs()),
     ];
     let of_number = [

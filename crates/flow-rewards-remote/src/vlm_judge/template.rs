@@ -61,7 +61,11 @@ impl Template {
                 Part::Metadata(key) => match prompt.metadata.get(key) {
                     Some(Value::String(value)) => text.push_str(value),
                     Some(value) => text.push_str(&value.to_string()),
-                    None => return Err(format!("its metadata has no `{key}`, which the question asks for")),
+                    None => {
+                        return Err(format!(
+                            "its metadata has no `{key}`, which the question asks for"
+                        ));
+                    }
                 },
             }
         }
@@ -99,7 +103,10 @@ mod tests {
             ("", ""),
             ("«{prompt}»", "«a {prompt} of \"{metadata.count}\"»"),
             ("{metadata.count} in {metadata.style}", "3 in oil {paint}"),
-            ("{metadata.tags}{{{prompt}", "[\"a\",1]{a {prompt} of \"{metadata.count}\""),
+            (
+                "{metadata.tags}{{{prompt}",
+                "[\"a\",1]{a {prompt} of \"{metadata.count}\"",
+            ),
             ("{{\"score\": N}}", "{\"score\": N}"),
         ] {
             let template = Template::new(template).unwrap();

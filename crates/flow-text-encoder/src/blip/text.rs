@@ -53,8 +53,18 @@ impl BlipText {
         let (layout, (words, positions, norm, blocks)) = declared(Rows::Text, |parts| {
             let mut model = parts.under(UNDER);
             let mut embeddings = model.under("embeddings");
-            let words = table(&mut embeddings, "word_embeddings", config.vocabulary, config.width);
-            let positions = table(&mut embeddings, "position_embeddings", config.positions, config.width);
+            let words = table(
+                &mut embeddings,
+                "word_embeddings",
+                config.vocabulary,
+                config.width,
+            );
+            let positions = table(
+                &mut embeddings,
+                "position_embeddings",
+                config.positions,
+                config.width,
+            );
             let norm = LayerNorm::new(&mut embeddings, "LayerNorm", config.width);
             let blocks = (0..config.layers)
                 .map(|index| {
@@ -121,7 +131,8 @@ impl BlipText {
             TensorData::new((0..length as i64).collect::<Vec<i64>>(), [1, length]),
             &device,
         );
-        let x_bsd = exec.embedding(self.words, tokens.tensor(&device)) + exec.embedding(self.positions, positions);
+        let x_bsd =
+            exec.embedding(self.words, tokens.tensor(&device)) + exec.embedding(self.positions, positions);
         let x_bsd = self.norm.forward(exec, x_bsd, self.config.epsilon);
         Ok(exec.stack("text_encoder.encoder.layer", &calls, x_bsd, images_bid))
     }
@@ -191,7 +202,8 @@ impl Attention {
             ..AttentionSpec::default()
         };
         let attended = side_by_side(exec.attention_with(q, [(k, v)], &spec));
-        self.norm.forward(exec, x_bsd + exec.linear(&self.out, attended), epsilon)
+        self.norm
+            .forward(exec, x_bsd + exec.linear(&self.out, attended), epsilon)
     }
 }
 
@@ -234,11 +246,7 @@ struct TextCall {
 }
 
 impl TextCall {
-    fn attend(
-        self: &Arc<Self>,
-        exec: &Exec<'_>,
-        (x_bsd, images_bid): (Tensor<3>, Tensor<3>),
-    ) -> Tensor<3> {
+    fn attend(self: &Arc<Self>, exec: &Exec<'_>, (x_bsd, images_bid): (Tensor<3>, Tensor<3>)) -> Tensor<3> {
         let block = &*self.block;
         let shape = (block.heads, block.epsilon);
         let own = block

@@ -260,7 +260,10 @@ impl<A: Algorithm> Session<A> {
         }
         let (now, first) = self.exploit_signs(&comparable);
         notes.extend(first.as_ref().map(|signs| format!("first signs: {signs}")));
-        notes.extend(now.filter(|now| Some(now) != first.as_ref()).map(|signs| format!("last signs: {signs}")));
+        notes.extend(
+            now.filter(|now| Some(now) != first.as_ref())
+                .map(|signs| format!("last signs: {signs}")),
+        );
         let summary = RunSummary {
             status,
             steps: self.parts.state.iteration,

@@ -60,10 +60,12 @@ pub(super) fn with_statistics(record: MetricRecord, statistics: &ImageStatistics
         ("watch/saturation", saturation),
         ("watch/clipped", Some(clipped)),
     ];
-    values.into_iter().fold(record, |record, (key, value)| match value {
-        Some(value) => record.with(key, value),
-        None => record,
-    })
+    values
+        .into_iter()
+        .fold(record, |record, (key, value)| match value {
+            Some(value) => record.with(key, value),
+            None => record,
+        })
 }
 
 impl<A: Algorithm> Session<A> {
@@ -79,7 +81,10 @@ impl<A: Algorithm> Session<A> {
             least_fall: watch.least_fall,
             judges: watch.judges.clone(),
         };
-        (ExploitSigns::of(metrics, &plan), ExploitSigns::first(metrics, &plan))
+        (
+            ExploitSigns::of(metrics, &plan),
+            ExploitSigns::first(metrics, &plan),
+        )
     }
 
     /// A notice of signs that the reward is exploited, once for each sign. What cannot be read stops no run.
@@ -87,7 +92,10 @@ impl<A: Algorithm> Session<A> {
         if self.parts.settings.watch.every == 0 {
             return;
         }
-        let metrics = self.files.as_ref().and_then(|files| files.directory.read_metrics().ok());
+        let metrics = self
+            .files
+            .as_ref()
+            .and_then(|files| files.directory.read_metrics().ok());
         let Some(metrics) = metrics else {
             return;
         };

@@ -12,11 +12,7 @@ use std::time::Duration;
 
 fn run(overrides: &[&str], root: &Path, resume: bool, until: u64) -> Left {
     let registries = registries();
-    let run = RunTo {
-        root,
-        resume,
-        until,
-    };
+    let run = RunTo { root, resume, until };
     with_parts(&config(overrides), &environment(&registries), run)
         .unwrap_or_else(|error| panic!("{overrides:?}: {error}"))
 }
@@ -24,7 +20,11 @@ fn run(overrides: &[&str], root: &Path, resume: bool, until: u64) -> Left {
 /// The records of a run, apart from what is watched and with it.
 fn records(left: &Left) -> Vec<(Map<String, Value>, Map<String, Value>)> {
     let record = |line: &str| -> Map<String, Value> { serde_json::from_str(line).expect("a record") };
-    let halves = |line: &str| record(line).into_iter().partition(|(key, _)| key.starts_with("watch/"));
+    let halves = |line: &str| {
+        record(line)
+            .into_iter()
+            .partition(|(key, _)| key.starts_with("watch/"))
+    };
     left.metrics.lines().map(halves).collect()
 }
 
@@ -41,14 +41,26 @@ fn looks_are_written_in_their_iterations_and_change_nothing_else() {
         assert_eq!(rest, whole);
         let is_look = rest["kind"] == "train" && rest["step"].as_u64().expect("a step").is_multiple_of(2);
         // The digits are grey, so that they have no saturation.
-        let keys = ["watch/clipped", "watch/diversity", "watch/edge_energy", "watch/entropy_bits"];
+        let keys = [
+            "watch/clipped",
+            "watch/diversity",
+            "watch/edge_energy",
+            "watch/entropy_bits",
+        ];
         let expected: Vec<&str> = keys.into_iter().filter(|_| is_look).collect();
         let mut found: Vec<&str> = watched.keys().map(String::as_str).collect();
         found.sort_unstable();
         assert_eq!(found, expected);
-        for (key, most) in [("watch/clipped", 1.0), ("watch/diversity", 1.0), ("watch/entropy_bits", 8.0)] {
+        for (key, most) in [
+            ("watch/clipped", 1.0),
+            ("watch/diversity", 1.0),
+            ("watch/entropy_bits", 8.0),
+        ] {
             let value = watched.get(key).map(|value| value.as_f64().expect("a number"));
-            assert!(value.is_none_or(|value| (0.0..=most).contains(&value)), "{key}: {value:?}");
+            assert!(
+                value.is_none_or(|value| (0.0..=most).contains(&value)),
+                "{key}: {value:?}"
+            );
         }
     }
 }
