@@ -59,7 +59,7 @@ fn a_variant_key_lists_the_variants() {
     assert_eq!(doc.allowed.len(), 8);
     assert!(doc.required);
     let doc = explain("rewards.kind").expect("known");
-    assert_eq!(doc.allowed.len(), 12);
+    assert_eq!(doc.allowed.len(), 15);
 }
 
 #[test]

@@ -32,6 +32,7 @@ const SECTIONS: [&str; 21] = [
     "checkpoints",
     "logging",
     "audit",
+    "watch",
     "acceleration",
     "checkpointing",
     "runtime",

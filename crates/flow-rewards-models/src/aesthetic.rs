@@ -9,7 +9,7 @@ use crate::clip::ImageTower;
 use crate::computation::{Computation, RewardDevice};
 use crate::pixels::Resizing;
 use crate::problem::Refused;
-use crate::weight_file::WeightFile;
+use crate::weight_file::{Placed, WeightFile};
 use flow_registry::NameTaken;
 use flow_rewards::{
     Reward, RewardContext, RewardError, RewardFactory, RewardKind, RewardRegistry, RewardSample,
@@ -74,7 +74,11 @@ impl Affine {
     /// The five layers called `PREFIXlayers.N` of `file` as one.
     pub fn read(file: &Path, prefix: &str) -> Result<Self, Refused> {
         let opened = WeightFile::open(file)?;
-        let tensors = opened.tensors()?;
+        Self::of(file, &opened.tensors()?, prefix)
+    }
+
+    /// The five layers called `PREFIXlayers.N` among `tensors`, which are those of `file`, as one.
+    pub fn of(file: &Path, tensors: &[Placed<'_>], prefix: &str) -> Result<Self, Refused> {
         let wrong = |problem: String| {
             Refused::Files(format!(
                 "`{}` is no head of five linear layers (`layers.0` to `layers.7`): {problem}",

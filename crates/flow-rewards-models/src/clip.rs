@@ -60,7 +60,7 @@ pub struct BadItem {
 }
 
 /// Weights of a tower that are never trained.
-fn frozen(mut weights: Weights) -> Weights {
+pub fn frozen(mut weights: Weights) -> Weights {
     // On a device that computes in 16 bits, nothing else is kept of them.
     weights.freeze(&vec![false; weights.layout().len()]);
     weights
@@ -104,19 +104,7 @@ impl ImageTower {
     /// # Errors
     /// The first image of which there are no pixels.
     pub fn features(&self, images: &[&Image]) -> Result<Vec<Vec<f32>>, BadItem> {
-        let mut pixels = Vec::new();
-        for (index, image) in images.iter().enumerate() {
-            let of_image = self.preprocessor.pixels(image);
-            pixels.extend(of_image.map_err(|problem| BadItem { index, problem })?);
-        }
-        let side = self.preprocessor.side;
-        let data = TensorData::new(pixels, [images.len(), 3, side, side]);
-        let device = &self.computation.device;
-        let pixels = Tensor::<4>::from_data(data, device.burn());
-        let pixels = match device.compute_dtype() {
-            Some(dtype) => Tensor::from_dispatch(cast(&plain(&pixels.into_dispatch()), dtype)),
-            None => pixels,
-        };
+        let pixels = pixel_tensor(images, &self.preprocessor, &self.computation)?;
         let output = on(&self.weights, &self.computation, |exec| {
             self.encoder.encode(exec, pixels)
         });
@@ -296,8 +284,32 @@ impl Loading<'_> {
     }
 }
 
+/// Pixels of `images`, `[B, 3, side, side]`, where `computation` computes, in its precision.
+///
+/// # Errors
+/// The first image of which there are no pixels.
+pub fn pixel_tensor(
+    images: &[&Image],
+    preprocessor: &Preprocessor,
+    computation: &Computation,
+) -> Result<Tensor<4>, BadItem> {
+    let mut pixels = Vec::new();
+    for (index, image) in images.iter().enumerate() {
+        let of_image = preprocessor.pixels(image);
+        pixels.extend(of_image.map_err(|problem| BadItem { index, problem })?);
+    }
+    let side = preprocessor.side;
+    let data = TensorData::new(pixels, [images.len(), 3, side, side]);
+    let device = &computation.device;
+    let pixels = Tensor::<4>::from_data(data, device.burn());
+    Ok(match device.compute_dtype() {
+        Some(dtype) => Tensor::from_dispatch(cast(&plain(&pixels.into_dispatch()), dtype)),
+        None => pixels,
+    })
+}
+
 /// Runs `encode` with weights.
-fn on<T>(weights: &Weights, computation: &Computation, encode: impl FnOnce(&Exec<'_>) -> T) -> T {
+pub fn on<T>(weights: &Weights, computation: &Computation, encode: impl FnOnce(&Exec<'_>) -> T) -> T {
     let pass = InferencePass::new(weights, computation.plan.clone());
     encode(&pass.exec(CallContext::single(Stage::Evaluation)))
 }

@@ -8,6 +8,7 @@ mod clip;
 mod clip_score;
 mod computation;
 mod hpsv2;
+mod image_reward;
 mod open_clip;
 mod pickle;
 mod pickscore;
@@ -19,6 +20,7 @@ pub use aesthetic::{Aesthetic, AestheticSettings};
 pub use clip_score::{ClipScore, ClipScoreFormula, ClipScorePreprocessing, ClipScoreSettings};
 pub use computation::{Computation, RewardDevice};
 pub use hpsv2::{HpsV2, HpsV2Settings};
+pub use image_reward::{ImageReward, ImageRewardSettings};
 pub use pickscore::{PickScore, PickScoreSettings};
 
 use flow_registry::NameTaken;
@@ -32,5 +34,6 @@ pub fn register(registry: &mut RewardRegistry) -> Result<(), NameTaken> {
     ClipScore::register(registry)?;
     PickScore::register(registry)?;
     Aesthetic::register(registry)?;
-    HpsV2::register(registry)
+    HpsV2::register(registry)?;
+    ImageReward::register(registry)
 }

@@ -2,12 +2,14 @@
 
 mod common;
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
 
 use common::{Made, brightnesses, images, samples, video};
-use flow_rewards::Reward;
+use flow_rewards::{Reward, RewardError};
 use flow_rewards_remote::{CommandReward, CommandSettings, RemoteReward, RemoteSettings};
 
 fn examples() -> PathBuf {
@@ -33,9 +35,10 @@ struct Server {
 }
 
 impl Server {
-    fn start() -> Self {
+    fn start(example: &str, arguments: &[&str]) -> Self {
         let mut child = Command::new("python3")
-            .arg(examples().join("reward_server.py"))
+            .arg(examples().join(example))
+            .args(arguments)
             .args(["--port", "0"])
             .stdout(Stdio::piped())
             .spawn()
@@ -72,7 +75,10 @@ fn the_server_of_the_example_gives_the_brightness_and_may_be_killed() {
     if !has_python() {
         return;
     }
-    let (mut first, second) = (Server::start(), Server::start());
+    let (mut first, second) = (
+        Server::start("reward_server.py", &[]),
+        Server::start("reward_server.py", &[]),
+    );
     let settings = RemoteSettings {
         batch: 2,
         backoff_s: 0.01,
@@ -97,4 +103,102 @@ fn the_program_of_the_example_gives_the_brightness() {
     let reward = CommandReward::new(settings, &examples()).unwrap();
     let made = made();
     assert_eq!(reward.score(&samples(&made)), Ok(brightnesses(&made)));
+}
+
+/// A server of flow_grpo's sort that answers every request with the pickle `answer`. Gives its URL and the requests that came.
+fn flow_grpo(answer: Vec<u8>) -> (String, Receiver<Vec<u8>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let (sender, requests) = channel();
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let mut reader = BufReader::new(stream.try_clone().unwrap());
+            let mut length = 0;
+            loop {
+                let mut line = String::new();
+                reader.read_line(&mut line).unwrap();
+                match line.to_ascii_lowercase().split_once(':') {
+                    Some(("content-length", value)) => length = value.trim().parse().unwrap(),
+                    None if line.trim().is_empty() => break,
+                    _ => {}
+                }
+            }
+            let mut body = vec![0; length];
+            reader.read_exact(&mut body).unwrap();
+            let head = format!(
+                "HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+                answer.len()
+            );
+            stream.write_all(head.as_bytes()).unwrap();
+            stream.write_all(&answer).unwrap();
+            let _ = sender.send(body);
+        }
+    });
+    (url, requests)
+}
+
+fn recorded(name: &str) -> Vec<u8> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/flow_grpo");
+    std::fs::read(folder.join(format!("response_{name}.pkl"))).unwrap()
+}
+
+/// The scores of three images by an adapter of `kind` before a server that answers with `answer`, and the last request of that.
+fn adapted(kind: &str, more: &[&str], answer: Vec<u8>) -> (Result<Vec<f32>, RewardError>, Option<Vec<u8>>) {
+    let (url, requests) = flow_grpo(answer);
+    let arguments: Vec<&str> = [url.as_str(), "--kind", kind]
+        .into_iter()
+        .chain(more.iter().copied())
+        .collect();
+    let adapter = Server::start("flow_grpo_adapter.py", &arguments);
+    let settings = RemoteSettings {
+        metadata: true,
+        retries: 0,
+        ..RemoteSettings::new([adapter.url.as_str()])
+    };
+    let scores = RemoteReward::new(settings, &|_| None)
+        .unwrap()
+        .score(&samples(&images(3)));
+    (scores, requests.try_iter().last())
+}
+
+#[test]
+fn the_adapter_reads_what_flow_grpos_servers_answer() {
+    if !has_python() {
+        return;
+    }
+    for (kind, more, answer, wanted) in [
+        ("deqa", &[][..], "floats", [0.25, 0.5, 0.75]),
+        ("unified", &[], "numpy", [0.25, 0.5, 0.75]),
+        ("unified", &[], "array", [0.25, 0.5, 0.75]),
+        ("geneval", &[], "geneval", [1.0, 0.5, 0.0]),
+        (
+            "geneval",
+            &["--key", "strict_rewards"],
+            "geneval",
+            [1.0, 0.0, 0.0],
+        ),
+    ] {
+        let (scores, request) = adapted(kind, more, recorded(answer));
+        assert_eq!(scores, Ok(wanted.to_vec()), "{kind}, {answer}");
+        let request = request.expect("a request");
+        let has = |part: &[u8]| request.windows(part.len()).any(|found| found == part);
+        assert!(has(b"\x89PNG\r\n\x1a\n") && has(b"images"), "{kind}");
+        assert_eq!(has(b"prompts"), kind == "unified", "{kind}");
+        assert_eq!(has(b"meta_datas") && has(b"count"), kind == "geneval", "{kind}");
+    }
+}
+
+#[test]
+fn the_adapter_runs_nothing_of_an_answer_and_makes_up_no_score() {
+    if !has_python() {
+        return;
+    }
+    // `os.system` with an argument, in protocol 0; and an answer without the list that is asked for.
+    let bad = b"cposix\nsystem\n(S'exit 7'\ntR.".to_vec();
+    for (answer, words) in [(bad, "posix.system"), (recorded("geneval"), "no `outputs`")] {
+        match adapted("deqa", &[], answer).0 {
+            Err(RewardError::Sample { problem, .. }) => assert!(problem.contains(words), "{problem}"),
+            other => panic!("{other:?}"),
+        }
+    }
 }

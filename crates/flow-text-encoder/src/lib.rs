@@ -1,8 +1,9 @@
-//! Text encoders of diffusion pipelines: CLIP, T5, UMT5 and Qwen2.5-VL's text path; and CLIP's encoder of images.
+//! Text encoders of diffusion pipelines: CLIP, T5, UMT5 and Qwen2.5-VL's text path; and what rewards read: CLIP's encoder of images, and BLIP.
 #![doc = include_str!("../README.md")]
 #![deny(missing_docs)]
 
 mod any;
+pub mod blip;
 pub mod clip;
 mod config;
 mod encoder;
@@ -15,6 +16,7 @@ mod tokens;
 pub mod weights;
 
 pub use any::AnyTextEncoder;
+pub use blip::{BlipText, BlipTextConfig, BlipVision, BlipVisionConfig};
 pub use clip::{ClipConfig, ClipOutput, ClipText, ClipVision, ClipVisionConfig, ClipVisionOutput};
 pub use config::of_folder as config_of_folder;
 pub use encoder::{Padding, TextEncoder};

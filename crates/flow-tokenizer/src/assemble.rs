@@ -1,6 +1,6 @@
 //! Tokenizers of the tokenizers crate, built as transformers 5.24's classes build them: of a file only the vocabulary is taken,
 //! and the class says how a text is normalised and cut (`models/clip/tokenization_clip.py`, `models/t5/tokenization_t5.py`,
-//! `models/qwen2/tokenization_qwen2.py`).
+//! `models/qwen2/tokenization_qwen2.py`, `models/bert/tokenization_bert.py`).
 
 use crate::added::Token;
 use crate::charsmap;
@@ -12,8 +12,10 @@ use ahash::AHashMap;
 use std::path::Path;
 use tokenizers::models::bpe::BPE;
 use tokenizers::models::unigram::Unigram;
+use tokenizers::models::wordpiece::WordPiece;
 use tokenizers::normalizers::replace::{Replace, ReplacePattern};
-use tokenizers::normalizers::{Lowercase, NFC, Sequence as Normalizers};
+use tokenizers::normalizers::{BertNormalizer, Lowercase, NFC, Sequence as Normalizers};
+use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::pre_tokenizers::metaspace::{Metaspace, PrependScheme};
 use tokenizers::pre_tokenizers::sequence::Sequence as PreTokenizers;
@@ -61,6 +63,27 @@ pub(crate) fn tokenizer(
                 WhitespaceSplit.into(),
                 Metaspace::new('▁', PrependScheme::Always, true).into(),
             ])));
+            tokenizer
+        }
+        Vocabulary::WordPiece { ids } => {
+            let unknown = config.named("unk_token").unwrap_or_default();
+            if !ids.contains_key(unknown) {
+                let what = format!(
+                    "the vocabulary has no `{unknown}`, which is the unknown token; it is cut off or of another model"
+                );
+                return Err(problem(path, &what));
+            }
+            let ids: AHashMap<String, u32> = ids.into_iter().collect();
+            let model = WordPiece::builder().vocab(ids).unk_token(unknown.to_owned());
+            let mut tokenizer = Tokenizer::new(model.build().map_err(refused)?);
+            let normalizer = BertNormalizer::new(
+                true,
+                config.splits_chinese,
+                config.strip_accents,
+                config.lowercase,
+            );
+            tokenizer.with_normalizer(Some(normalizer)).map_err(refused)?;
+            tokenizer.with_pre_tokenizer(Some(BertPreTokenizer));
             tokenizer
         }
     };

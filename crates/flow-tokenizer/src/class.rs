@@ -9,16 +9,20 @@ pub enum TokenizerClass {
     T5,
     /// Byte-level BPE, without begin or end (Qwen2, Qwen2.5, Qwen2.5-VL).
     Qwen2,
+    /// Pieces of words (WordPiece) between a begin and an end token (BERT, which rewards read).
+    Bert,
 }
 
 /// Every name by which `model_index.json` and `tokenizer_config.json` call a class that is read here.
-pub const CLASS_NAMES: [&str; 6] = [
+pub const CLASS_NAMES: [&str; 8] = [
     "CLIPTokenizer",
     "CLIPTokenizerFast",
     "T5Tokenizer",
     "T5TokenizerFast",
     "Qwen2Tokenizer",
     "Qwen2TokenizerFast",
+    "BertTokenizer",
+    "BertTokenizerFast",
 ];
 
 impl TokenizerClass {
@@ -28,6 +32,7 @@ impl TokenizerClass {
             "CLIPTokenizer" => Some(Self::Clip),
             "T5Tokenizer" => Some(Self::T5),
             "Qwen2Tokenizer" => Some(Self::Qwen2),
+            "BertTokenizer" => Some(Self::Bert),
             _ => None,
         }
     }
@@ -38,6 +43,7 @@ impl TokenizerClass {
             Self::Clip => "CLIPTokenizer",
             Self::T5 => "T5Tokenizer",
             Self::Qwen2 => "Qwen2Tokenizer",
+            Self::Bert => "BertTokenizer",
         }
     }
 
@@ -59,6 +65,13 @@ impl TokenizerClass {
                 ("eos_token", "<|endoftext|>"),
                 ("unk_token", "<|endoftext|>"),
                 ("pad_token", "<|endoftext|>"),
+            ],
+            Self::Bert => &[
+                ("unk_token", "[UNK]"),
+                ("sep_token", "[SEP]"),
+                ("pad_token", "[PAD]"),
+                ("cls_token", "[CLS]"),
+                ("mask_token", "[MASK]"),
             ],
         }
     }

@@ -37,6 +37,12 @@ pub(crate) struct Config {
     pub most: Option<usize>,
     pub padding_side: Side,
     pub truncation_side: Side,
+    /// BERT: whether upper case is taken away, and accents with it unless that is said apart.
+    pub lowercase: bool,
+    /// BERT: whether accents are taken away, if it is said.
+    pub strip_accents: Option<bool>,
+    /// BERT: whether each Chinese character is a word.
+    pub splits_chinese: bool,
     /// Whether special tokens that a user types are text like any other.
     pub split_special_tokens: bool,
 }
@@ -92,6 +98,9 @@ impl Config {
                 .map(|most| most as usize),
             padding_side: side("padding_side")?,
             truncation_side: side("truncation_side")?,
+            lowercase: object.get("do_lower_case") != Some(&Value::Bool(false)),
+            strip_accents: object.get("strip_accents").and_then(Value::as_bool),
+            splits_chinese: object.get("tokenize_chinese_chars") != Some(&Value::Bool(false)),
             split_special_tokens: object.get("split_special_tokens") == Some(&Value::Bool(true)),
             placed,
             further,

@@ -109,6 +109,7 @@ impl Tokenizer {
             TokenizerClass::Clip => (Some(id("bos_token")?), Some(id("eos_token")?)),
             TokenizerClass::T5 => (None, Some(id("eos_token")?)),
             TokenizerClass::Qwen2 => (None, None),
+            TokenizerClass::Bert => (Some(id("cls_token")?), Some(id("sep_token")?)),
         };
         Ok(Self {
             class,

@@ -1,4 +1,4 @@
-//! Vocabularies: `tokenizer.json`, or `vocab.json` with `merges.txt`.
+//! Vocabularies: `tokenizer.json`, or `vocab.json` with `merges.txt`, or `vocab.txt`.
 
 use crate::added::Token;
 use crate::files::{self, problem};
@@ -11,6 +11,9 @@ use std::path::{Path, PathBuf};
 const TOKENIZER_FILE: &str = "tokenizer.json";
 const VOCABULARY_FILE: &str = "vocab.json";
 const MERGES_FILE: &str = "merges.txt";
+const WORDS_FILE: &str = "vocab.txt";
+/// Before pieces of words that do not begin one.
+const WITHIN_A_WORD: &str = "##";
 
 /// The part of `tokenizer.json` that is used: the class says the rest.
 #[derive(Deserialize)]
@@ -31,6 +34,8 @@ struct PlacedToken {
 
 #[derive(Deserialize)]
 struct Model {
+    #[serde(default)]
+    continuing_subword_prefix: Option<String>,
     #[serde(default)]
     end_of_word_suffix: Option<String>,
     vocab: Words,
@@ -71,8 +76,17 @@ impl TokenizerFile {
         match &self.model.vocab {
             Words::Scores(_) => TokenizerClass::T5,
             Words::Ids(_) if self.model.end_of_word_suffix.as_deref() == Some("</w>") => TokenizerClass::Clip,
+            Words::Ids(_) if self.is_word_pieces() => TokenizerClass::Bert,
             Words::Ids(_) => TokenizerClass::Qwen2,
         }
+    }
+}
+
+impl TokenizerFile {
+    /// Whether its words are BERT's pieces.
+    fn is_word_pieces(&self) -> bool {
+        let prefix = self.model.continuing_subword_prefix.as_deref();
+        prefix == Some(WITHIN_A_WORD) && self.model.merges.is_none()
     }
 }
 
@@ -88,6 +102,8 @@ pub(crate) enum Vocabulary {
         pieces: Vec<(String, f64)>,
         charsmap: Option<String>,
     },
+    /// Words, and pieces of words that begin with `##`.
+    WordPiece { ids: HashMap<String, u32> },
 }
 
 /// The vocabulary of `class` in `folder`, and the file it was read from.
@@ -107,6 +123,18 @@ pub(crate) fn read(
             };
             let charsmap = file.normalizer.as_ref().and_then(charsmap);
             Ok((Vocabulary::Unigram { pieces, charsmap }, path))
+        }
+        (Some(file), TokenizerClass::Bert) => {
+            if !file.is_word_pieces() {
+                return Err(problem(
+                    &path,
+                    "it is no vocabulary of WordPiece, which BERT's are; this is the tokenizer of another model",
+                ));
+            }
+            match file.model.vocab {
+                Words::Ids(ids) => Ok((Vocabulary::WordPiece { ids }, path)),
+                Words::Scores(_) => Err(problem(&path, "its words have scores, and BERT's have none")),
+            }
         }
         (Some(file), _) => {
             let (Words::Ids(ids), Some(merges)) = (file.model.vocab, file.model.merges) else {
@@ -131,8 +159,25 @@ pub(crate) fn read(
             Ok((Vocabulary::Bpe { ids, merges }, path))
         }
         (None, TokenizerClass::T5) => Err(no_tokenizer_file(folder)),
+        (None, TokenizerClass::Bert) => word_list(folder),
         (None, _) => two_files(folder, class),
     }
+}
+
+/// `vocab.txt`, as the hub has it for BERT: a word a line, of which the number is the id.
+fn word_list(folder: &Path) -> Result<(Vocabulary, PathBuf), TokenizerError> {
+    let path = folder.join(WORDS_FILE);
+    let text = files::text(&path)?.ok_or_else(|| TokenizerError::Folder {
+        folder: folder.to_owned(),
+        problem: format!(
+            "a {} is read from `{TOKENIZER_FILE}` or from `{WORDS_FILE}`, and neither is there; download the folder again, one of \
+             them included",
+            TokenizerClass::Bert.name()
+        ),
+    })?;
+    let words = text.lines().map(|line| line.trim_end().to_owned());
+    let ids: HashMap<String, u32> = words.zip(0..).collect();
+    Ok((Vocabulary::WordPiece { ids }, path))
 }
 
 /// The table of sentencepiece in the normalizer of a file, alone or in a sequence.

@@ -32,6 +32,7 @@ mod state_sections;
 pub mod text;
 pub mod timesteps;
 pub mod undone;
+mod watch;
 
 pub use absent_file::AbsentFile;
 pub use error::TrainError;

@@ -59,7 +59,7 @@ const HIDDEN_STATE_ALLOWED: &[(&str, &str, &str)] = &[
         "the token and the mirror of the hub, by the hub's own names",
     ),
     (
-        "crates/flow-rewards-remote/src/remote/headers.rs",
+        "crates/flow-rewards-remote/src/http/headers.rs",
         concat!("env::", "var"),
         "the tokens of reward servers, in variables that the config names; `RemoteReward::new` gets the lookup as an argument",
     ),

@@ -4,6 +4,7 @@ mod algorithm;
 mod model;
 mod path;
 mod precision;
+mod watch;
 
 use std::collections::BTreeSet;
 
@@ -25,6 +26,7 @@ pub(crate) fn check(
     path::check(&mut rules);
     algorithm::check(&mut rules);
     precision::check(&mut rules);
+    watch::check(&mut rules);
     rules.problems
 }
 

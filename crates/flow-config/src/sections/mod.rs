@@ -21,6 +21,7 @@ mod run;
 mod sampling;
 mod scheduler;
 mod text;
+mod watch;
 
 pub use acceleration::*;
 pub use advantage::*;
@@ -40,6 +41,7 @@ pub use run::*;
 pub use sampling::*;
 pub use scheduler::*;
 pub use text::*;
+pub use watch::*;
 
 /// The version of the config format that this build reads; older ones are migrated.
 pub const CONFIG_VERSION: u32 = 1;
@@ -113,6 +115,9 @@ pub struct Config {
     /// Checks that the trainer makes of itself.
     #[serde(default)]
     pub audit: AuditConfig,
+    /// Signs that the trained reward is exploited.
+    #[serde(default)]
+    pub watch: WatchConfig,
     /// Accelerators.
     #[serde(default)]
     pub acceleration: AccelerationConfig,
@@ -150,6 +155,7 @@ impl Config {
             checkpoints: CheckpointsConfig::default(),
             logging: LoggingConfig::default(),
             audit: AuditConfig::default(),
+            watch: WatchConfig::default(),
             acceleration: AccelerationConfig::default(),
             checkpointing: CheckpointingConfig::default(),
             runtime: RuntimeConfig::default(),

@@ -129,6 +129,11 @@ keep = 0
 tensorboard = false
 [audit]
 on_policy = "warn"
+[watch]
+every = 2
+window = 6
+least_fall = 0.25
+judges = []
 [[acceleration.shared]]
 name = "fused_kernels"
 [acceleration.shared.params]
@@ -209,6 +214,22 @@ kind = "remote"
 servers = ["http://localhost:8000"]
 headers_from = { Authorization = "REWARD_TOKEN" }
 [[eval_rewards]]
+kind = "geneval"
+servers = ["http://localhost:8000"]
+mode = "strict"
+[[eval_rewards]]
+kind = "vlm-judge"
+servers = ["http://localhost:8000/v1"]
+model = "qwen"
+question = "Does this image show \"{prompt}\"? Answer yes or no."
+mode = "number"
+answers = { Yes = 1.0, No = 0.0 }
+range = [0, 5]
+temperature = 0.5
+samples = 2
+bad_answers = "ask-again"
+api_key_from = "JUDGE_KEY"
+[[eval_rewards]]
 kind = "command"
 command = ["python3", "scorer.py"]
 processes = 2
@@ -229,6 +250,10 @@ head = "head.pth"
 kind = "hpsv2"
 path = "hpsv2.pt"
 tokenizer = "clip"
+[[eval_rewards]]
+kind = "imagereward"
+path = "ImageReward.pt"
+tokenizer = "bert"
 [[eval_rewards]]
 kind = "ocr"
 path = "ocr"

@@ -13,12 +13,16 @@ fn reason(model: &str) -> &'static str {
     let model = model.to_lowercase();
     if model.contains("pickscore") || model.contains("pick_score") {
         "flow-train's `pickscore` reads its weights from a folder: add that reward with its `path`"
+    } else if model.contains("imagereward") || model.contains("image_reward") {
+        "flow-train's `imagereward` reads its weights from a file: add that reward with its `path` and `tokenizer`"
     } else if model.contains("clip") {
         "flow-train's `clip-score` reads its weights from a folder: add that reward with its `path`"
     } else if model.contains("ocr") {
         "flow-train's `ocr` reads by the files of PP-OCR: add that reward with its `path`"
-    } else if model.contains("geneval") || model.contains("vllm") || model.contains("rational") {
-        "flow-train has no such reward; the nearest is `shapes-rules`, which checks scenes by rule"
+    } else if model.contains("vllm") || model.contains("rational") {
+        "flow-train's `vlm-judge` asks such a server: add that reward with its `servers`, `model` and `question`"
+    } else if model.contains("geneval") {
+        "flow-train's `geneval` asks a detector on a server: add that reward with its `servers`"
     } else {
         "flow-train has no such reward; flow-train has digit-classifier, shapes-rules, jpeg-compressibility and target-colour"
     }

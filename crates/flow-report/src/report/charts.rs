@@ -39,6 +39,7 @@ pub fn run_charts(metrics: &Metrics, timing: &Metrics, summary: Option<&RunSumma
     let groups = [
         ("Rewards", true, catalogue.rewards()),
         ("Learning", true, catalogue.learning()),
+        ("Signs of an exploited reward", true, catalogue.watch()),
         ("Drift and accelerators", false, catalogue.accelerators()),
         ("Time and memory", false, catalogue.times()),
         ("Everything else", false, catalogue.rest()),
@@ -215,6 +216,29 @@ impl<'a> Catalogue<'a> {
             });
         }
         charts
+    }
+
+    fn watch(&mut self) -> Vec<RunChart> {
+        let single = [
+            (
+                "diversity",
+                "Diversity: distance of images within a group",
+                "distance, 0 to 1",
+            ),
+            ("entropy_bits", "Entropy of the brightness", "bits"),
+            (
+                "edge_energy",
+                "Edge energy of the brightness",
+                "squared difference",
+            ),
+            ("saturation", "Saturation of colours", "saturation, 0 to 1"),
+            ("clipped", "Clipped values", "share of values"),
+        ];
+        let charts = single.iter().filter_map(|(key, title, unit)| {
+            let chart = self.single("train", &format!("watch/{key}"), title, unit)?;
+            Some(RunChart::of(chart))
+        });
+        charts.collect()
     }
 
     fn accelerators(&mut self) -> Vec<RunChart> {

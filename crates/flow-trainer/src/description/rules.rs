@@ -205,6 +205,7 @@ pub const RULES: &[(&str, Rule)] = &[
     ("checkpoints", WRITTEN),
     ("logging", WRITTEN),
     ("audit", WRITTEN),
+    ("watch", WRITTEN),
     ("acceleration", SPEED),
     ("checkpointing", SPEED),
     ("runtime", SPEED),

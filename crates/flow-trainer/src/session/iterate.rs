@@ -36,6 +36,7 @@ impl<A: Algorithm> Session<A> {
             observer.advance(1);
         }
         let columns = (self.parts.distribution).gather_columns(&self.parts.settings.geometry, columns)?;
+        let watched = self.parts.watched(&rolled.watched, &rolled.groups)?;
         let names = &self.parts.rewards.1;
         let rewards: Vec<RewardColumn<'_>> = names
             .iter()
@@ -76,6 +77,7 @@ impl<A: Algorithm> Session<A> {
             &outcome,
             &activity,
             drift.as_ref().map(|drift| (drift, &*predicted)),
+            watched.as_ref(),
         )?;
         self.record_timing(&[
             ("rollout_s", rollout_s),
@@ -86,6 +88,9 @@ impl<A: Algorithm> Session<A> {
         self.record_device_memory(rollout_gib, update_gib, driver_gib)?;
         if let Some(drift) = &drift {
             self.record_saved(drift)?;
+        }
+        if self.is_time_to_tell() {
+            self.tell_of_exploits(observer);
         }
         Ok(IterationSummary {
             done: self.parts.state.iteration,

@@ -17,12 +17,14 @@ mod saved;
 mod state;
 mod tally;
 mod update;
+mod watch;
 
 pub use drift::{Drift, DriftRun};
 pub use evaluate::{Evaluation, Subject};
 use resume::Beginning;
 pub use state::{PolicyWeights, TrainState};
 use tally::Tally;
+pub use watch::WatchSettings;
 
 use crate::absent_file::AbsentFile;
 use crate::advantage::AdvantageOptions;
@@ -123,6 +125,8 @@ pub struct SessionSettings {
     pub drift_groups: usize,
     /// Iterations between two such comparisons; 0 for none.
     pub drift_every: u64,
+    /// Signs of an exploited reward that are watched for.
+    pub watch: WatchSettings,
     /// Whether the accelerators promise bit-exact ratios.
     pub lossless: bool,
     /// Whether an accelerator that did nothing in an iteration, or not all it is in force for, stops the run.
@@ -248,6 +252,8 @@ pub struct Session<A> {
     named_undone: BTreeSet<(String, Option<Cow<'static, str>>)>,
     /// Rewards of which a person has been told that they fell.
     named_falls: BTreeSet<String>,
+    /// Signs of an exploited reward that a person has been told of.
+    named_signs: BTreeSet<String>,
     /// Kinds of attention call that the manifest names.
     named_attention: usize,
     /// Matrix products that the manifest names.
@@ -291,6 +297,7 @@ impl<A: Algorithm> Session<A> {
             unsaved: false,
             named_undone: BTreeSet::new(),
             named_falls: BTreeSet::new(),
+            named_signs: BTreeSet::new(),
             named_attention: 0,
             named_products: BTreeSet::new(),
         }

@@ -2,11 +2,13 @@
 
 use super::falls::in_words;
 use super::update::UpdateOutcome;
+use super::watch::with_statistics;
 use super::{Drift, Files, RewardWeight, Session};
 use crate::advantage::AdvantageMetrics;
 use crate::algorithm::Algorithm;
 use crate::error::TrainError;
 use crate::observer::Observer;
+use crate::watch::ImageStatistics;
 use flow_accel::Activity;
 use flow_report::{
     BYTES_PER_GIB, IntervalMethod, MetricRecord, Metrics, RewardChange, RunStatus, RunSummary, TrainedReward,
@@ -82,6 +84,7 @@ impl<A: Algorithm> Session<A> {
         outcome: &UpdateOutcome,
         activity: &[Activity],
         drift: Option<(&Drift, &[(f64, f64)])>,
+        watched: Option<&ImageStatistics>,
     ) -> Result<(), TrainError> {
         let mut record = MetricRecord::new(self.parts.state.iteration, "train")
             .with("reward", advantages.total.mean)
@@ -128,6 +131,9 @@ impl<A: Algorithm> Session<A> {
         }
         if let Some((drift, predicted)) = drift {
             record = with_drift(record, drift, predicted)?;
+        }
+        if let Some(watched) = watched {
+            record = with_statistics(record, watched);
         }
         if let Some(step) = outcome.steps.last() {
             record = record
@@ -252,6 +258,12 @@ impl<A: Algorithm> Session<A> {
             Ok(falls) => notes.extend(in_words(&falls)),
             Err(error) => notes.push(format!("no comparison with the best evaluation: {error}")),
         }
+        let (now, first) = self.exploit_signs(&comparable);
+        notes.extend(first.as_ref().map(|signs| format!("first signs: {signs}")));
+        notes.extend(
+            now.filter(|now| Some(now) != first.as_ref())
+                .map(|signs| format!("last signs: {signs}")),
+        );
         let summary = RunSummary {
             status,
             steps: self.parts.state.iteration,
@@ -289,7 +301,7 @@ impl<A: Algorithm> Session<A> {
     }
 
     /// The rewards that are trained on, with their weights.
-    fn trained_terms(&self) -> Vec<(String, f64)> {
+    pub(super) fn trained_terms(&self) -> Vec<(String, f64)> {
         let rewards = self.parts.rewards.1.iter();
         rewards
             .map(|reward| (reward.name.clone(), reward.weight))

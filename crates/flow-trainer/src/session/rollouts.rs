@@ -10,6 +10,7 @@ use crate::policy::CallSite;
 use crate::rollout::{NoiseSource, SampleRequest, Sampler, Trajectories};
 use crate::scheduler::Schedule;
 use crate::sizes::at_size;
+use crate::watch::SampleStatistics;
 use flow_accel::{Acceleration, Activity};
 use flow_config::InitialNoise;
 use flow_core::{Backends, CallModel, InferencePass, StackDriver, Stage, Weights, cpu};
@@ -34,6 +35,8 @@ pub(super) struct RolloutOutcome {
     pub tickets: Vec<Ticket>,
     /// Group of each sample of all ranks, in order.
     pub groups: Vec<u64>,
+    /// The images' statistics, of this rank's samples in order; empty where nobody looks at them.
+    pub watched: Vec<SampleStatistics>,
     /// The comparison with the same samples without the accelerators of the rollout.
     pub drift: Option<Pending>,
     /// What accelerators did in the rollout itself, if it was looked at apart.
@@ -189,10 +192,12 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             batches: BTreeMap::new(),
             tickets: Vec::new(),
             groups: (0..geometry.samples()).map(|sample| of(sample).group).collect(),
+            watched: Vec::new(),
             drift: None,
             activity: Vec::new(),
             cpu_s: None,
         };
+        let looks = self.settings.watch.looks_at(self.state.iteration);
         let mut waiting: Vec<Sample> = Vec::new();
         let mut traced: Vec<Traced> = Vec::new();
         let device = &self.sampler.device;
@@ -205,7 +210,11 @@ impl<A: Algorithm> Parts<A, Acceleration> {
                 let range = ranges[*index].clone();
                 let decoded = self.evaluation.decoded(&done.trajectories)?;
                 for ((sample, id), decoded) in range.zip(&done.trajectories.samples).zip(decoded) {
-                    waiting.push(to_score(sample, *id, decoded)?);
+                    let scored = to_score(sample, *id, decoded)?;
+                    if looks {
+                        outcome.watched.push(SampleStatistics::of(&scored));
+                    }
+                    waiting.push(scored);
                 }
                 outcome.batches.insert(*index, done.trajectories.clone());
                 if *index < twice_batches {

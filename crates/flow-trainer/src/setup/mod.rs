@@ -38,7 +38,9 @@ use crate::optimizer::AdamW;
 use crate::plugins::Plugins;
 use crate::policy::Policy;
 use crate::rollout::Sampler;
-use crate::session::{AuditMode, EvaluationSettings, Parts, PolicyWeights, SessionSettings, TrainState};
+use crate::session::{
+    AuditMode, EvaluationSettings, Parts, PolicyWeights, SessionSettings, TrainState, WatchSettings,
+};
 use crate::text::EncodedText;
 use crate::undone::{Undone, settle, shortfalls};
 use flow_accel::{Acceleration, AcceleratorRegistry, Arrangement};
@@ -482,6 +484,12 @@ pub fn parts_of<A: Algorithm>(
         },
         drift_groups: config.audit.drift_groups,
         drift_every: config.audit.drift_every as u64,
+        watch: WatchSettings {
+            every: config.watch.every as u64,
+            window: config.watch.window,
+            least_fall: config.watch.least_fall,
+            judges: config.judges(),
+        },
         lossless: acceleration.is_exact_on_policy(),
         strict,
         checkpoint_every: config.checkpoints.every as u64,

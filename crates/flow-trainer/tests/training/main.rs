@@ -17,3 +17,4 @@ mod resume;
 mod storage;
 mod support;
 mod text;
+mod watch;

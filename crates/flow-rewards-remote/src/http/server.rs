@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use ureq::http::{Response, Uri};
 
 use super::headers::Headers;
-use super::{Failure, answer};
+use super::{Failure, Protocol};
 
 /// How long a server that failed is asked last.
 const REST: Duration = Duration::from_secs(30);
@@ -19,7 +19,7 @@ const LONGEST_ANSWER: u64 = 4 << 20;
 /// What is known of a server.
 #[derive(Clone, Copy, Debug)]
 enum State {
-    /// Not asked yet, or asked in vain until then: `/health` is asked first.
+    /// Not asked yet, or asked in vain until then: its health is asked for first.
     Unknown { rests_until: Option<Instant> },
     /// It answered last time.
     Works,
@@ -71,9 +71,17 @@ impl Server {
         }
     }
 
-    /// The scores of a request's `count` samples; a server that is not known to work is asked for its health first.
-    pub(super) fn compute(&self, body: &[u8], count: usize, headers: &Headers) -> Result<Vec<f32>, Failure> {
-        let answered = self.ask(body, count, headers);
+    /// What `read` makes of the answer to `body`; a server that is not known to work is asked for its health first.
+    pub(super) fn ask<T>(
+        &self,
+        protocol: &Protocol,
+        body: &[u8],
+        headers: &Headers,
+        read: impl Fn(u16, &[u8]) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let answered = self
+            .answer(protocol, body, headers)
+            .and_then(|(status, body)| read(status, &body));
         let state = match &answered {
             Ok(_) => State::Works,
             Err(_) => State::Unknown {
@@ -88,22 +96,22 @@ impl Server {
         *self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ask(&self, body: &[u8], count: usize, headers: &Headers) -> Result<Vec<f32>, Failure> {
-        if matches!(self.state(), State::Unknown { .. }) {
-            let request = self.agent.get(format!("{}/health", self.url));
+    /// Status and body of the answer to `body`.
+    fn answer(&self, protocol: &Protocol, body: &[u8], headers: &Headers) -> Result<(u16, Vec<u8>), Failure> {
+        if let (Some(health), State::Unknown { .. }) = (protocol.health, self.state()) {
+            let request = self.agent.get(format!("{}{}", self.url, health.path));
             let request = headers.iter().fold(request, |request, (name, value)| {
                 request.header(name.clone(), value.clone())
             });
-            let (status, body) = read("/health", request.call())?;
-            answer::health(status, &body)?;
+            let (status, body) = read(health.path, request.call())?;
+            (health.read)(status, &body)?;
         }
-        let request = self.agent.post(format!("{}/compute", self.url));
+        let request = self.agent.post(format!("{}{}", self.url, protocol.path));
         let request = headers.iter().fold(request, |request, (name, value)| {
             request.header(name.clone(), value.clone())
         });
         let request = request.header("Content-Type", "application/json");
-        let (status, body) = read("/compute", request.send(body))?;
-        answer::scores(status, &body, count)
+        read(protocol.path, request.send(body))
     }
 }
 
@@ -139,7 +147,9 @@ fn read(path: &str, response: Result<Response<ureq::Body>, ureq::Error>) -> Resu
 /// Why it is none; a name and a password in it are not shown.
 pub(super) fn checked_url(url: &str) -> Result<Uri, String> {
     if url.contains('@') {
-        return Err("a URL must have no name and password, which `headers_from` is for".to_owned());
+        return Err(
+            "a URL must have no name and password; a token is in a variable of the environment, which the config names".to_owned(),
+        );
     }
     let uri: Uri = url
         .parse()
