@@ -13,7 +13,7 @@ use crate::verdict::Verdict;
 const WIDTH: usize = 110;
 
 /// Sections in the order of flow-train's config.
-const SECTIONS: [&str; 21] = [
+const SECTIONS: [&str; 22] = [
     "run",
     "device",
     "model",

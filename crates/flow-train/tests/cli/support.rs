@@ -161,10 +161,14 @@ impl Outcome {
     }
 }
 
-/// Asserts that `text` contains each of `parts`.
+/// Asserts that `text` contains each of `parts`, which a message may break into lines.
 #[track_caller]
 pub fn contains(text: &str, parts: &[&str]) {
+    let joined = text.replace("\n  │ ", " ");
     for part in parts {
-        assert!(text.contains(part), "{part:?} is not in:\n{text}");
+        assert!(
+            text.contains(part) || joined.contains(part),
+            "{part:?} is not in:\n{text}"
+        );
     }
 }

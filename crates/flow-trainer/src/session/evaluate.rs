@@ -152,7 +152,7 @@ impl EvaluationSettings {
         let samples: Vec<Sample> = samples.collect();
         let scores = match samples.is_empty() {
             // More ranks than prompts.
-            true => vec![Vec::new(); rewards.ranges().len()],
+            true => vec![Vec::new(); rewards.ranges().count()],
             false => {
                 let scored = rewards.submit(samples, iteration)?.wait()?;
                 scored.rewards.into_iter().map(|reward| reward.values).collect()
