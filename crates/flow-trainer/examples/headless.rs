@@ -11,6 +11,7 @@ use flow_models::StoredDtype;
 use flow_report::{Interval, Manifest, OnExists, RunDirectory, Stopwatch, peak_resident_gib};
 use flow_trainer::Plugins;
 use flow_trainer::algorithm::Algorithm;
+use flow_trainer::distributed::Distribution;
 use flow_trainer::observer::{IterationSummary, Observer};
 use flow_trainer::setup::{self, Environment, PipelineFolders};
 use flow_trainer::{Session, TrainError, pretrain};
@@ -108,6 +109,7 @@ fn pretrained(config: &Config, environment: &Environment<'_>) -> Result<(), Fail
         dataset: &setup::pixel_examples(&*dataset)?,
         conditioner: &conditioner,
         device,
+        distribution: &Distribution::of_config(&config.distributed, environment.exchange.clone()),
     };
     let done = pretrain::pretrain(&parts, model.weights, &settings, None, &mut Lines)?;
     let path = environment.base.join(&config.pretrain.output);

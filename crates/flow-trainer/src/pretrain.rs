@@ -14,6 +14,7 @@ pub use examples::{Examples, LatentExamples, PixelExamples};
 pub use state::{Clock, Keeping, PretrainCheckpoint};
 
 use crate::conditions::Conditioner;
+use crate::distributed::Distribution;
 use crate::error::TrainError;
 use crate::observer::{IterationSummary, Observer, Phase};
 use crate::optimizer::{Accumulated, AdamW, AdamWSettings};
@@ -22,13 +23,14 @@ use burn::tensor::{DType, Tensor};
 use flow_core::device::ComputeDevice;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::{
-    Backends, CallContext, Exec, FlowModel, ModelInput, Noise, RawTensor, RegionKind, Stage, TrainingPass,
+    Backends, CallContext, Exec, FlowModel, Kernels, ModelInput, Noise, ParamLayout, RawTensor, RegionKind, Stage, TrainingPass,
     Weights, cpu, tensors::plain,
 };
 use flow_data::Prompt;
 use flow_models::{Trained, trained_mask};
 use flow_report::Stopwatch;
 use order::{BatchOrder, Places};
+use serde::{Deserialize, Serialize};
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use state::{Savings, State};
 use std::ops::Range;
@@ -83,13 +85,13 @@ struct Row {
     caption: Option<Prompt>,
 }
 
-/// The batch of a step, of the examples at `places`. Rows are made on the threads of the calling pool; each is a function of its position
+/// The rows `own` of the batch of a step, of the examples at `places`. Rows are made on the threads of the calling pool; each is a function of its position
 /// alone.
 fn batch(
     dataset: &dyn Examples,
     settings: &PretrainSettings,
     step: u64,
-    Places { bucket, rows: places }: Places,
+    (Places { bucket, rows: places }, own): (Places, Range<usize>),
 ) -> Result<Batch, TrainError> {
     let count = places.len();
     let stream = |purpose| Stream::new(settings.seed, purpose);
@@ -99,7 +101,8 @@ fn batch(
         let uniform = (row as f64 + times.uniform()) / count as f64;
         sigmoid(standard_normal_quantile(uniform.clamp(1e-6, 1.0 - 1e-6))) as f32
     };
-    let sigmas = (0..count).map(sigma).collect();
+    let sigmas: Vec<f32> = (0..count).map(sigma).collect();
+    let (sigmas, places) = (sigmas[own.clone()].to_vec(), &places[own]);
     let rows = places.par_iter().map(|&(position, index)| {
         let (data, caption) = dataset.example(index)?;
         let dropped = stream(Purpose::Captions).at(position, 0).uniform() < settings.condition_dropout;
@@ -114,7 +117,7 @@ fn batch(
     Ok(Batch {
         bucket,
         data: rows.iter().flat_map(|row| &row.data).copied().collect(),
-        positions: places.into_iter().map(|(position, _)| position).collect(),
+        positions: places.iter().map(|(position, _)| *position).collect(),
         sigmas,
         captions: rows.into_iter().map(|row| row.caption).collect(),
     })
@@ -137,6 +140,8 @@ pub struct Pretraining<'a> {
     pub conditioner: &'a Conditioner,
     /// Where tensors live.
     pub device: &'a ComputeDevice,
+    /// How a batch is spread over ranks.
+    pub distribution: &'a Distribution,
 }
 
 impl Pretraining<'_> {
@@ -215,16 +220,86 @@ fn velocity(model: &dyn FlowModel, exec: &Exec<'_>, input: ModelInput) -> (Tenso
     }
 }
 
-/// Equal pieces of at least 16 rows into which a batch is split on a processor; a function of the batch alone, so that the
-/// bits are those of every machine. A GPU takes the batch as a whole: pieces would follow one another there.
-fn pieces(batch: usize, device: &ComputeDevice) -> usize {
-    if !device.is_processor() {
-        return 1;
-    }
-    (1..=batch / 16)
+/// Equal pieces, as many in each lane, into which a batch is split: on a processor of at least 16 rows, where there are so many; a function
+/// of the batch and the lanes alone, so that the bits are those of every machine. A GPU takes what it has of a lane as a whole: pieces
+/// would follow one another there.
+fn pieces(batch: usize, lanes: usize, device: &ComputeDevice) -> usize {
+    let least = if device.is_processor() { 16 } else { batch };
+    (1..=batch / least)
         .rev()
-        .find(|pieces| batch.is_multiple_of(*pieces))
-        .unwrap_or(1)
+        .find(|pieces| batch.is_multiple_of(*pieces) && pieces.is_multiple_of(lanes))
+        .unwrap_or(lanes)
+}
+
+/// What a rank has of a batch.
+struct Share {
+    /// Pieces of the whole batch.
+    pieces: usize,
+    /// Those of this rank.
+    own: Range<usize>,
+    /// Rows of a piece.
+    rows: usize,
+}
+
+impl Share {
+    /// # Errors
+    /// [`TrainError::Setting`] if ranks, lanes and batch do not divide.
+    fn of(batch: usize, distribution: &Distribution, device: &ComputeDevice) -> Result<Self, TrainError> {
+        let (lanes, world) = (distribution.lanes.count(), distribution.exchange.world());
+        if !batch.is_multiple_of(lanes) {
+            return Err(TrainError::Setting(format!(
+                "`pretrain.batch = {batch}` cannot be cut into {lanes} equal lanes; make it a multiple of {lanes}, or set `distributed.lanes`"
+            )));
+        }
+        if !lanes.is_multiple_of(world.ranks) {
+            return Err(TrainError::Setting(format!(
+                "{lanes} lanes cannot be shared by {} processes; set `distributed.lanes` to a multiple of it",
+                world.ranks
+            )));
+        }
+        let pieces = pieces(batch, lanes, device);
+        let own = distribution.lanes.of_rank(world.rank, world.ranks);
+        Ok(Self {
+            pieces,
+            own: own.start * pieces / lanes..own.end * pieces / lanes,
+            rows: batch / pieces,
+        })
+    }
+
+    /// The rows of this rank.
+    fn own_rows(&self) -> Range<usize> {
+        self.own.start * self.rows..self.own.end * self.rows
+    }
+}
+
+/// What a rank tells the others of a step: the bits of its pieces' losses, and which weights have a gradient.
+#[derive(Serialize, Deserialize)]
+struct Seen {
+    losses: Vec<u32>,
+    present: Vec<bool>,
+}
+
+/// A step's losses, piece by piece, with the gradients of all ranks.
+fn sum_over_ranks(
+    distribution: &Distribution,
+    losses: &[f32],
+    accumulated: &mut Accumulated,
+    (kernels, layout, device): (&dyn Kernels, &ParamLayout, &ComputeDevice),
+) -> Result<Vec<f32>, TrainError> {
+    let all = distribution.gather(&Seen {
+        losses: losses.iter().map(|loss| loss.to_bits()).collect(),
+        present: accumulated.present(kernels),
+    })?;
+    let mut present = vec![false; layout.len()];
+    for seen in &all {
+        for (present, theirs) in present.iter_mut().zip(&seen.present) {
+            *present |= theirs;
+        }
+    }
+    let exchange = (&*distribution.exchange, distribution.lanes);
+    accumulated.exchange(exchange, layout, &present, device)?;
+    let losses = all.into_iter().flat_map(|seen| seen.losses);
+    Ok(losses.map(f32::from_bits).collect())
 }
 
 /// Trains `weights`: the adapters if there are some, and all otherwise. What `keeping` goes on from takes their place; without it, nothing is written.
@@ -243,6 +318,7 @@ pub fn pretrain(
         plan,
         dataset,
         device,
+        distribution,
         ..
     } = *parts;
     parts.fit()?;
@@ -269,15 +345,16 @@ pub fn pretrain(
         from.expect_contents(contents.as_deref())?;
         from.restore(&mut state, &trained, device)?;
     }
-    let pieces = pieces(settings.batch, device);
+    let share = Share::of(settings.batch, distribution, device)?;
     observer.phase(Phase::Pretraining, settings.steps as usize);
     let begin = state.step;
     observer.advance(begin as usize);
-    let mut savings = keeping.map(|keeping| Savings::new(keeping, &trained, contents));
+    let saves = keeping.filter(|_| distribution.is_first());
+    let mut savings = saves.map(|keeping| Savings::new(keeping, &trained, contents));
     let mut order = BatchOrder::new(dataset, settings.batch, settings.seed);
     // What was shown before.
     (0..begin).for_each(|_| drop(order.next_batch()));
-    let mut upcoming = batch(dataset, settings, begin, order.next_batch());
+    let mut upcoming = batch(dataset, settings, begin, (order.next_batch(), share.own_rows()));
     for step in begin..settings.steps {
         let watch = Stopwatch::start();
         let current = upcoming?;
@@ -294,26 +371,41 @@ pub fn pretrain(
         });
         let learn = || {
             // Beside one another, added up in order.
-            let units = device.concurrently(pieces, |index| {
-                let rows = settings.batch / pieces;
-                let rows = index * rows..(index + 1) * rows;
+            let units = device.concurrently(share.own.len(), |index| {
+                let rows = index * share.rows..(index + 1) * share.rows;
                 parts.unit(weights, &trained, &current, rows, settings)
             });
-            let mut accumulated = Accumulated::of(pieces);
-            let mut values = Vec::with_capacity(pieces);
-            for (value, gradients) in units {
+            let mut accumulated = Accumulated::in_lanes(share.pieces, distribution.lanes);
+            let mut values = Vec::with_capacity(share.own.len());
+            for (piece, (value, gradients)) in share.own.clone().zip(units) {
                 values.push(value);
-                accumulated.add(kernels, gradients);
+                let lane = piece * distribution.lanes.count() / share.pieces;
+                accumulated.add_to(lane, kernels, gradients);
             }
-            let report = optimizer.step(kernels, device, weights, accumulated);
-            // Read after all is launched: the device need not wait for the host.
-            let sum: f32 = values.iter().map(|value| cpu::to_host(value)[0]).sum();
-            (sum / pieces as f32, report)
+            let read = |values: &[RawTensor]| -> Vec<f32> {
+                values.iter().map(|value| cpu::to_host(value)[0]).collect()
+            };
+            let (losses, report) = match distribution.exchange.world().is_several() {
+                true => {
+                    let context = (kernels, &*layout, device);
+                    let losses = sum_over_ranks(distribution, &read(&values), &mut accumulated, context)?;
+                    (losses, optimizer.step(kernels, device, weights, accumulated))
+                }
+                false => {
+                    let report = optimizer.step(kernels, device, weights, accumulated);
+                    // Read after all is launched: the device need not wait for the host.
+                    (read(&values), report)
+                }
+            };
+            let sum: f32 = losses.iter().sum();
+            Ok::<_, TrainError>((sum / share.pieces as f32, report))
         };
         // The next batch is made beside it.
         let places = (step + 1 < settings.steps).then(|| order.next_batch());
-        let following = || places.map(|places| batch(dataset, settings, step + 1, places));
-        let ((value, report), next) = rayon::join(learn, following);
+        let own = share.own_rows();
+        let following = || places.map(|places| batch(dataset, settings, step + 1, (places, own)));
+        let (learnt, next) = rayon::join(learn, following);
+        let (value, report) = learnt?;
         if !value.is_finite() {
             let position = "a pretraining step".into();
             return Err(TrainError::NonFiniteLoss {
@@ -354,7 +446,7 @@ pub fn pretrain(
             ..IterationSummary::default()
         });
         let Some(next) = next else { break };
-        let interrupted = observer.interrupted();
+        let interrupted = distribution.any(observer.interrupted())?;
         if let Some(savings) = &mut savings {
             match interrupted {
                 true => savings.save(&state)?,

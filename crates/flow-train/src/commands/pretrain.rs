@@ -9,12 +9,15 @@ use crate::progress::Count;
 use crate::{command_line, progress, terminal};
 use flow_config::{Config, Finetune};
 use flow_data::{CaptionedPictures, Dataset, Digits};
+use flow_exchange::Exchange;
 use flow_models::StoredDtype;
 use flow_models::weights::{MODEL_CONFIG_KEY, config_json};
 use flow_pipeline::Size;
 use flow_report::{Stopwatch, human_duration};
 use flow_rewards::classifier::{ClassifierTraining, train_classifier};
+use flow_train::distributed;
 use flow_trainer::description::Description;
+use flow_trainer::distributed::Distribution;
 use flow_trainer::optimizer::{AdamWSettings, FloatDType, RateSchedule};
 use flow_trainer::pretrain::{
     Examples, Keeping, PretrainCheckpoint, PretrainSettings, Pretrained, Pretraining, pretrain,
@@ -31,17 +34,20 @@ use std::time::Duration;
 
 /// Trains and writes the weights.
 pub fn run(arguments: &PretrainArguments, quiet: bool) -> Result<(), Failure> {
-    if let Some(launch) = flow_train::distributed::launched().or_bad_input()? {
-        return Err(Failure::Input(format!(
-            "`pretrain` trains in one process, and the launcher started {}; start it by itself",
-            launch.ranks
-        )));
-    }
-    let loaded = Loaded::read(&arguments.config, Use::Pretraining)?;
+    let mut loaded = Loaded::read(&arguments.config, Use::Pretraining)?;
+    let launch = distributed::launched().or_bad_input()?;
+    loaded.exchange = distributed::join(launch, loaded.config(), &loaded.base).or_failed()?;
+    let exchange = loaded.exchange.clone();
+    let quiet = quiet || !exchange.world().is_first();
+    // The others wait for this one.
+    train_and_write(arguments, &loaded, quiet).inspect_err(|failure| exchange.abort(&failure.to_string()))
+}
+
+fn train_and_write(arguments: &PretrainArguments, loaded: &Loaded, quiet: bool) -> Result<(), Failure> {
     let config = fresh(loaded.config());
     let watch = Stopwatch::start();
     let files = Files::of(&config, &loaded.base, &loaded.folders);
-    let begin = files.begin(arguments, &config)?;
+    let begin = files.begin_together(arguments, &config, &*loaded.exchange)?;
     let interrupt = Interrupt::listen()?;
     let mut text = String::new();
     if let Some((from, weights)) = begin.weights {
@@ -59,7 +65,14 @@ pub fn run(arguments: &PretrainArguments, quiet: bool) -> Result<(), Failure> {
             description: state_description(&config, &loaded.base, &loaded.folders)?,
             from,
         };
-        let (loss, steps) = weights_of(&loaded, &config, &keeping, &weights, quiet, interrupt)?;
+        let (loss, steps) = weights_of(loaded, &config, &keeping, weights.as_ref(), quiet, interrupt)?;
+        let Some(weights) = weights else {
+            // The first process writes and speaks.
+            return match steps < config.pretrain.steps {
+                true => Err(Failure::Interrupted),
+                false => Ok(()),
+            };
+        };
         if steps < config.pretrain.steps {
             let command = command_line::again(&arguments.config, "pretrain", "--resume latest");
             terminal::note(&format!(
@@ -79,6 +92,9 @@ pub fn run(arguments: &PretrainArguments, quiet: bool) -> Result<(), Failure> {
     if let Some(output) = begin.classifier {
         text.push_str(&classifier(&config, &output)?);
     }
+    if !loaded.exchange.world().is_first() {
+        return Ok(());
+    }
     if text.is_empty() {
         text = format!(
             "{} is complete; there is nothing to do\n",
@@ -94,7 +110,7 @@ fn weights_of(
     loaded: &Loaded,
     config: &Config,
     keeping: &Keeping,
-    output: &Output,
+    output: Option<&Output>,
     quiet: bool,
     interrupt: Interrupt,
 ) -> Result<(f64, usize), Failure> {
@@ -140,6 +156,7 @@ fn weights_of(
             dataset: &*examples,
             conditioner: &common.conditioner,
             device: &environment.device,
+            distribution: &Distribution::of_config(&config.distributed, environment.exchange.clone()),
         };
         let trained = pretrain(
             &parts,
@@ -155,7 +172,7 @@ fn weights_of(
         }
         drop(observer);
         let steps = trained.losses.len();
-        if steps == config.pretrain.steps {
+        if let (true, Some(output)) = (steps == config.pretrain.steps, output) {
             write(config, environment, &trained, output)?;
             // It is whole in the weights; that it cannot be removed harms nothing.
             let _ = fs::remove_file(&keeping.path);
@@ -234,7 +251,7 @@ struct Files {
 
 /// What a command has to do: each with the place that it goes to.
 struct Begin {
-    weights: Option<(Option<PretrainCheckpoint>, Output)>,
+    weights: Option<(Option<PretrainCheckpoint>, Option<Output>)>,
     classifier: Option<Output>,
 }
 
@@ -250,6 +267,42 @@ impl Files {
             classifier: reads.then(|| under(base, &wanted.output)),
             weights,
         }
+    }
+
+    /// As [`begin`](Self::begin), by the first process of a run; the others do the same, and write nothing.
+    fn begin_together(
+        &self,
+        arguments: &PretrainArguments,
+        config: &Config,
+        exchange: &dyn Exchange,
+    ) -> Result<Begin, Failure> {
+        let own = exchange.world().is_first().then(|| self.begin(arguments, config)).transpose()?;
+        if !exchange.world().is_several() {
+            return Ok(own.unwrap_or(Begin {
+                weights: None,
+                classifier: None,
+            }));
+        }
+        let told = own.as_ref().map(|begin| {
+            let weights = begin.weights.as_ref();
+            let from = weights.and_then(|(from, _)| from.as_ref());
+            (weights.is_some(), from.map(|from| from.path().to_owned()))
+        });
+        let told = serde_json::to_vec(&told).or_failed()?;
+        let all = exchange.gather(&told).or_failed()?;
+        if let Some(own) = own {
+            return Ok(own);
+        }
+        let told: Option<(bool, Option<PathBuf>)> = serde_json::from_slice(&all[0]).or_failed()?;
+        let (is_trained, from) = told.unwrap_or_default();
+        let open = |path: PathBuf| {
+            let described = state_description(config, &self.base, &self.folders)?;
+            PretrainCheckpoint::open(&path, &described).or_bad_input()
+        };
+        Ok(Begin {
+            weights: is_trained.then(|| Ok((from.map(open).transpose()?, None))).transpose()?,
+            classifier: None,
+        })
     }
 
     /// What there is to do, and whether it may be done, before it is done.
@@ -296,7 +349,7 @@ impl Files {
         let described = state_description(config, &self.base, &self.folders)?;
         let from = PretrainCheckpoint::open(path, &described).or_bad_input()?;
         Ok(Begin {
-            weights: Some((Some(from), place(&self.weights, weights_key, overwrite)?)),
+            weights: Some((Some(from), Some(place(&self.weights, weights_key, overwrite)?))),
             classifier: classifier.transpose()?,
         })
     }
@@ -317,7 +370,7 @@ impl Files {
         let classifier = self.classifier.as_ref();
         let classifier = classifier.map(|path| Output::at(path, "pretrain.classifier.output", policy));
         Ok(Begin {
-            weights: Some((None, weights)),
+            weights: Some((None, Some(weights))),
             classifier: classifier.transpose()?,
         })
     }

@@ -110,6 +110,39 @@ fn what_accelerators_did_is_counted_over_all_processes() {
     }
 }
 
+#[test]
+fn a_pretraining_writes_the_same_bytes_on_any_number_of_processes() {
+    let place = Place::bare();
+    let pretrain = |processes: &str, output: &str, more: &[&str]| {
+        let output = format!("pretrain.output={output}.safetensors");
+        let mut words = match processes {
+            "1" => vec![],
+            _ => vec!["launch", "-n", processes],
+        };
+        words.extend(["pretrain", "tiny.toml", "--quiet", "--set", "pretrain.batch=12"]);
+        words.extend(["--set", "distributed.lanes=4", "--set", &output]);
+        words.extend(more);
+        place.run(&words)
+    };
+    let steps = ["--set", "pretrain.steps=30"];
+    for processes in ["1", "2", "4"] {
+        let outcome = pretrain(processes, &format!("on-{processes}"), &steps);
+        assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+    }
+    let one = place.bytes("on-1.safetensors");
+    for other in ["on-2", "on-4"] {
+        assert!(place.bytes(&format!("{other}.safetensors")) == one, "{other}");
+    }
+    let outcome = pretrain("4", "other", &["--set", "pretrain.batch=10"]);
+    assert_ne!(outcome.code, Some(0));
+    assert!(
+        outcome.stderr.contains("`pretrain.batch = 10` cannot be cut into 4 equal lanes"),
+        "{}",
+        outcome.stderr
+    );
+    assert!(!place.path("other.safetensors").exists());
+}
+
 /// A process of a run, by the variables that a launcher sets.
 fn start(place: &Place, (rank, ranks): (usize, usize), port: &str, more: &[&str]) -> Child {
     let rank = rank.to_string();

@@ -106,6 +106,11 @@ impl PretrainCheckpoint {
         })
     }
 
+    /// The file.
+    pub fn path(&self) -> &Path {
+        self.reader.path()
+    }
+
     /// Steps that were taken.
     pub fn steps(&self) -> u64 {
         self.reader.step()

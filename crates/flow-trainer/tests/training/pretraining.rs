@@ -1,7 +1,9 @@
 //! Pretraining learns, and is a function of its seed.
 
 use crate::support::{config, environment, registries};
+use flow_config::DistributedConfig;
 use flow_trainer::conditions::Conditioner;
+use flow_trainer::distributed::{Alone, Distribution};
 use flow_trainer::observer::{IterationSummary, Observer, Silent};
 use flow_trainer::pretrain::{
     Clock, Keeping, PretrainCheckpoint, PretrainSettings, Pretrained, Pretraining, pretrain,
@@ -55,6 +57,7 @@ fn watched(
         dataset: &examples,
         conditioner: &conditioner,
         device,
+        distribution: &Distribution::of_config(&DistributedConfig::default(), Arc::new(Alone)),
     };
     pretrain(&parts, model.weights, &settings, keeping, observer).unwrap_or_else(|error| panic!("{error}"))
 }
