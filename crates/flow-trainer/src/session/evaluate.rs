@@ -163,7 +163,12 @@ impl EvaluationSettings {
             scores,
             pictures,
         };
-        let Share { scores, pictures, .. } = share.of_all(exchange)?;
+        self.evaluated(share.of_all(exchange)?, rewards)
+    }
+
+    /// What the shares of all ranks come to.
+    fn evaluated(&self, all: Share, rewards: &RewardWorkers) -> Result<Evaluation, TrainError> {
+        let Share { scores, pictures, .. } = all;
         let mut images: Vec<Vec<Image>> = vec![Vec::new(); self.prompts.len()];
         for (number, picture) in pictures {
             images[number / self.images_per_prompt].push(picture);
