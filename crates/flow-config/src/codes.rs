@@ -113,7 +113,7 @@ codes! {
         "In these lists an entry is a choice, and choosing it twice is a slip.",
         "[scheduler.window]\nkind = \"list\"\nsteps = [1, 1]",
         "[scheduler.window]\nkind = \"list\"\nsteps = [1, 2]";
-    /// `run.name` is the name of a directory that every file system takes: not `.` or `-` first, no control character and none of
+    /// `run.name` is the name of a directory that every file system takes: not `.`, `-` or `~` first, no control character and none of
     /// / \ : * ? " < > | in it, at most 200 bytes.
     RULE_RUN_NAME = "rule::run-name",
         "A run writes below `run.dir` and nowhere else.",

@@ -34,6 +34,7 @@ fn each_rule_is_reported_at_the_key_to_mend() {
         ("[run]\nname = \"..\"", "rule::run-name", "run.name", Error),
         ("[run]\nname = \".a\"", "rule::run-name", "run.name", Error),
         ("[run]\nname = \"-a\"", "rule::run-name", "run.name", Error),
+        ("[run]\nname = \"~\"", "rule::run-name", "run.name", Error),
         ("[run]\nname = \"a:b\"", "rule::run-name", "run.name", Error),
         ("[run]\nname = \"a\\tb\"", "rule::run-name", "run.name", Error),
         (

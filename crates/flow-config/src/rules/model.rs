@@ -42,12 +42,12 @@ fn run_and_device(rules: &mut Rules<'_>) {
     let name = &rules.config.run.name;
     // As `flow-report`, which makes the directory, has it: names that every file system takes, and no command for an option.
     let refused = |letter: char| letter.is_control() || "/\\:*?\"<>|".contains(letter);
-    if name.starts_with(['.', '-']) || name.contains(refused) || name.len() > 200 {
+    if name.starts_with(['.', '-', '~']) || name.contains(refused) || name.len() > 200 {
         let message = format!("`run.name` is `{name}`, which cannot be the name of a run's directory");
         rules
             .error(codes::RULE_RUN_NAME, &["run.name"], message)
             .help(
-                "use a name that begins with neither `.` nor `-` and has no control character and none of / \\ : * ? \" < > | in its at most 200 bytes; \
+                "use a name that begins with none of `.` `-` `~` and has no control character and none of / \\ : * ? \" < > | in its at most 200 bytes; \
                  `run.dir` says where the run goes",
             );
     }

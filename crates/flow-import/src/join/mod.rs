@@ -7,6 +7,7 @@ mod algorithm;
 mod ema;
 mod family;
 mod geometry;
+mod known_rewards;
 mod model;
 mod optimizer;
 mod path;
