@@ -120,8 +120,10 @@ pub(super) fn push(
             outer.insert(key, value.clone());
         }
     }
-    // Files that must be there need somebody's eye; a server is asked as it is.
-    draft.push(list, outer, origin, text, !matches!(known, Known::Remote { .. }));
+    match known {
+        Known::Remote { .. } => draft.push(list, outer, origin, text, false),
+        _ => draft.push_needed(list, outer, origin, text),
+    }
     true
 }
 

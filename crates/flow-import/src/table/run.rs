@@ -1,6 +1,6 @@
 //! Rules of everything but `train`.
 
-use crate::rule::Conversion::{Choice, Integer, Joint, Nothing, Number, Path, Same, Text};
+use crate::rule::Conversion::{Choice, Integer, Joint, Number, Path, Same, Text};
 use crate::rule::{Join, Rule};
 
 const ON_DEVICE: &str =
@@ -147,13 +147,11 @@ pub(super) const DATA: &[Rule] = &[
     Rule::detail("data.dataloader_num_workers", NO_PREPROCESSING),
     Rule::new("data.enable_preprocess", "", Same(&["false"]), NO_PREPROCESSING).no_matter(),
     Rule::new("data.force_reprocess", "", Same(&["false"]), NO_PREPROCESSING).no_matter(),
-    Rule::new(
+    Rule::nothing(
         "data.max_dataset_size",
-        "data.images",
-        Nothing,
-        "a limit on the prompts of a folder",
-    )
-    .no_matter(),
+        "Flow-Factory trains on that many prompts of the file at most, the first ones; flow-train on all: leave the others out of \
+         the file",
+    ),
     Rule::detail("data.preprocess_parallelism", NO_PREPROCESSING),
     Rule::new(
         "data.sampler_type",
