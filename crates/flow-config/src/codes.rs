@@ -164,7 +164,7 @@ codes! {
         "A reward's name is the name of its metric, `reward/NAME`, beside which stand `reward/std`, `reward/group_std` and `reward/zero_std_groups`.",
         "[[rewards]]\nkind = \"jpeg-compressibility\"\n[[rewards]]\nkind = \"jpeg-compressibility\"\nquality = 50",
         "[[rewards]]\nkind = \"jpeg-compressibility\"\n[[rewards]]\nkind = \"jpeg-compressibility\"\nname = \"coarse\"\nquality = 50";
-    /// Training needs a reward.
+    /// Training needs a reward whose weight is not 0.
     RULE_NO_REWARD = "rule::no-reward",
         "Without one every advantage is 0, and nothing is learnt.",
         "[model]\nweights = \"w.safetensors\"",

@@ -309,6 +309,12 @@ fn each_rule_is_reported_at_the_key_to_mend() {
             Error,
         ),
         (
+            "[scheduler]\nnoise_level = 1e-10",
+            "rule::precision",
+            "scheduler.noise_level",
+            Error,
+        ),
+        (
             "[sampling]\nguidance_scale = 0.99999999",
             "rule::precision",
             "sampling.guidance_scale",
