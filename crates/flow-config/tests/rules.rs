@@ -80,6 +80,8 @@ fn each_rule_is_reported_at_the_key_to_mend() {
             "model.dit.moe.inner",
             Warning,
         ),
+        // The default, but who writes it without a word on what is trained means adapters.
+        ("[lora]\nrank = 8", "rule::unused", "lora.rank", Warning),
         (
             "[pretrain]\nbalance_weight = 0.1",
             "rule::unused",

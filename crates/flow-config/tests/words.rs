@@ -115,19 +115,28 @@ fn texts_whose_quotes_a_shell_took_away_are_shown_with_them() {
             "scheduler.window={kind=random, count=2}",
             "scheduler.window={kind=\"random\", count=2}",
         ),
-        ("ema.schedule={ kind = constant, decay = 0.5 }", "ema.schedule={ kind = \"constant\", decay = 0.5 }"),
+        (
+            "ema.schedule={ kind = constant, decay = 0.5 }",
+            "ema.schedule={ kind = \"constant\", decay = 0.5 }",
+        ),
     ] {
         let found = report("", &[over]);
         assert!(help(&found).ends_with(&format!("--set '{advised}'")), "{found}");
         // What is advised is taken.
         let taken = report("", &[advised]);
         assert!(
-            taken.diagnostics.iter().all(|one| one.code != "bad-override" && one.code != SYNTAX),
+            taken
+                .diagnostics
+                .iter()
+                .all(|one| one.code != "bad-override" && one.code != SYNTAX),
             "{taken}"
         );
     }
     let found = report("", &["lora.targets=[to_q"]);
-    assert!(help(&found).starts_with("write it as"), "no advice that would fail: {found}");
+    assert!(
+        help(&found).starts_with("write it as"),
+        "no advice that would fail: {found}"
+    );
 }
 
 #[test]
@@ -136,7 +145,10 @@ fn an_override_without_a_value_says_so() {
     assert!(only(&found).message.contains("gives no value"), "{found}");
     assert!(help(&found).contains("run.name=''"), "{found}");
     let empty = report("", &["run.name=''"]);
-    assert!(empty.diagnostics.iter().all(|one| one.code != "bad-override"), "{empty}");
+    assert!(
+        empty.diagnostics.iter().all(|one| one.code != "bad-override"),
+        "{empty}"
+    );
 }
 
 #[test]

@@ -210,7 +210,11 @@ fn qwen_image_is_its_folder_with_guidance_and_targets_that_it_has() {
             .find(|note| note.from == "scheduler.shift")
             .expect("noted");
         assert_eq!((note.outcome, note.rank), (Outcome::Kept, Rank::Detail), "{note}");
-        assert!(matches!(imported.verdict, Verdict::RunsWhen { .. }), "{}", imported.verdict);
+        assert!(
+            matches!(imported.verdict, Verdict::RunsWhen { .. }),
+            "{}",
+            imported.verdict
+        );
     }
     let yaml = "model: {model_type: qwen-image, model_name_or_path: Qwen/Qwen-Image-Edit}\ntrain: {trainer_type: grpo}\n";
     let verdict = imported(yaml).verdict.to_string();

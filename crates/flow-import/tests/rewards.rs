@@ -68,7 +68,11 @@ fn flow_factorys_own_networks_are_the_same_rewards_here_and_wait_for_their_files
             "{}",
             imported.toml
         );
-        assert!(imported.toml.contains(&format!("\npath = \"{path}\"\n")), "{}", imported.toml);
+        assert!(
+            imported.toml.contains(&format!("\npath = \"{path}\"\n")),
+            "{}",
+            imported.toml
+        );
         assert_eq!(needs(&imported), [need]);
         // What Flow-Factory computes on the GPU is computed there.
         let on_device = imported.toml.contains("\ndevice = \"run\"\n");
@@ -87,8 +91,19 @@ fn ranks_of_pickscore_are_ranks_of_the_reward_below() {
     assert_eq!(tables[0]["reward"], "pickscore", "{}", imported.toml);
     assert_eq!(tables[0]["params"]["path"], "PickScore_v1", "{}", imported.toml);
     assert!(tables[0]["params"]["device"].is_null(), "{}", imported.toml);
-    assert!(imported.toml.contains("\n[[eval_rewards]]\nkind = \"pickscore\"\n"), "{}", imported.toml);
-    assert_eq!(needs(&imported).len(), 1, "one copy serves both: {}", imported.verdict);
+    assert!(
+        imported
+            .toml
+            .contains("\n[[eval_rewards]]\nkind = \"pickscore\"\n"),
+        "{}",
+        imported.toml
+    );
+    assert_eq!(
+        needs(&imported).len(),
+        1,
+        "one copy serves both: {}",
+        imported.verdict
+    );
 }
 
 #[test]
@@ -105,10 +120,25 @@ fn a_folder_of_ones_own_is_taken_as_it_is_and_a_server_is_asked_as_it_is() {
     let tables = tables(&imported);
     assert_eq!(tables[0]["path"], "/models/clip");
     assert_eq!(tables[1]["servers"], json!(["http://localhost:8000"]));
-    assert_eq!((&tables[1]["batch"], &tables[1]["timeout_s"]), (&json!(8), &json!(30)));
-    assert!(imported.toml.contains("\ngroupwise = true\n"), "{}", imported.toml);
-    let retries = imported.notes.iter().find(|note| note.from.ends_with("retry_attempts"));
-    assert_eq!(retries.map(|note| note.outcome), Some(Outcome::Kept), "{}", imported.toml);
+    assert_eq!(
+        (&tables[1]["batch"], &tables[1]["timeout_s"]),
+        (&json!(8), &json!(30))
+    );
+    assert!(
+        imported.toml.contains("\ngroupwise = true\n"),
+        "{}",
+        imported.toml
+    );
+    let retries = imported
+        .notes
+        .iter()
+        .find(|note| note.from.ends_with("retry_attempts"));
+    assert_eq!(
+        retries.map(|note| note.outcome),
+        Some(Outcome::Kept),
+        "{}",
+        imported.toml
+    );
 }
 
 #[test]
@@ -116,7 +146,13 @@ fn a_video_is_scored_by_all_its_frames_and_the_notes_say_that_flow_factory_takes
     let yaml = "model: {model_type: wan2_t2v, model_name_or_path: /wan}\ndata: {dataset_dir: /prompts}\n\
                 train: {trainer_type: grpo, group_size: 8}\nrewards: {name: a, reward_model: CLIP}\n";
     let imported = import(yaml, &CATALOG).expect("converts");
-    assert!(imported.summary().contains("in Flow-Factory that of its first frame"), "{}", imported.summary());
+    assert!(
+        imported
+            .summary()
+            .contains("in Flow-Factory that of its first frame"),
+        "{}",
+        imported.summary()
+    );
 }
 
 #[test]
@@ -129,6 +165,14 @@ fn a_reward_that_cannot_be_converted_is_in_the_verdict_and_no_other_takes_its_pl
     ] {
         let imported = imported(rewards);
         assert!(!imported.toml.contains("[[rewards]]\nkind"), "{}", imported.toml);
-        assert_eq!(needs(&imported).iter().filter(|need| need.contains("reward")).count(), 1, "{}", imported.verdict);
+        assert_eq!(
+            needs(&imported)
+                .iter()
+                .filter(|need| need.contains("reward"))
+                .count(),
+            1,
+            "{}",
+            imported.verdict
+        );
     }
 }

@@ -439,7 +439,10 @@ fn a_comparison_is_written_over_an_earlier_one_and_over_no_other_file() {
     for mine in ["my notes", "<!doctype html><title>Mine</title>", ""] {
         fs::write(&page, mine).unwrap();
         let error = write_comparison(root.path()).unwrap_err().to_string();
-        assert!(error.contains("comparison.html") && error.contains("move it away"), "{error}");
+        assert!(
+            error.contains("comparison.html") && error.contains("move it away"),
+            "{error}"
+        );
         assert_eq!(fs::read_to_string(&page).unwrap(), mine);
     }
 }

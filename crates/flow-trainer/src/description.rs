@@ -104,7 +104,9 @@ impl Description {
     /// Adds the prompts of the data set, with what is held out of them and what rewards read of them: a run that goes on has the
     /// same ones, wherever their file lies.
     pub fn add_prompts(&mut self, dataset: &dyn Dataset) {
-        let Some(contents) = &mut self.contents else { return };
+        let Some(contents) = &mut self.contents else {
+            return;
+        };
         let prompts = dataset.prompts().iter();
         let lines = prompts.map(|prompt| json!([dataset.is_held_out(prompt), prompt.text, prompt.metadata]));
         let text: Vec<String> = lines.map(|line| line.to_string()).collect();

@@ -141,16 +141,29 @@ fn unused_tables(rules: &mut Rules<'_>) {
             ));
     }
     if rules.config.model.finetune == Finetune::Full
-        && let Some(first) = rules.written_below("lora").first()
+        && let Some(first) = lora(rules)
     {
         rules
             .warning(
                 codes::RULE_UNUSED,
-                &[first, "model.finetune"],
+                &[&first, "model.finetune"],
                 format!("`{first}` is not read: `model.finetune` is \"full\""),
             )
             .help("remove `[lora]`, or set `model.finetune = \"lora\"`");
     }
+}
+
+/// The first key of `[lora]` that somebody wrote: one that differs from its default, or, where nobody wrote what is trained, any
+/// one, for who writes it takes the run for one of adapters.
+fn lora(rules: &Rules<'_>) -> Option<String> {
+    let differs = rules.written_below("lora").into_iter().next();
+    let model = &rules.config.model;
+    if differs.is_some() || model.adapter.is_some() || rules.is_written("model.finetune") {
+        return differs;
+    }
+    let keys = ["lora.rank", "lora.alpha", "lora.targets", "lora.seed", "lora.export"];
+    let written = keys.into_iter().find(|key| rules.is_written(key));
+    written.map(str::to_owned)
 }
 
 fn data(rules: &mut Rules<'_>) {

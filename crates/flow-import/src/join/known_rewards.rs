@@ -209,7 +209,9 @@ fn detail(known: Known, key: &str) -> &'static str {
         (Known::Remote { .. }, "retry_attempts") => {
             "flow-train asks again three times, and waits longer each time: `retries`, `backoff_s`"
         }
-        (_, "dtype") if known.is_network() => "the network computes in the precision of the run, or in f32 on a processor",
+        (_, "dtype") if known.is_network() => {
+            "the network computes in the precision of the run, or in f32 on a processor"
+        }
         (_, "async_reward" | "num_workers") => {
             "rewards are computed beside the generation, always; `device = \"run\"` computes them between its work"
         }

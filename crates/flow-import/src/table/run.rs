@@ -113,8 +113,7 @@ pub(super) const MODEL: &[Rule] = &[
     ),
 ];
 
-const NO_PREPROCESSING: &str =
-    "before a run flow-train encodes the prompts that it does not find encoded, and keeps them (`text.cache`)";
+const NO_PREPROCESSING: &str = "before a run flow-train encodes the prompts that it does not find encoded, and keeps them (`text.cache`)";
 
 pub(super) const DATA: &[Rule] = &[
     Rule::new(

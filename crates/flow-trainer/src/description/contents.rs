@@ -70,7 +70,9 @@ pub(super) fn of_weights(path: &Path) -> Result<Found, TrainError> {
 pub(super) fn of_network(path: &Path) -> Result<Found, TrainError> {
     if path.is_file() {
         let mut found = vec![("", ContentHash::of_path(path, "")?)];
-        let folder = path.parent().filter(|_| path.extension().is_some_and(|ending| ending == ONNX));
+        let folder = path
+            .parent()
+            .filter(|_| path.extension().is_some_and(|ending| ending == ONNX));
         if let Some(folder) = folder {
             found.push((ONNX, ContentHash::of_path(folder, ONNX)?));
         }

@@ -471,17 +471,31 @@ fn a_window_of_another_kind_needs_no_seed_and_another_seed_is_another_run() {
 fn prompts_of_a_file_are_compared_by_what_they_say_and_not_by_where_they_lie() {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
-    file("a.jsonl", "{\"prompt\": \"a fox\", \"n\": 1}\n{\"prompt\": \"an owl\", \"n\": 2}\n");
-    file("moved.jsonl", "{\"prompt\": \"a fox\", \"n\": 1}\n\n{\"prompt\": \"an owl\", \"n\": 2}\n");
-    file("text.jsonl", "{\"prompt\": \"a fox\", \"n\": 1}\n{\"prompt\": \"an eagle owl\", \"n\": 2}\n");
-    file("metadata.jsonl", "{\"prompt\": \"a fox\", \"n\": 7}\n{\"prompt\": \"an owl\", \"n\": 2}\n");
-    file("more.jsonl", "{\"prompt\": \"a fox\", \"n\": 1}\n{\"prompt\": \"an owl\", \"n\": 2}\n{\"prompt\": \"a hare\", \"n\": 3}\n");
+    file(
+        "a.jsonl",
+        "{\"prompt\": \"a fox\", \"n\": 1}\n{\"prompt\": \"an owl\", \"n\": 2}\n",
+    );
+    file(
+        "moved.jsonl",
+        "{\"prompt\": \"a fox\", \"n\": 1}\n\n{\"prompt\": \"an owl\", \"n\": 2}\n",
+    );
+    file(
+        "text.jsonl",
+        "{\"prompt\": \"a fox\", \"n\": 1}\n{\"prompt\": \"an eagle owl\", \"n\": 2}\n",
+    );
+    file(
+        "metadata.jsonl",
+        "{\"prompt\": \"a fox\", \"n\": 7}\n{\"prompt\": \"an owl\", \"n\": 2}\n",
+    );
+    file(
+        "more.jsonl",
+        "{\"prompt\": \"a fox\", \"n\": 1}\n{\"prompt\": \"an owl\", \"n\": 2}\n{\"prompt\": \"a hare\", \"n\": 3}\n",
+    );
     let of = |name: &str, seed: u64| {
         let mut config = config(&[]);
         let params = json!({ "path": name, "test_count": 1, "seed": seed });
         config.data = DataConfig::new("prompts", test_catalog::params(params));
-        let mut described =
-            Description::of(&config, folder.path(), &PipelineFolders::default()).unwrap();
+        let mut described = Description::of(&config, folder.path(), &PipelineFolders::default()).unwrap();
         let plugins = flow_trainer::Plugins::built_in().unwrap();
         let dataset = plugins
             .data
