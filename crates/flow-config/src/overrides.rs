@@ -87,7 +87,7 @@ fn with_quotes(value: &str) -> Option<String> {
     let mut quote = None;
     while let Some(c) = rest.chars().next() {
         let length = match quote {
-            None if c.is_alphabetic() || c == '*' => rest.find(|c| !is_of_word(c)).unwrap_or(rest.len()),
+            None if c.is_alphabetic() || c == '*' => rest.find(|c: char| !is_of_word(c)).unwrap_or(rest.len()),
             _ => c.len_utf8(),
         };
         let (word, behind) = rest.split_at(length);
