@@ -38,8 +38,8 @@ impl AttentionBackendAccelerator {
         let backend = backends.get(&params.backend).map_err(|error| {
             Refusal::new(
                 error.to_string(),
-                "Set `params.backend` to one of them, for instance `{ name = \"attention_backend\", params = { backend \
-                 = \"cpu\" } }`",
+                "Remove the entry: without it the fastest attention of the device computes. `reference` is the slow one that the \
+                 others are compared with",
             )
         })?;
         Ok(Self { backend })

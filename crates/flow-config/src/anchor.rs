@@ -1,7 +1,7 @@
 //! Where relative paths of a config start: a path in the file at the file's folder, a path on the command line at the
 //! working directory, as every program has it. `run.dir` is `runs` in the working directory where nobody gives it.
 
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use crate::catalog::{Catalog, join_key};
 use crate::resolved::{Resolved, Source};
@@ -56,6 +56,22 @@ fn each_path(catalog: &Catalog, config: &mut Config, visit: &mut dyn FnMut(Strin
     }
 }
 
+/// A path of the working directory. Parameters of plug-ins are texts, which a folder whose name is no UTF-8 cannot stand in:
+/// there the path goes up from `base`, the folder of the config file, if that is below.
+fn from(here: &Path, base: &Path, path: &Path) -> PathBuf {
+    let below = base.strip_prefix(here).unwrap_or(base);
+    let up = |part| match part {
+        Component::Normal(_) => Some(".."),
+        Component::CurDir => Some("."),
+        _ => None,
+    };
+    let up: Option<PathBuf> = below.components().map(up).collect();
+    match (here.to_str(), up) {
+        (None, Some(up)) => up.join(path),
+        _ => here.join(path),
+    }
+}
+
 /// Makes relative paths start where they should, for a config file in the folder `base`. Those of the file stay as they
 /// are, since whoever opens them starts at its folder, but for `run.dir`, which is opened from the working directory.
 pub(crate) fn anchor(catalog: &Catalog, resolved: &mut Resolved, base: &Path) {
@@ -66,7 +82,7 @@ pub(crate) fn anchor(catalog: &Catalog, resolved: &mut Resolved, base: &Path) {
             return;
         }
         match (sources.get(&key), &here) {
-            (Some(Source::Override { .. }), Ok(here)) if key != "run.dir" => *path = here.join(&*path),
+            (Some(Source::Override { .. }), Ok(here)) if key != "run.dir" => *path = from(here, base, path),
             (Some(Source::File { .. }), _) if key == "run.dir" && base != Path::new(".") => {
                 *path = base.join(&*path);
             }

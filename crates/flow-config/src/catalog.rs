@@ -226,7 +226,9 @@ impl Catalog {
     /// of the plug-in's own are left out.
     pub(crate) fn reward_paths<'r>(&self, reward: &'r mut RewardConfig) -> Vec<(String, &'r mut String)> {
         let kind = self.rewards.get(&reward.kind);
-        kind.map_or_else(Vec::new, |kind| kind.paths_mut(&mut reward.params))
+        kind.map_or_else(Vec::new, |kind| {
+            kind.all_paths_mut(&self.rewards, &mut reward.params)
+        })
     }
 
     pub(crate) fn data_paths<'d>(

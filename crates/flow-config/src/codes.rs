@@ -113,7 +113,7 @@ codes! {
         "In these lists an entry is a choice, and choosing it twice is a slip.",
         "[scheduler.window]\nkind = \"list\"\nsteps = [1, 1]",
         "[scheduler.window]\nkind = \"list\"\nsteps = [1, 2]";
-    /// `run.name` is the name of a directory that every file system takes: not `.` or `-` first, no control character and none of
+    /// `run.name` is the name of a directory that every file system takes: not `.`, `-` or `~` first, no control character and none of
     /// / \ : * ? " < > | in it, at most 200 bytes.
     RULE_RUN_NAME = "rule::run-name",
         "A run writes below `run.dir` and nowhere else.",
@@ -164,7 +164,7 @@ codes! {
         "A reward's name is the name of its metric, `reward/NAME`, beside which stand `reward/std`, `reward/group_std` and `reward/zero_std_groups`.",
         "[[rewards]]\nkind = \"jpeg-compressibility\"\n[[rewards]]\nkind = \"jpeg-compressibility\"\nquality = 50",
         "[[rewards]]\nkind = \"jpeg-compressibility\"\n[[rewards]]\nkind = \"jpeg-compressibility\"\nname = \"coarse\"\nquality = 50";
-    /// Training needs a reward.
+    /// Training needs a reward whose weight is not 0.
     RULE_NO_REWARD = "rule::no-reward",
         "Without one every advantage is 0, and nothing is learnt.",
         "[model]\nweights = \"w.safetensors\"",

@@ -29,6 +29,7 @@ mod migrate;
 mod number;
 mod overrides;
 mod params;
+mod path_text;
 mod phrase;
 mod presets;
 mod printable;

@@ -44,12 +44,24 @@ pub(crate) fn parse(text: &str, source: usize, problems: &mut Vec<Diagnostic>) -
     let (parsed, errors) = DeValue::parse_recoverable(value);
     let mut node = if errors.is_empty() {
         from_value(&parsed, source, 0..equals, problems)
-    } else if value.trim_start().starts_with(['"', '\'', '[', '{']) || value.trim().is_empty() {
+    } else if value.is_empty() {
+        let message = format!("the override `{text}` gives no value");
+        let help = format!("write one behind the `=`; an empty text is --set \"{key}=''\"");
+        problems.push(bad(message, 0..text.len()).help(help));
+        return None;
+    } else if value.starts_with(['"', '\'', '[', '{']) {
         let message = format!(
             "the value of the override `{text}` is not TOML: {}",
             errors[0].message()
         );
-        problems.push(bad(message, equals + 1..text.len()));
+        let mut problem = bad(message, equals + 1..text.len());
+        if let Some(mended) = with_quotes(value) {
+            problem = problem.help(format!(
+                "texts in a list or a table stand in quotes, and the shell takes them away unless all of it is quoted: \
+                 --set '{key}={mended}'"
+            ));
+        }
+        problems.push(problem);
         return None;
     } else {
         Node {
@@ -65,6 +77,37 @@ pub(crate) fn parse(text: &str, source: usize, problems: &mut Vec<Diagnostic>) -
         path: names.into_iter().map(Segment::Key).collect(),
         node,
     })
+}
+
+/// A list or a table with its bare words in quotes, as it was before a shell took them away; nothing if it is no TOML then.
+fn with_quotes(value: &str) -> Option<String> {
+    let is_of_word = |c: char| c.is_alphanumeric() || "_-.*/".contains(c);
+    let mut mended = String::with_capacity(value.len() + 8);
+    let mut rest = value;
+    let mut quote = None;
+    while let Some(c) = rest.chars().next() {
+        let length = match quote {
+            None if c.is_alphabetic() || c == '*' => rest.find(|c: char| !is_of_word(c)).unwrap_or(rest.len()),
+            _ => c.len_utf8(),
+        };
+        let (word, behind) = rest.split_at(length);
+        let is_text = quote.is_none()
+            && (c.is_alphabetic() || c == '*')
+            && !["true", "false", "inf", "nan"].contains(&word)
+            && !behind.trim_start().starts_with('=');
+        match is_text {
+            true => mended.push_str(&format!("\"{word}\"")),
+            false => mended.push_str(word),
+        }
+        quote = match (quote, c) {
+            (None, '"' | '\'') => Some(c),
+            (Some(open), c) if c == open => None,
+            (open, _) => open,
+        };
+        rest = behind;
+    }
+    let is_other = mended != value && !mended.contains('\'');
+    (is_other && DeValue::parse_recoverable(&mended).1.is_empty()).then_some(mended)
 }
 
 /// The first `=` outside quotes.

@@ -293,6 +293,8 @@ pub(crate) fn from_value(
         DeValue::String(text) => Value::String(text.clone().into_owned()),
         DeValue::Integer(integer) => match i128::from_str_radix(integer.as_str(), integer.radix()) {
             Ok(value) if i64::try_from(value).is_ok() => Value::Integer(value),
+            // What is left of what the parser could not read, and has said so.
+            _ if integer.as_str().is_empty() => Value::Integer(0),
             _ => {
                 let message = format!("`{integer}` is too large: TOML integers have 64 bits");
                 problems.push(Diagnostic::error(codes::OUT_OF_RANGE, message).at(source, span.clone()));

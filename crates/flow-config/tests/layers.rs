@@ -302,6 +302,12 @@ fn a_config_for_training_needs_rewards_and_weights() {
     );
     let text = "config_version = 1\n[model]\nweights = \"w.safetensors\"\n[[rewards]]\nkind = \"jpeg-compressibility\"\n";
     assert!(codes(text).is_empty());
+    // A weight of 0 is no reward to learn from, unless there is another one.
+    let without = format!("{text}weight = 0.0\n");
+    assert_eq!(codes(&without), ["rule::no-reward"]);
+    let with =
+        format!("{without}[[rewards]]\nkind = \"target-colour\"\nrgb = [1.0, 0.0, 0.0]\nweight = -0.5\n");
+    assert!(codes(&with).is_empty());
 }
 
 #[test]

@@ -91,6 +91,10 @@ fn a_home_folder_is_refused_wherever_a_path_stands() {
             "rewards.0.weights",
             "[[rewards]]\nkind = \"digit-classifier\"\nweights = \"~/a.safetensors\"",
         ),
+        (
+            "rewards.0.params.weights",
+            "[[rewards]]\nkind = \"rank-in-group\"\nreward = \"digit-classifier\"\nparams = { weights = \"~/a.safetensors\" }",
+        ),
     ] {
         let report =
             parse_named("a.toml", &format!("config_version = 1\n{text}\n"), &[]).expect_err("refused");
@@ -112,6 +116,47 @@ fn a_home_folder_is_refused_wherever_a_path_stands() {
         "{report}"
     );
     assert!(parse_named("a.toml", "config_version = 1\n[run]\ndir = \"a/~b\"\n", &[]).is_ok());
+}
+
+#[test]
+fn a_path_of_a_reward_within_a_reward_starts_where_it_was_written() {
+    let here = std::env::current_dir().expect("a folder");
+    let of = |name: &str| {
+        let over = format!(
+            "rewards=[{{ kind = 'rank-in-group', reward = 'digit-classifier', params = {{ weights = '{name}' }} }}]"
+        );
+        let config = parse_named("a.toml", "config_version = 1\n", &[over])
+            .expect("valid")
+            .config;
+        config.rewards[0].params["params"]["weights"].clone()
+    };
+    assert_eq!(of("judge"), "judge", "a word, and no path");
+    let file = here.join("c.safetensors");
+    assert_eq!(
+        Some(of("c.safetensors").as_str().unwrap_or_default()),
+        file.to_str()
+    );
+}
+
+/// A name that is no UTF-8 cannot stand in JSON as it is, and must not end the program.
+#[cfg(unix)]
+#[test]
+fn a_path_that_is_no_utf_8_is_written_down_readably() {
+    use std::os::unix::ffi::OsStrExt;
+    let mut config = test_catalog::defaults().clone();
+    let path = PathBuf::from(std::ffi::OsStr::from_bytes(b"/a/\xff/b.safetensors"));
+    config.run.dir = path.clone();
+    config.pretrain.output = path.clone();
+    config.model.weights = Some(path);
+    let json = serde_json::to_value(&config).expect("a config is plain data");
+    for text in [
+        &json["run"]["dir"],
+        &json["pretrain"]["output"],
+        &json["model"]["weights"],
+    ] {
+        assert_eq!(*text, "/a/\u{fffd}/b.safetensors");
+    }
+    assert!(json["model"]["path"].is_null());
 }
 
 /// A path that the sections declare and these rules do not know would start elsewhere.

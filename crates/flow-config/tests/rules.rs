@@ -34,6 +34,7 @@ fn each_rule_is_reported_at_the_key_to_mend() {
         ("[run]\nname = \"..\"", "rule::run-name", "run.name", Error),
         ("[run]\nname = \".a\"", "rule::run-name", "run.name", Error),
         ("[run]\nname = \"-a\"", "rule::run-name", "run.name", Error),
+        ("[run]\nname = \"~\"", "rule::run-name", "run.name", Error),
         ("[run]\nname = \"a:b\"", "rule::run-name", "run.name", Error),
         ("[run]\nname = \"a\\tb\"", "rule::run-name", "run.name", Error),
         (
@@ -79,6 +80,8 @@ fn each_rule_is_reported_at_the_key_to_mend() {
             "model.dit.moe.inner",
             Warning,
         ),
+        // The default, but who writes it without a word on what is trained means adapters.
+        ("[lora]\nrank = 8", "rule::unused", "lora.rank", Warning),
         (
             "[pretrain]\nbalance_weight = 0.1",
             "rule::unused",
@@ -317,6 +320,12 @@ fn each_rule_is_reported_at_the_key_to_mend() {
             "[optimizer]\nlearning_rate = 1e-42",
             "rule::precision",
             "optimizer.learning_rate",
+            Error,
+        ),
+        (
+            "[scheduler]\nnoise_level = 1e-10",
+            "rule::precision",
+            "scheduler.noise_level",
             Error,
         ),
         (

@@ -99,6 +99,59 @@ fn a_value_is_shown_as_it_was_written_and_not_as_it_was_read() {
 }
 
 #[test]
+fn a_number_with_zeros_before_it_is_shown_as_toml_writes_it_and_nothing_else_is_said() {
+    let found = report("[run]\nsteps = 060\n", &[]);
+    assert_eq!(only(&found).code, SYNTAX, "{found}");
+    assert!(only(&found).message.contains("`060`"), "{found}");
+    assert_eq!(help(&found), "TOML writes this number 60");
+}
+
+#[test]
+fn texts_whose_quotes_a_shell_took_away_are_shown_with_them() {
+    for (over, advised) in [
+        ("lora.targets=[to_q, to_k]", "lora.targets=[\"to_q\", \"to_k\"]"),
+        ("lora.targets=[*.attn.to_q]", "lora.targets=[\"*.attn.to_q\"]"),
+        (
+            "scheduler.window={kind=random, count=2}",
+            "scheduler.window={kind=\"random\", count=2}",
+        ),
+        (
+            "ema.schedule={ kind = constant, decay = 0.5 }",
+            "ema.schedule={ kind = \"constant\", decay = 0.5 }",
+        ),
+    ] {
+        let found = report("", &[over]);
+        assert!(help(&found).ends_with(&format!("--set '{advised}'")), "{found}");
+        // What is advised is taken.
+        let taken = report("", &[advised]);
+        assert!(
+            taken
+                .diagnostics
+                .iter()
+                .all(|one| one.code != "bad-override" && one.code != SYNTAX),
+            "{taken}"
+        );
+    }
+    let found = report("", &["lora.targets=[to_q"]);
+    assert!(
+        help(&found).starts_with("write it as"),
+        "no advice that would fail: {found}"
+    );
+}
+
+#[test]
+fn an_override_without_a_value_says_so() {
+    let found = report("", &["run.name="]);
+    assert!(only(&found).message.contains("gives no value"), "{found}");
+    assert!(help(&found).contains("run.name=''"), "{found}");
+    let empty = report("", &["run.name=''"]);
+    assert!(
+        empty.diagnostics.iter().all(|one| one.code != "bad-override"),
+        "{empty}"
+    );
+}
+
+#[test]
 fn blanks_around_an_override_mean_nothing() {
     let blanks = ["run.steps= 2 ".to_owned(), "ema.enabled = true".to_owned()];
     let config = parse_named("a.toml", "config_version = 1\n", &blanks)

@@ -314,8 +314,12 @@ fn files_that_are_no_weights_are_told_by_what_they_are() {
     expect(&with(b""), &["has 0 bytes"]);
     expect(
         &with(b"<!doctype html><title>401</title> Unauthorized, log in"),
-        &["no safetensors file"],
+        &["it is a web page", "logged in"],
     );
+    expect(&with(b"<HTML>"), &["it is a web page"]);
+    expect(&with(b"PK\x03\x04 and more"), &["`torch.save`", "save_file"]);
+    expect(&with(b"GGUF\x03\0\0\0 and more"), &["GGUF"]);
+    expect(&with(b"\x89PNG\r\n\x1a\n and more"), &["no safetensors file"]);
     weights(&path, StoredDtype::F32);
     let whole = fs::read(&path).unwrap();
     expect(&with(&whole[..whole.len() - 3]), &["truncated or damaged"]);

@@ -86,6 +86,9 @@ fn demote(draft: &mut Draft<'_>, index: usize, diagnostic: &Diagnostic) {
         sentence(diagnostic)
     );
     let section = entry.to.split('.').next().unwrap_or("").to_owned();
+    if entry.to == "rewards" {
+        draft.need("a reward in the place of one that flow-train refuses");
+    }
     if entry.origins.is_empty() {
         let text = format!("Flow-Factory's default ({}) is left out: {reason}", entry.text);
         draft.remark(&entry.to, text);

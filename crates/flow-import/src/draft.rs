@@ -259,6 +259,14 @@ impl<'y> Draft<'y> {
         });
     }
 
+    /// As `push`, for what must be there before anything is trained: it is in the verdict.
+    pub fn push_needed(&mut self, list: &str, table: toml_edit::InlineTable, origin: &Origin, text: String) {
+        self.push(list, table, origin, text, true);
+        if let Some(entry) = self.entries.last_mut() {
+            entry.rank = Rank::Verdict;
+        }
+    }
+
     /// Notes that a key says what flow-train does anyway.
     pub fn same(&mut self, origin: &Origin, to: &str, text: &str) {
         let mut note = from_origin(Outcome::Default, origin, text);

@@ -184,6 +184,44 @@ fn flux_is_told_its_scale_and_takes_no_second_branch() {
 }
 
 #[test]
+fn qwen_image_is_its_folder_with_guidance_and_targets_that_it_has() {
+    let of = |kind: &str, checkpoint: &str| {
+        let yaml = format!(
+            "model: {{model_type: {kind}, model_name_or_path: {checkpoint}, finetune_type: lora, target_modules: default}}\n\
+             train: {{trainer_type: grpo, resolution: 384, guidance_scale: 4}}\nscheduler: {{shift: 2.0}}\n"
+        );
+        (config(&yaml), imported(&yaml))
+    };
+    for (kind, checkpoint, folder) in [
+        ("qwen-image", "Qwen/Qwen-Image", "Qwen-Image"),
+        ("qwen-image", "Qwen/Qwen-Image-2512", "Qwen-Image-2512"),
+        ("qwenimage", "/models/qwen", "/models/qwen"),
+    ] {
+        let (config, imported) = of(kind, checkpoint);
+        assert_eq!(size(&config), (folder, Some(384), Some(384), None));
+        assert_eq!(config.sampling.guidance_scale, 4.0, "a second branch");
+        // `img_mlp.net.2.proj`, which Flow-Factory names, is a layer of no Qwen-Image, and a pattern without a layer an error.
+        assert_eq!(config.lora.targets.len(), 10, "{:?}", config.lora.targets);
+        assert!(config.lora.targets.contains(&"*.txt_mlp.net.0.proj".to_owned()));
+        // Its noise levels follow the number of tokens, so diffusers reads no shift.
+        let note = imported
+            .notes
+            .iter()
+            .find(|note| note.from == "scheduler.shift")
+            .expect("noted");
+        assert_eq!((note.outcome, note.rank), (Outcome::Kept, Rank::Detail), "{note}");
+        assert!(
+            matches!(imported.verdict, Verdict::RunsWhen { .. }),
+            "{}",
+            imported.verdict
+        );
+    }
+    let yaml = "model: {model_type: qwen-image, model_name_or_path: Qwen/Qwen-Image-Edit}\ntrain: {trainer_type: grpo}\n";
+    let verdict = imported(yaml).verdict.to_string();
+    assert!(verdict.contains("no model Qwen-Image-Edit"), "{verdict}");
+}
+
+#[test]
 fn a_model_that_is_named_but_has_no_folder_waits_for_one() {
     for (model, architecture) in [
         ("model_type: sd3-5", "mmdit"),
@@ -191,6 +229,7 @@ fn a_model_that_is_named_but_has_no_folder_waits_for_one() {
         ("model_type: flux1, model_name_or_path: ~/flux", "flux"),
         ("model_type: sd3, model_name_or_path: [a, b]", "mmdit"),
         ("model_type: sd3, model_name_or_path: sd3.safetensors", "mmdit"),
+        ("model_type: qwen-image", "qwen-image"),
     ] {
         let yaml = format!("model: {{{model}}}\ntrain: {{trainer_type: grpo, resolution: 512}}\n");
         let imported = imported(&yaml);
@@ -504,7 +543,7 @@ fn the_summary_begins_with_the_verdict_and_folds_what_changes_nothing() {
     let lines: Vec<&str> = summary.lines().collect();
     assert!(lines[0].starts_with("verdict: runs when "), "{summary}");
     for needed in [
-        "the reward PickScore",
+        "a copy of yuvalkirstain/PickScore_v1 (`flow-train fetch yuvalkirstain/PickScore_v1`)",
         "a copy of stabilityai/stable-diffusion-3.5-medium (`flow-train fetch stabilityai/stable-diffusion-3.5-medium`)",
     ] {
         assert!(lines[0].contains(needed), "{summary}");

@@ -481,8 +481,8 @@ fn missing(path: PathBuf) -> ReportError {
 fn check_name(name: &str) -> Result<()> {
     let problem = if name.is_empty() {
         "is empty"
-    } else if name.starts_with(['.', '-']) {
-        "begins with `.` or `-`"
+    } else if name.starts_with(['.', '-', '~']) {
+        "begins with `.`, `-` or `~`"
     } else if let Some(letter) = name
         .chars()
         .find(|c| c.is_control() || "/\\:*?\"<>|".contains(*c))

@@ -201,7 +201,13 @@ pub(crate) fn advice(source: &io::Error, path: &Path) -> String {
             format!("`{directory}` is on a read-only file system: choose another directory for the runs")
         }
         io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => {
-            format!("a file stands where a directory is needed on the way to `{directory}`: move it away")
+            let in_the_way = path
+                .ancestors()
+                .find(|folder| folder.exists() && !folder.is_dir());
+            let in_the_way = in_the_way.unwrap_or(path).display();
+            format!(
+                "`{in_the_way}` is a file where a directory is needed: move it away, or choose another directory"
+            )
         }
         io::ErrorKind::NotFound => format!("see that `{}` exists", path.display()),
         io::ErrorKind::TooManyLinks | io::ErrorKind::InvalidFilename => {

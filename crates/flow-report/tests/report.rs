@@ -427,3 +427,22 @@ fn a_summary_comes_back_as_written_and_an_old_one_with_fewer_fields_is_read() {
         }
     );
 }
+
+#[test]
+fn a_comparison_is_written_over_an_earlier_one_and_over_no_other_file() {
+    let root = tempfile::tempdir().unwrap();
+    let run = RunDirectory::open(root.path(), "one", OnExists::Error).unwrap();
+    run.write_manifest(&Manifest::new("one", vec![], json!({}), root.path()))
+        .unwrap();
+    let page = write_comparison(root.path()).unwrap().path;
+    write_comparison(root.path()).expect("an earlier one");
+    for mine in ["my notes", "<!doctype html><title>Mine</title>", ""] {
+        fs::write(&page, mine).unwrap();
+        let error = write_comparison(root.path()).unwrap_err().to_string();
+        assert!(
+            error.contains("comparison.html") && error.contains("move it away"),
+            "{error}"
+        );
+        assert_eq!(fs::read_to_string(&page).unwrap(), mine);
+    }
+}

@@ -63,7 +63,7 @@ pub enum Command {
     Plan(PlanArguments),
     /// Compare the ratios of a rollout and of training, for every lossless combination of what computes
     ///
-    /// Takes so many combinations that every two values of different columns occur together: some 20, about a minute for
+    /// Takes so many combinations that every two values of different columns occur together: some 15, about a minute for
     /// `configs/digits-grpo.toml`. `--all` takes each of several hundred and as many times as long.
     Audit(AuditArguments),
     /// Show what the accelerators of the rollout change and save: the same samples with and without them

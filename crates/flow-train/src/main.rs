@@ -37,15 +37,37 @@ fn unexpanded_home() -> Option<String> {
     })
 }
 
+/// Whether the command line asks for JSON, as far as it can be read.
+fn is_json_asked_for() -> bool {
+    let words: Vec<_> = std::env::args_os().skip(1).collect();
+    let is = |word: &std::ffi::OsString, text: &str| word == text;
+    let by_itself = words
+        .windows(2)
+        .any(|pair| is(&pair[0], "--format") && is(&pair[1], "json"));
+    by_itself || words.iter().any(|word| is(word, "--format=json"))
+}
+
+/// A command line that no command can be run of, said as it asks to be told.
+fn refused(message: String) -> ExitCode {
+    let failure = Failure::Input(message);
+    match is_json_asked_for() {
+        true => commands::as_json(failure).map_or_else(|said| said.report(), |()| ExitCode::SUCCESS),
+        false => failure.report(),
+    }
+}
+
 fn main() -> ExitCode {
     if let Some(word) = unexpanded_home() {
-        return Failure::Input(format!(
+        return refused(format!(
             "`~` is not expanded in `{word}`: write the path out, or $HOME; a folder that is called so is `./~`"
-        ))
-        .report();
+        ));
     }
     let arguments = match arguments::Arguments::try_parse() {
         Ok(arguments) => arguments,
+        Err(error) if error.use_stderr() && is_json_asked_for() => {
+            let message = error.to_string();
+            return refused(message.trim_start_matches("error: ").trim_end().to_owned());
+        }
         Err(error) => {
             // Help and version go to standard output and are no failure; clap knows which is which.
             let _ = error.print();

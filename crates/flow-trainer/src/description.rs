@@ -10,6 +10,7 @@ pub mod rules;
 use crate::error::TrainError;
 use crate::setup::PipelineFolders;
 use flow_config::{Catalog, Config, Finetune};
+use flow_data::Dataset;
 use flow_report::{ContentHash, ManifestFound, Traces, flatten};
 use rules::Rule;
 use serde::{Deserialize, Serialize};
@@ -19,7 +20,9 @@ use std::fmt;
 use std::path::Path;
 
 /// Keys that name a file whose contents count, not its name. A list's place is written `[]`.
-const FILES: [&str; 12] = [
+const FILES: [&str; 18] = [
+    "data.path",
+    "data.test_path",
     "model.path",
     "model.weights",
     "model.adapter",
@@ -32,10 +35,15 @@ const FILES: [&str; 12] = [
     "eval_rewards[].tokenizer",
     "rewards[].head",
     "eval_rewards[].head",
+    "rewards[].detector",
+    "eval_rewards[].detector",
+    "rewards[].dictionary",
+    "eval_rewards[].dictionary",
 ];
 
-/// Endings of files that say what a network of a reward computes: weights, configs, vocabularies.
-const OF_NETWORKS: [&str; 3] = ["safetensors", "json", "txt"];
+/// Files of which a data set makes its prompts, and where the prompts stand among the contents, whatever file they are of.
+const OF_PROMPTS: [&str; 2] = ["data.path", "data.test_path"];
+const PROMPTS: &str = "data/prompts";
 
 /// A run's config and the contents of its files.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -44,7 +52,7 @@ pub struct Description {
     pub config: Value,
     /// BLAKE3 of files (of a folder: of its `.safetensors`; of a reward's network: of its configs and vocabularies, too; of a diffusers
     /// folder: of its tokenizers, text encoders and autoencoder), by the key that names them, and of more that belongs to them, by the
-    /// key and a name behind a slash: `model.path/vae/config.json`. None where nobody looked.
+    /// key and a name behind a slash: `model.path/vae/config.json`; of the data set: of its prompts. None where nobody looked.
     pub contents: Option<BTreeMap<String, ContentHash>>,
 }
 
@@ -71,7 +79,9 @@ impl Description {
         let mut description = Self::of_config(config);
         let mut contents = BTreeMap::new();
         for (key, value) in leaves(&description.config, Some(config)) {
-            let Some(path) = value.as_str().filter(|_| FILES.contains(&&*general(&key))) else {
+            // Of prompts it counts what the data set makes of them: `add_prompts`.
+            let is_read = is_file(&key) && !OF_PROMPTS.contains(&key.as_str());
+            let Some(path) = value.as_str().filter(|_| is_read) else {
                 continue;
             };
             let path = base.join(path);
@@ -80,7 +90,7 @@ impl Description {
             }
             let found = match key.as_str() {
                 "model.path" => contents::of_folder(config, base, folders)?,
-                key if is_network(key) => vec![("", network_contents(&path)?)],
+                key if is_network(key) => contents::of_network(&path)?,
                 _ => contents::of_weights(&path)?,
             };
             for (part, hash) in found {
@@ -89,6 +99,18 @@ impl Description {
         }
         description.contents = Some(contents);
         Ok(description)
+    }
+
+    /// Adds the prompts of the data set, with what is held out of them and what rewards read of them: a run that goes on has the
+    /// same ones, wherever their file lies.
+    pub fn add_prompts(&mut self, dataset: &dyn Dataset) {
+        let Some(contents) = &mut self.contents else {
+            return;
+        };
+        let prompts = dataset.prompts().iter();
+        let lines = prompts.map(|prompt| json!([dataset.is_held_out(prompt), prompt.text, prompt.metadata]));
+        let text: Vec<String> = lines.map(|line| line.to_string()).collect();
+        contents.insert(PROMPTS.to_owned(), ContentHash::of(text.join("\n").as_bytes()));
     }
 
     /// Of a config alone: what files hold is not looked at.
@@ -134,10 +156,11 @@ impl Description {
         };
         let value =
             |leaves: &BTreeMap<String, Value>, key: &str| leaves.get(key).cloned().unwrap_or_default();
-        keys.into_iter()
+        let changes = keys
+            .into_iter()
             .map(|key| {
                 let (before, after) = (value(&before, key), value(&after, key));
-                let rule = rules::of(&general(key), &before, &after);
+                let rule = rules::of(&unwrapped(key), &before, &after);
                 Change {
                     key: key.clone(),
                     before,
@@ -145,16 +168,42 @@ impl Description {
                     rule,
                 }
             })
-            .filter_map(|change| self.by_contents(change, now))
-            .collect()
+            .filter_map(|change| self.by_contents(change, now));
+        let mut changes: Vec<Change> = changes.collect();
+        // A key of the data set that differs says more than the prompts that follow from it.
+        if !changes.iter().any(|change| rules::is_below(&change.key, "data")) {
+            changes.extend(self.other_prompts(now));
+        }
+        changes
+    }
+
+    /// Hashes of the prompts, where both sides looked.
+    fn prompts(&self, now: &Self) -> Option<(ContentHash, ContentHash)> {
+        let of = |description: &Self| description.contents.as_ref()?.get(PROMPTS).copied();
+        of(self).zip(of(now))
+    }
+
+    /// That the prompts are others, if both sides looked.
+    fn other_prompts(&self, now: &Self) -> Option<Change> {
+        let (before, after) = self.prompts(now).filter(|(before, after)| before != after)?;
+        let in_words = |hash: ContentHash| json!(format!("prompts with BLAKE3 {}…", hash.short()));
+        let (before, after) = (in_words(before), in_words(after));
+        Some(Change {
+            key: "data".to_owned(),
+            rule: rules::of("data", &before, &after),
+            before,
+            after,
+        })
     }
 
     /// A key that names a file is compared by what the file holds, where both sides looked.
     fn by_contents(&self, change: Change, now: &Self) -> Option<Change> {
-        let is_file = FILES.contains(&&*general(&change.key));
         let differs = change.before != change.after;
-        if !is_file {
+        if !is_file(&change.key) {
             return differs.then_some(change);
+        }
+        if OF_PROMPTS.contains(&change.key.as_str()) && self.prompts(now).is_some() {
+            return None;
         }
         let (Some(before), Some(after)) = (&self.contents, &now.contents) else {
             // A path alone does not say what it names.
@@ -188,10 +237,10 @@ pub fn forbidden(changes: &[Change]) -> Vec<&Change> {
 impl Change {
     /// What to write to have the old value again: `model.dit.layers = 2`.
     pub fn set_back(&self) -> String {
-        let is_file = FILES.contains(&&*general(&self.key));
         match &self.before {
+            _ if self.key == "data" => "`[data]` to the prompts of then".to_owned(),
             Value::Null => format!("no `{}`", self.key),
-            _ if is_file => format!("`{}` to the file of then", self.key),
+            _ if is_file(&self.key) => format!("`{}` to the file of then", self.key),
             value => format!("`{} = {value}`", self.key),
         }
     }
@@ -233,27 +282,29 @@ fn general(key: &str) -> String {
     text
 }
 
+/// The same for a reward within another one as for one that stands by itself: `rewards[].path` of `rewards[0].params.path`.
+fn unwrapped(key: &str) -> String {
+    let mut key = general(key);
+    if key.starts_with("rewards[].") || key.starts_with("eval_rewards[].") {
+        while key.contains("[].params.") {
+            key = key.replacen("[].params.", "[].", 1);
+        }
+    }
+    key
+}
+
+/// Whether a key names a file whose contents count.
+fn is_file(key: &str) -> bool {
+    FILES.contains(&&*unwrapped(key))
+}
+
 /// Whether a key names the folder or file of a reward's network.
 fn is_network(key: &str) -> bool {
-    let key = general(key);
+    let key = unwrapped(key);
     let is_reward = ["rewards[].", "eval_rewards[]."]
         .iter()
         .any(|list| key.starts_with(list));
     is_reward && !key.ends_with(".weights")
-}
-
-/// Of all files that say what the network of a reward computes.
-fn network_contents(path: &Path) -> Result<ContentHash, TrainError> {
-    if path.is_file() {
-        return Ok(ContentHash::of_path(path, "")?);
-    }
-    let hashes = OF_NETWORKS
-        .iter()
-        .map(|ending| ContentHash::of_path(path, ending));
-    let hashes: Vec<String> = hashes
-        .map(|hash| hash.map(|hash| hash.to_string()))
-        .collect::<Result<_, _>>()?;
-    Ok(ContentHash::of(hashes.join(" ").as_bytes()))
 }
 
 /// The values of a config that are in use, by key, with what they stand for where they are left out.

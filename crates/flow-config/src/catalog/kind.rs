@@ -170,12 +170,39 @@ impl PluginKind {
 
     /// The paths among the parameters, with their keys.
     pub(crate) fn paths_mut<'p>(&self, params: &'p mut Object) -> Vec<(String, &'p mut String)> {
-        let is_path = |key: &str, text: &str| self.paths.contains(&key) && !self.words.contains(&text);
         let texts = params.iter_mut().filter_map(|(key, value)| match value {
-            Json::String(text) if is_path(key, text) => Some((key.clone(), text)),
+            Json::String(text) if self.is_path(key, text) => Some((key.clone(), text)),
             _ => None,
         });
         texts.collect()
+    }
+
+    /// As [`paths_mut`](Self::paths_mut), and those of the plug-in within, whose keys stand below that of its table.
+    pub(crate) fn all_paths_mut<'p>(
+        &self,
+        kinds: &Registry<Self>,
+        params: &'p mut Object,
+    ) -> Vec<(String, &'p mut String)> {
+        let within = self.wraps.and_then(|(name, table)| {
+            let asked = params.get(name)?.as_str()?;
+            Some((kinds.find(asked).ok()?, table))
+        });
+        let mut paths = Vec::new();
+        for (key, value) in params.iter_mut() {
+            match (value, within) {
+                (Json::String(text), _) if self.is_path(key, text) => paths.push((key.clone(), text)),
+                (Json::Object(inner), Some((kind, table))) if key == table => {
+                    let below = kind.all_paths_mut(kinds, inner).into_iter();
+                    paths.extend(below.map(|(below, text)| (join_key(key, &below), text)));
+                }
+                _ => {}
+            }
+        }
+        paths
+    }
+
+    fn is_path(&self, key: &str, text: &str) -> bool {
+        self.paths.contains(&key) && !self.words.contains(&text)
     }
 
     /// `params` with paths that start at `base`, where they are relative.

@@ -41,6 +41,11 @@ pub(crate) fn check_training(config: &Config, document: &Node, bad: &[Vec<Segmen
                 "there is no reward to train for",
             )
             .help("add a `[[rewards]]` table with its `kind`");
+    } else if config.rewards.iter().all(|reward| reward.weight == 0.0) {
+        let message = "every reward has the weight 0, so nothing would be learned";
+        rules
+            .error(crate::codes::RULE_NO_REWARD, &["rewards.0.weight"], message)
+            .help("give one a weight; what is to be measured only belongs in `[[eval_rewards]]`");
     }
     if config.model.weights.is_none() && config.model.path.is_none() {
         rules

@@ -42,12 +42,12 @@ fn run_and_device(rules: &mut Rules<'_>) {
     let name = &rules.config.run.name;
     // As `flow-report`, which makes the directory, has it: names that every file system takes, and no command for an option.
     let refused = |letter: char| letter.is_control() || "/\\:*?\"<>|".contains(letter);
-    if name.starts_with(['.', '-']) || name.contains(refused) || name.len() > 200 {
+    if name.starts_with(['.', '-', '~']) || name.contains(refused) || name.len() > 200 {
         let message = format!("`run.name` is `{name}`, which cannot be the name of a run's directory");
         rules
             .error(codes::RULE_RUN_NAME, &["run.name"], message)
             .help(
-                "use a name that begins with neither `.` nor `-` and has no control character and none of / \\ : * ? \" < > | in its at most 200 bytes; \
+                "use a name that begins with none of `.` `-` `~` and has no control character and none of / \\ : * ? \" < > | in its at most 200 bytes; \
                  `run.dir` says where the run goes",
             );
     }
@@ -141,16 +141,29 @@ fn unused_tables(rules: &mut Rules<'_>) {
             ));
     }
     if rules.config.model.finetune == Finetune::Full
-        && let Some(first) = rules.written_below("lora").first()
+        && let Some(first) = lora(rules)
     {
         rules
             .warning(
                 codes::RULE_UNUSED,
-                &[first, "model.finetune"],
+                &[&first, "model.finetune"],
                 format!("`{first}` is not read: `model.finetune` is \"full\""),
             )
             .help("remove `[lora]`, or set `model.finetune = \"lora\"`");
     }
+}
+
+/// The first key of `[lora]` that somebody wrote: one that differs from its default, or, where nobody wrote what is trained, any
+/// one, for who writes it takes the run for one of adapters.
+fn lora(rules: &Rules<'_>) -> Option<String> {
+    let differs = rules.written_below("lora").into_iter().next();
+    let model = &rules.config.model;
+    if differs.is_some() || model.adapter.is_some() || rules.is_written("model.finetune") {
+        return differs;
+    }
+    let keys = ["lora.rank", "lora.alpha", "lora.targets", "lora.seed", "lora.export"];
+    let written = keys.into_iter().find(|key| rules.is_written(key));
+    written.map(str::to_owned)
 }
 
 fn data(rules: &mut Rules<'_>) {

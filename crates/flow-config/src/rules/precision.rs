@@ -6,12 +6,16 @@
 use super::Rules;
 use crate::codes;
 use crate::resolved::leaves;
+use crate::sections::Dynamics;
 use crate::tree::dotted;
 
 /// Sections whose numbers are used on the host in f64.
 const IN_F64: [&str; 2] = ["advantage.", "scheduler."];
+/// The least noise that is more than rounding beside latents, whose values are about 1: some hundred distances of f32 there.
+const LEAST_NOISE: f64 = 1e-5;
 
 pub(super) fn check(rules: &mut Rules<'_>) {
+    noise(rules);
     let mut found = Vec::new();
     for (path, value) in leaves(rules.config) {
         let key = dotted(&path);
@@ -36,6 +40,28 @@ pub(super) fn check(rules: &mut Rules<'_>) {
             .error(codes::RULE_PRECISION, &[&key], message)
             .help("f32 has about 7 digits, and magnitudes from 1.2e-38 to 3.4e38; take a number that it can tell from that");
     }
+}
+
+/// Noise is added to latents in f32: of less than their rounding nothing is left, and no log-probability tells one step from
+/// another.
+fn noise(rules: &mut Rules<'_>) {
+    let scheduler = &rules.config.scheduler;
+    if scheduler.dynamics == Dynamics::Ode {
+        return;
+    }
+    let steps = 0..scheduler.steps;
+    let mut levels = steps.filter_map(|step| scheduler.noise_level_at(step));
+    let Some(level) = levels.find(|level| *level > 0.0 && *level < LEAST_NOISE) else {
+        return;
+    };
+    let message = format!(
+        "`scheduler.noise_level` is {level:e}, and so little noise is lost in f32, the precision of latents, whose values are about 1"
+    );
+    rules
+        .error(codes::RULE_PRECISION, &["scheduler.noise_level"], message)
+        .help(format!(
+            "take {LEAST_NOISE:e} or more, 0.1 to 1 are usual; for steps without noise set it to 0, or `scheduler.dynamics = \"ode\"`"
+        ));
 }
 
 /// A number that was written with a fraction or an exponent; whole ones are counts.

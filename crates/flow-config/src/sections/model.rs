@@ -18,6 +18,7 @@ pub struct ModelConfig {
     /// A diffusers folder (the one with `model_index.json`), relative to the config file: SD3, SD3.5, FLUX.1, Qwen-Image or Wan. It
     /// gives architecture, weights, text encoders, autoencoder and noise levels, where this config is silent; the model then works in
     /// latents, and rewards see what the autoencoder decodes.
+    #[serde(serialize_with = "crate::path_text::option")]
     pub path: Option<PathBuf>,
     /// Which weights of `path` are read, by the word in their names: "fp16", "bf16". Without it the plain ones.
     pub variant: Option<String>,
@@ -33,10 +34,12 @@ pub struct ModelConfig {
     /// Weights to start from: a safetensors file, or a directory or `index.json` of a sharded one, relative to
     /// the config file. Without it the model starts from random weights, which is of use to `pretrain` alone. What they
     /// say of their model (`config.json`, metadata) decides where this config is silent.
+    #[serde(serialize_with = "crate::path_text::option")]
     pub weights: Option<PathBuf>,
     /// A LoRA file, or the folder of one, that adapters start from instead of zero: of diffusers, `peft`, `kohya-ss` or
     /// `ai-toolkit`, relative to the config file. It decides `finetune`, `lora.rank`, `lora.alpha` and `lora.targets` where
     /// this config is silent.
+    #[serde(serialize_with = "crate::path_text::option")]
     pub adapter: Option<PathBuf>,
     /// Which weights RL trains.
     pub finetune: Finetune,

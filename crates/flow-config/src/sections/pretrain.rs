@@ -39,6 +39,7 @@ pub struct PretrainConfig {
     #[schemars(range(min = 0.0, max = 1000.0))]
     pub balance_weight: f64,
     /// Where the weights go (safetensors), relative to the config file.
+    #[serde(serialize_with = "crate::path_text::path")]
     pub output: PathBuf,
     /// Seed of the initial weights, batches, times and noise.
     #[schemars(range(max = 9_223_372_036_854_775_807_u64))]
@@ -88,6 +89,7 @@ pub struct ClassifierConfig {
     #[schemars(range(min = 0.0, max = 1.0))]
     pub weight_decay: f64,
     /// Where the weights go (safetensors), relative to the config file.
+    #[serde(serialize_with = "crate::path_text::path")]
     pub output: PathBuf,
     /// Seed of the initial weights and of the batches.
     #[schemars(range(max = 9_223_372_036_854_775_807_u64))]

@@ -19,6 +19,7 @@ pub struct RunConfig {
     pub seed: u64,
     /// Directory that holds the run directories. A path in a config file starts from the file's folder, one given by `--set`
     /// from the working directory, and so does the default.
+    #[serde(serialize_with = "crate::path_text::path")]
     pub dir: PathBuf,
     /// Number of RL iterations (rollout, rewards, update); Flow-Factory calls them epochs.
     #[schemars(range(min = 1, max = 100_000_000))]

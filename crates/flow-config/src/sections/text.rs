@@ -50,6 +50,7 @@ impl Default for WordsText {
 #[serde(deny_unknown_fields)]
 pub struct FileText {
     /// The file, relative to the config file.
+    #[serde(serialize_with = "crate::path_text::path")]
     pub path: PathBuf,
 }
 
@@ -68,6 +69,7 @@ pub struct EncodersText {
     /// What the second branch of classifier-free guidance is told.
     pub negative_prompt: String,
     /// Folder of the encoded prompts, relative to the config file; without it `prompt-cache` in `run.dir`.
+    #[serde(serialize_with = "crate::path_text::option")]
     pub cache: Option<PathBuf>,
 }
 

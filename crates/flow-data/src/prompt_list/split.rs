@@ -48,10 +48,14 @@ impl PromptList {
             }
         };
         if kept == 0 || kept >= all {
-            return refused(format!(
-                "{kept} of {all} different prompts cannot be kept for tests; from 1 to {} can",
-                all.saturating_sub(1)
-            ));
+            return refused(match all {
+                0 | 1 => "there is one prompt in it, and none is left to train on if it is kept for tests"
+                    .to_owned(),
+                all => format!(
+                    "{kept} of {all} different prompts cannot be kept for tests; from 1 to {} can",
+                    all - 1
+                ),
+            });
         }
         let tests: HashSet<String> = order[..kept].iter().map(|(_, text)| (*text).to_owned()).collect();
         let (path, notes) = (self.path, self.notes);

@@ -82,6 +82,9 @@ pub fn parse(bytes: &[u8]) -> Result<Parsed<'_>, String> {
                 .into(),
         );
     }
+    if let Some(what) = other_format(bytes) {
+        return Err(what.into());
+    }
     let (header_bytes, header) = SafeTensors::read_metadata(bytes).map_err(|error| explain(&error, bytes))?;
     let json = bytes.get(8..8 + header_bytes).unwrap_or_default();
     let Keys(keys) =
@@ -107,6 +110,31 @@ pub fn parse(bytes: &[u8]) -> Result<Parsed<'_>, String> {
         tensors,
         metadata: metadata.into_iter().collect(),
     })
+}
+
+/// What a file is that people take for safetensors, told by how it begins.
+fn other_format(bytes: &[u8]) -> Option<&'static str> {
+    let begins = |with: &[u8]| {
+        bytes
+            .get(..with.len())
+            .is_some_and(|start| start.eq_ignore_ascii_case(with))
+    };
+    if bytes.starts_with(b"PK\x03\x04") {
+        Some(
+            "it is a file of `torch.save` (a ZIP with pickles, which are programs and are not run): load it in Python and save it \
+             with `safetensors.torch.save_file`",
+        )
+    } else if bytes.starts_with(b"GGUF") {
+        Some(
+            "it is a file of llama.cpp (GGUF), whose weights are rounded to few bits: fetch the model as safetensors",
+        )
+    } else if begins(b"<!doctype") || begins(b"<html") {
+        Some(
+            "it is a web page, most likely the one that a server sent in the place of the file: fetch it again, logged in if it is gated",
+        )
+    } else {
+        None
+    }
 }
 
 fn explain(error: &SafeTensorError, bytes: &[u8]) -> String {

@@ -13,6 +13,8 @@ pub(super) enum Family {
     Sd3(Option<Sd3>),
     /// FLUX.1: `flux`.
     Flux(Flux),
+    /// Qwen-Image, text to image: `qwen-image`.
+    Qwen,
     /// Wan 2.1, text to video: `wan`.
     Wan(Option<Wan>),
     /// One that flow-train does not have.
@@ -57,12 +59,10 @@ const ON_VIDEOS: &str = ", and none that is conditioned on videos";
 const SOUND: &str = ", and none that makes sound";
 
 /// Names of Flow-Factory's `model_type` that flow-train has no architecture for.
-const OTHERS: [(&str, &str, &str); 21] = [
+const OTHERS: [(&str, &str, &str); 19] = [
     ("flux1-kontext", "FLUX.1 Kontext", ON_IMAGES),
     ("flux2", "FLUX.2", ""),
     ("flux2-klein", "FLUX.2 klein", ""),
-    ("qwen-image", "Qwen-Image", ""),
-    ("qwenimage", "Qwen-Image", ""),
     ("qwen-image-2.1", "Qwen-Image 2.1", ""),
     ("qwen-image-edit-plus", "Qwen-Image-Edit", ON_IMAGES),
     ("qwenimage-edit", "Qwen-Image-Edit", ON_IMAGES),
@@ -105,6 +105,7 @@ impl Family {
             }),
             "flux1" if path.contains("schnell") => Self::Flux(Flux::Schnell),
             "flux1" => Self::Flux(Flux::Dev),
+            "qwen-image" | "qwenimage" => qwen(&path),
             "wan2-t2v" => wan(&path),
             kind => {
                 let known = OTHERS.iter().find(|(theirs, ..)| *theirs == kind);
@@ -119,6 +120,7 @@ impl Family {
         match self {
             Self::Sd3(_) => Some("mmdit"),
             Self::Flux(_) => Some("flux"),
+            Self::Qwen => Some("qwen-image"),
             Self::Wan(_) => Some("wan"),
             Self::Other(_) => None,
         }
@@ -133,6 +135,7 @@ impl Family {
             Self::Sd3(None) => "SD3",
             Self::Flux(Flux::Dev) => "FLUX.1-dev",
             Self::Flux(Flux::Schnell) => "FLUX.1-schnell",
+            Self::Qwen => "Qwen-Image",
             Self::Wan(Some(Wan::Small)) => "Wan 2.1 1.3B",
             Self::Wan(Some(Wan::Large)) => "Wan 2.1 14B",
             Self::Wan(None) => "Wan 2.1",
@@ -167,6 +170,19 @@ impl Family {
                 "ff_context.net.0.proj",
                 "ff_context.net.2",
             ]),
+            // Flow-Factory names `img_mlp.net.2.proj` and `txt_mlp.net.2.proj` too, which the model does not have.
+            Self::Qwen => Some(&[
+                "attn.to_k",
+                "attn.to_q",
+                "attn.to_v",
+                "attn.to_out.0",
+                "attn.add_q_proj",
+                "attn.add_k_proj",
+                "attn.add_v_proj",
+                "attn.to_add_out",
+                "img_mlp.net.0.proj",
+                "txt_mlp.net.0.proj",
+            ]),
             Self::Wan(_) => Some(&[
                 "attn1.to_q",
                 "attn1.to_k",
@@ -194,6 +210,20 @@ impl Sd3 {
             (false, true, false) => Some(Self::Medium3),
             _ => None,
         }
+    }
+}
+
+/// `qwen-image` is the adapter of Qwen-Image; checkpoints of the same name that edit or cut images are others.
+fn qwen(path: &str) -> Family {
+    let other = |name, beyond| Family::Other(Other { name, beyond });
+    if path.contains("edit") {
+        other("Qwen-Image-Edit", ON_IMAGES)
+    } else if path.contains("layered") {
+        other("Qwen-Image-Layered", ON_IMAGES)
+    } else if path.contains("image-2.1") {
+        other("Qwen-Image 2.1", "")
+    } else {
+        Family::Qwen
     }
 }
 

@@ -8,6 +8,7 @@ mod crd;
 mod ema;
 mod family;
 mod geometry;
+mod known_rewards;
 mod model;
 mod optimizer;
 mod path;

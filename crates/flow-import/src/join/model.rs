@@ -176,7 +176,7 @@ fn copy(draft: &mut Draft<'_>, name: &str, origins: &[&Origin]) {
 }
 
 /// Whether a name is one on a hub, `owner/name`, rather than a path.
-fn is_hub_name(written: &str) -> bool {
+pub(super) fn is_hub_name(written: &str) -> bool {
     let is_part = |part: &str| {
         let begins = |first: char| first.is_ascii_alphanumeric() || first == '_';
         let allowed = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
@@ -293,7 +293,7 @@ fn shift(draft: &mut Draft<'_>, family: Family) {
     let reads = match family {
         Family::Sd3(_) | Family::Flux(Flux::Schnell) => "scheduler.shift",
         Family::Wan(_) => "scheduler.flow_shift",
-        Family::Flux(Flux::Dev) | Family::Other(_) => "",
+        Family::Flux(Flux::Dev) | Family::Qwen | Family::Other(_) => "",
     };
     if let Family::Wan(_) = family {
         let text = "Flow-Factory's sigmas for Wan are UniPC's, which begin at 0.999, and it evaluates with UniPC's steps of second \

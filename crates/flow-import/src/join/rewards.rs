@@ -1,7 +1,8 @@
-//! Rewards. Flow-Factory's own are large models; those that exist here read their weights from a folder, which a YAML does not name.
+//! Rewards: Flow-Factory's own that are here, and JPEG size; of others it is said what is nearest.
 
 use toml_edit::{InlineTable, Value};
 
+use super::known_rewards::{self, Known};
 use super::take_given;
 use crate::convert;
 use crate::draft::{Draft, Item, Origin, quoted};
@@ -24,7 +25,8 @@ fn reason(model: &str) -> &'static str {
     } else if model.contains("geneval") {
         "flow-train's `geneval` asks a detector on a server: add that reward with its `servers`"
     } else {
-        "flow-train has no such reward; flow-train has digit-classifier, shapes-rules, jpeg-compressibility and target-colour"
+        "flow-train has no such reward; `flow-train list rewards` has those that there are, and `remote` and `command` ask a server or a \
+         program of yours"
     }
 }
 
@@ -70,7 +72,7 @@ fn rewards(draft: &mut Draft<'_>, list: &'static str, origin: &Origin, node: &No
     }
 }
 
-fn children<'y>(origin: &Origin, node: &'y Node) -> Vec<Item<'y>> {
+pub(super) fn children<'y>(origin: &Origin, node: &'y Node) -> Vec<Item<'y>> {
     let pairs = node.map().unwrap_or_default().iter();
     let child = |pair: &'y crate::yaml::Pair| Item {
         origin: Origin::new(
@@ -91,6 +93,11 @@ fn reward(draft: &mut Draft<'_>, list: &'static str, origin: &Origin, node: &Nod
         }
         return;
     };
+    if let Some(known) = Known::of(model)
+        && known_rewards::push(draft, list, known, origin, node)
+    {
+        return;
+    }
     let name = model
         .rsplit('.')
         .next()

@@ -1,19 +1,20 @@
 //! Rules of everything but `train`.
 
-use crate::rule::Conversion::{Choice, Integer, Joint, Nothing, Number, Path, Same, Text};
+use crate::rule::Conversion::{Choice, Integer, Joint, Number, Path, Same, Text};
 use crate::rule::{Join, Rule};
 
-const ON_DEVICE: &str = "flow-train computes on one device, in one process";
+const ON_DEVICE: &str =
+    "what starts the processes of flow-train says this: `flow-train launch`, torchrun and the like";
 
 pub(super) const TOP: &[Rule] = &[
     Rule::new(
         "launcher",
         "",
         Same(&["accelerate"]),
-        "flow-train is one process and needs no launcher",
+        "flow-train trains on one process unless `flow-train launch`, torchrun or the like starts several",
     )
     .no_matter(),
-    Rule::detail("config_file", "accelerate's own config; flow-train is one process and needs none"),
+    Rule::detail("config_file", "accelerate's own config, which flow-train does not need"),
     Rule::new(
         "num_processes",
         "sampling.micro_batch, optimizer.gradient_accumulation",
@@ -52,8 +53,8 @@ pub(super) const MODEL: &[Rule] = &[
         "model.model_type",
         "model.architecture",
         Joint(Join::Model),
-        "of `sd3`, `sd3-5`, `flux1` and `wan2_t2v` (unless it is Wan 2.2) the diffusers folder says what there is to say; \
-         without a folder they become `mmdit`, `flux` and `wan`; any other stands in the TOML as it is, and flow-train refuses it",
+        "of `sd3`, `sd3-5`, `flux1`, `qwen-image` and `wan2_t2v` (unless it is Wan 2.2) the diffusers folder says what there is to \
+         say; without a folder they become `mmdit`, `flux`, `qwen-image` and `wan`; any other stands in the TOML as it is, and flow-train refuses it",
     ),
     Rule::new(
         "model.model_name_or_path",
@@ -85,7 +86,7 @@ pub(super) const MODEL: &[Rule] = &[
         "model.target_modules",
         "lora.targets",
         Joint(Join::LoraTargets),
-        "`all` is `*`, `default` the modules of Flow-Factory's adapter of SD3, FLUX.1 and Wan; a module `to_q` is the pattern `*.to_q` \
+        "`all` is `*`, `default` the modules of Flow-Factory's adapter of SD3, FLUX.1, Qwen-Image and Wan; a module `to_q` is the pattern `*.to_q` \
          on the dotted names of linears; with `finetune_type: full` all but `all` are kept: flow-train trains every weight",
     ),
     Rule::new("model.lora_rank", "lora.rank", Integer, "rank of the adapters"),
@@ -97,7 +98,8 @@ pub(super) const MODEL: &[Rule] = &[
     ),
     Rule::nothing(
         "model.resume_path",
-        "a run goes on by `flow-train train CONFIG --resume latest`; to start from other weights, set model.weights",
+        "a run goes on by `flow-train train CONFIG --resume latest`; to start from other weights, set model.weights, and model.adapter \
+         to start from a LoRA",
     ),
     Rule::detail(
         "model.resume_type",
@@ -111,8 +113,7 @@ pub(super) const MODEL: &[Rule] = &[
     ),
 ];
 
-const NO_PREPROCESSING: &str =
-    "prompts are tokenised as they are drawn; there is no preprocessing stage and no cache";
+const NO_PREPROCESSING: &str = "before a run flow-train encodes the prompts that it does not find encoded, and keeps them (`text.cache`)";
 
 pub(super) const DATA: &[Rule] = &[
     Rule::new(
@@ -145,13 +146,11 @@ pub(super) const DATA: &[Rule] = &[
     Rule::detail("data.dataloader_num_workers", NO_PREPROCESSING),
     Rule::new("data.enable_preprocess", "", Same(&["false"]), NO_PREPROCESSING).no_matter(),
     Rule::new("data.force_reprocess", "", Same(&["false"]), NO_PREPROCESSING).no_matter(),
-    Rule::new(
+    Rule::nothing(
         "data.max_dataset_size",
-        "data.images",
-        Nothing,
-        "a limit on the prompts of a folder",
-    )
-    .no_matter(),
+        "Flow-Factory trains on that many prompts of the file at most, the first ones; flow-train on all: leave the others out of \
+         the file",
+    ),
     Rule::detail("data.preprocess_parallelism", NO_PREPROCESSING),
     Rule::new(
         "data.sampler_type",
@@ -258,7 +257,8 @@ pub(super) const REWARDS: &[Rule] = &[
         "rewards",
         "rewards",
         Joint(Join::Rewards),
-        "one map or a list; a reward model named `jpeg_compressibility` is converted, others have no counterpart",
+        "one map or a list; `PickScore`, `PickScore_Rank`, `CLIP` and `OCR` are the same rewards here, whose files the verdict names; \
+         Flow-Factory's clients of servers are `remote`; a reward model named `jpeg_compressibility` is converted; others are kept",
     ),
     Rule::new(
         "eval_rewards",

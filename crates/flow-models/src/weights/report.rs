@@ -133,10 +133,13 @@ fn list<T>(
 impl fmt::Display for LoadReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let path = self.path.display();
+        let problems = match self.count() {
+            1 => "1 problem".to_owned(),
+            count => format!("{count} problems"),
+        };
         write!(
             f,
-            "`{path}` does not fit the model, {} problems; nothing was loaded",
-            self.count()
+            "`{path}` does not fit the model, {problems}; nothing was loaded"
         )?;
         let near = |nearest: &Option<String>, label: &str| {
             nearest

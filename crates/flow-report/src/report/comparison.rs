@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
+use std::io::{ErrorKind, Read as _};
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -18,6 +19,11 @@ use crate::manifest::{Manifest, flatten, read_json};
 use crate::metrics::Metrics;
 use crate::probe::human_duration;
 use crate::summary::{RunStatus, RunSummary};
+
+/// Title of the page, by which an earlier one is known.
+const TITLE: &str = "Comparison of runs";
+/// Where in a page its title stands.
+const HEAD: usize = 4096;
 
 /// A run beside others.
 #[derive(Clone, Debug)]
@@ -107,6 +113,7 @@ pub fn write_comparison(root: &Path) -> Result<Comparison> {
         }
     }
     let path = root.join("comparison.html");
+    keep_others(&path)?;
     let comparison = Comparison {
         path,
         runs,
@@ -115,11 +122,30 @@ pub fn write_comparison(root: &Path) -> Result<Comparison> {
     let mut body = String::new();
     // Writing to a String cannot fail.
     let _ = comparison.write(&mut body, root);
-    let html = page::document("Comparison of runs", &body);
+    let html = page::document(TITLE, &body);
     atomic_write(&comparison.path, "comparison", |out| {
         out.write_all(html.as_bytes())
     })?;
     Ok(comparison)
+}
+
+/// An earlier comparison is written over, and nothing else that has its name.
+fn keep_others(path: &Path) -> Result<()> {
+    let mut head = Vec::new();
+    match fs::File::open(path).and_then(|file| file.take(HEAD as u64).read_to_end(&mut head)) {
+        Ok(_) => {}
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(ReportError::read("comparison", path, error)),
+    }
+    if String::from_utf8_lossy(&head).contains(&format!("<title>{TITLE}")) {
+        return Ok(());
+    }
+    Err(ReportError::invalid(
+        "comparison",
+        path,
+        "is another file, and is not written over",
+        "move it away, or give it another name",
+    ))
 }
 
 impl Comparison {

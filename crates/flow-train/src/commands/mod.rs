@@ -42,9 +42,17 @@ use flow_runtime::Applied;
 use flow_train::{EnvironmentError, Registries, distributed};
 use flow_trainer::TrainError;
 use flow_trainer::setup::{Environment, PipelineFolders};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use survey::{Survey, Target, Use};
+
+/// Says what is wrong with a command line as a JSON document.
+///
+/// # Errors
+/// In any case, for the exit code.
+pub fn as_json(failure: Failure) -> Result<(), Failure> {
+    json_report::print(Path::new(""), || Err(failure))
+}
 
 /// Runs what the command line asks for.
 pub fn run(arguments: Arguments) -> Result<(), Failure> {

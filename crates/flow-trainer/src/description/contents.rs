@@ -19,6 +19,10 @@ const TRANSFORMER: &str = "transformer";
 const PIPELINE_FILE: &str = "model_index.json";
 /// The files that an index of weights names.
 const SHARDS: &str = "shards";
+/// Endings of files that say what a network of a reward computes: weights, configs, vocabularies.
+const OF_NETWORKS: [&str; 3] = ["safetensors", "json", "txt"];
+/// What later versions look at beside those: models of ONNX, a detector beside the recogniser that is named.
+const ONNX: &str = "onnx";
 
 /// Hashes by the part that they are of; the empty part is the key's own.
 type Found = Vec<(&'static str, ContentHash)>;
@@ -60,6 +64,24 @@ pub(super) fn of_weights(path: &Path) -> Result<Found, TrainError> {
         found.push((TRANSFORMER, ContentHash::of_path(&inner, "safetensors")?));
     }
     Ok(found)
+}
+
+/// Of all files that say what the network of a reward computes.
+pub(super) fn of_network(path: &Path) -> Result<Found, TrainError> {
+    if path.is_file() {
+        let mut found = vec![("", ContentHash::of_path(path, "")?)];
+        let folder = path
+            .parent()
+            .filter(|_| path.extension().is_some_and(|ending| ending == ONNX));
+        if let Some(folder) = folder {
+            found.push((ONNX, ContentHash::of_path(folder, ONNX)?));
+        }
+        return Ok(found);
+    }
+    let hash = |ending: &&str| ContentHash::of_path(path, ending).map(|hash| hash.to_string());
+    let hashes: Vec<String> = OF_NETWORKS.iter().map(hash).collect::<Result<_, _>>()?;
+    let own = ContentHash::of(hashes.join(" ").as_bytes());
+    Ok(vec![("", own), (ONNX, ContentHash::of_path(path, ONNX)?)])
 }
 
 /// `model.path` and `vae/config.json` as `model.path/vae/config.json`.
@@ -117,6 +139,7 @@ pub(super) fn in_words(path: &Value, part: &str, hash: &ContentHash) -> String {
     let path = path.as_str().unwrap_or_default();
     let name = match part {
         SHARDS => format!("the files of {path}"),
+        ONNX => format!("the ONNX files of {path}"),
         part => key_of(path, part),
     };
     format!("{name} with BLAKE3 {}…", hash.short())

@@ -23,6 +23,8 @@ const ADAPTERS: Rule = Fixed("the run has other adapters");
 const DATA: Rule = Fixed("the run has other prompts");
 const TEXT: Rule = Fixed("the run's prompts are encoded in another way");
 const REWARD: Rule = Fixed("the run is trained on other rewards");
+const ASKED: Rule = MayChange("how rewards are computed, and how long they may take");
+const ANSWERED: Rule = MayChange("others answer for the reward, and must score alike");
 const SEED: Rule = Fixed("the run draws other prompts and noise");
 const PLACE: Rule = MayChange("where the run is written");
 const PRETRAINING: Rule = MayChange("only `pretrain` reads it");
@@ -77,7 +79,27 @@ pub const RULES: &[(&str, Rule)] = &[
         "rewards[].weight",
         MayChange("rewards add up in another way, before and after cannot be compared"),
     ),
+    ("rewards[].batch", ASKED),
+    ("rewards[].batch_size", ASKED),
+    ("rewards[].processes", ASKED),
+    ("rewards[].timeout_s", ASKED),
+    ("rewards[].start_timeout_s", ASKED),
+    ("rewards[].retries", ASKED),
+    ("rewards[].backoff_s", ASKED),
+    ("rewards[].headers_from", ASKED),
+    ("rewards[].servers", ANSWERED),
+    ("rewards[].device", MACHINE),
     ("eval_rewards", EVALUATION),
+    ("eval_rewards[].batch", ASKED),
+    ("eval_rewards[].batch_size", ASKED),
+    ("eval_rewards[].processes", ASKED),
+    ("eval_rewards[].timeout_s", ASKED),
+    ("eval_rewards[].start_timeout_s", ASKED),
+    ("eval_rewards[].retries", ASKED),
+    ("eval_rewards[].backoff_s", ASKED),
+    ("eval_rewards[].headers_from", ASKED),
+    ("eval_rewards[].servers", ANSWERED),
+    ("eval_rewards[].device", MACHINE),
     (
         "eval_rewards[].weight",
         MayChange("evaluation reports each reward by itself"),
@@ -215,6 +237,10 @@ pub const RULES: &[(&str, Rule)] = &[
 pub fn of(key: &str, before: &Value, after: &Value) -> Rule {
     if key == "ema.enabled" && *before == Value::Bool(false) && *after == Value::Bool(true) {
         return Fixed("the run began without an average");
+    }
+    // A window of another kind has no seed, or has one where there was none.
+    if key == "scheduler.window.seed" && (before.is_null() || after.is_null()) {
+        return PATH;
     }
     let fits = RULES.iter().filter(|(section, _)| is_below(key, section));
     let longest = fits.max_by_key(|(section, _)| section.len());

@@ -362,9 +362,10 @@ pub fn parts<A: Algorithm>(
     algorithm: A,
 ) -> Result<Parts<A>, TrainError> {
     // Before anything is loaded: the contents of files as they are when the run begins.
-    let description = Description::of(config, environment.base, &environment.folders)?;
+    let mut description = Description::of(config, environment.base, &environment.folders)?;
     let model = model::model_with_absent_files(config, environment)?;
     let parts = parts_of(config, environment, model, algorithm)?;
+    description.add_prompts(&*parts.dataset);
     Ok(Parts {
         frozen: FrozenWeights::of(&description, parts.state.weights.current.layout()),
         description,

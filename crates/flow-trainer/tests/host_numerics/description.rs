@@ -375,3 +375,156 @@ fn a_rewards_network_is_compared_by_its_weights_its_config_and_its_vocabulary() 
     file("head.pth", "other");
     changed("head");
 }
+
+#[test]
+fn a_folder_of_onnx_models_is_compared_by_them_and_a_recogniser_with_the_detector_beside_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, bytes: &str| fs::write(folder.path().join(name), bytes).unwrap();
+    fs::create_dir(folder.path().join("ocr")).unwrap();
+    let names = ["ocr/rec.onnx", "ocr/det.onnx", "words.txt"];
+    for name in names {
+        file(name, name);
+    }
+    let of = |path: &str| {
+        let reward = format!("rewards=[{{ kind = 'ocr', path = '{path}', dictionary = 'words.txt' }}]");
+        Description::of(&config(&[&reward]), folder.path(), &PipelineFolders::default()).unwrap()
+    };
+    for path in ["ocr", "ocr/rec.onnx"] {
+        let before = of(path);
+        for (name, key) in names.into_iter().zip(["path", "path", "dictionary"]) {
+            file(name, "other");
+            let changes = before.changes(&of(path), &test_catalog::CATALOG);
+            assert_eq!(
+                keys(&changes),
+                [format!("eval_rewards[0].{key}"), format!("rewards[0].{key}")],
+                "{path}: {name}"
+            );
+            assert_eq!(forbidden(&changes).len(), 1);
+            file(name, name);
+        }
+        assert!(before.changes(&of(path), &test_catalog::CATALOG).is_empty());
+    }
+}
+
+#[test]
+fn a_reward_within_a_reward_is_compared_as_one_that_stands_by_itself() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, bytes: &str| fs::write(folder.path().join(name), bytes).unwrap();
+    file("a.safetensors", "one");
+    file("moved.safetensors", "one");
+    file("b.safetensors", "two");
+    let of = |weights: &str| {
+        let reward = format!(
+            "rewards=[{{ kind = 'rank-in-group', reward = 'digit-classifier', params = {{ weights = '{weights}' }} }}]"
+        );
+        Description::of(&config(&[&reward]), folder.path(), &PipelineFolders::default()).unwrap()
+    };
+    let before = of("a.safetensors");
+    let none = before.changes(&of("moved.safetensors"), &test_catalog::CATALOG);
+    assert!(none.is_empty(), "{none:?}");
+    let other = before.changes(&of("b.safetensors"), &test_catalog::CATALOG);
+    assert_eq!(
+        keys(&other),
+        ["eval_rewards[0].params.weights", "rewards[0].params.weights"]
+    );
+    assert_eq!(forbidden(&other).len(), 1);
+}
+
+#[test]
+fn how_long_and_in_which_batches_a_reward_is_asked_may_change_and_what_it_is_may_not() {
+    let remote = |rest: &str| {
+        format!("rewards=[{{ kind = 'remote', servers = ['http://a:1'], groupwise = false, {rest} }}]")
+    };
+    let before = remote("timeout_s = 60.0, retries = 3, batch = 16");
+    let changes_to = |after: &str| changes(&[&before], &[after]);
+    let asked = changes_to(&remote("timeout_s = 600.0, retries = 30, batch = 8"));
+    assert!(forbidden(&asked).is_empty() && asked.len() == 6, "{asked:?}");
+    // Evaluations before and after can be compared: nothing measures something else.
+    assert!(
+        asked
+            .iter()
+            .all(|change| matches!(change.rule, Rule::MayChange(_))),
+        "{asked:?}"
+    );
+    let moved = changes_to(&before.replace("http://a:1", "http://b:2"));
+    assert!(forbidden(&moved).is_empty() && !moved.is_empty(), "{moved:?}");
+    let other = changes_to(&before.replace("groupwise = false", "groupwise = true"));
+    assert_eq!(forbidden(&other).len(), 1, "{other:?}");
+}
+
+#[test]
+fn a_window_of_another_kind_needs_no_seed_and_another_seed_is_another_run() {
+    let random = "scheduler.window={ kind = 'random', count = 2, from = [0, 1, 2], seed = 3 }";
+    let all = "scheduler.window={ kind = 'all' }";
+    for (before, after) in [(random, all), (all, random)] {
+        let changes = changes(&[before], &[after]);
+        assert!(forbidden(&changes).is_empty(), "{changes:?}");
+        assert!(keys(&changes).contains(&"scheduler.window.kind"), "{changes:?}");
+    }
+    let other = random.replace("seed = 3", "seed = 4");
+    let changes = changes(&[random], &[&other]);
+    assert_eq!(keys(&changes), ["scheduler.window.seed"]);
+    assert_eq!(forbidden(&changes).len(), 1);
+}
+
+#[test]
+fn prompts_of_a_file_are_compared_by_what_they_say_and_not_by_where_they_lie() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
+    file(
+        "a.jsonl",
+        "{\"prompt\": \"a fox\", \"n\": 1}\n{\"prompt\": \"an owl\", \"n\": 2}\n",
+    );
+    file(
+        "moved.jsonl",
+        "{\"prompt\": \"a fox\", \"n\": 1}\n\n{\"prompt\": \"an owl\", \"n\": 2}\n",
+    );
+    file(
+        "text.jsonl",
+        "{\"prompt\": \"a fox\", \"n\": 1}\n{\"prompt\": \"an eagle owl\", \"n\": 2}\n",
+    );
+    file(
+        "metadata.jsonl",
+        "{\"prompt\": \"a fox\", \"n\": 7}\n{\"prompt\": \"an owl\", \"n\": 2}\n",
+    );
+    file(
+        "more.jsonl",
+        "{\"prompt\": \"a fox\", \"n\": 1}\n{\"prompt\": \"an owl\", \"n\": 2}\n{\"prompt\": \"a hare\", \"n\": 3}\n",
+    );
+    let of = |name: &str, seed: u64| {
+        let mut config = config(&[]);
+        let params = json!({ "path": name, "test_count": 1, "seed": seed });
+        config.data = DataConfig::new("prompts", test_catalog::params(params));
+        let mut described = Description::of(&config, folder.path(), &PipelineFolders::default()).unwrap();
+        let plugins = flow_trainer::Plugins::built_in().unwrap();
+        let dataset = plugins
+            .data
+            .build(&config.data.kind, &config.data.params, folder.path())
+            .unwrap();
+        described.add_prompts(&*dataset);
+        described
+    };
+    let before = of("a.jsonl", 1);
+    let none = before.changes(&of("moved.jsonl", 1), &test_catalog::CATALOG);
+    assert!(none.is_empty(), "{none:?}");
+    for name in ["text.jsonl", "metadata.jsonl", "more.jsonl"] {
+        let changes = before.changes(&of(name, 1), &test_catalog::CATALOG);
+        assert_eq!(keys(&changes), ["data"], "{name}");
+        let words = changes[0].to_string();
+        assert!(words.contains("the run has other prompts"), "{words}");
+        assert!(changes[0].set_back().contains("the prompts of then"));
+        assert_eq!(forbidden(&changes).len(), 1);
+    }
+    // A key says more than what follows from it.
+    let changes = before.changes(&of("text.jsonl", 5), &test_catalog::CATALOG);
+    assert_eq!(keys(&changes), ["data.seed"]);
+    // A checkpoint of before: its config alone is compared.
+    let mut older = before.clone();
+    older
+        .contents
+        .as_mut()
+        .unwrap()
+        .retain(|key, _| key != "data/prompts");
+    let moved = older.changes(&of("moved.jsonl", 1), &test_catalog::CATALOG);
+    assert_eq!(keys(&moved), ["data.path"]);
+}
