@@ -288,17 +288,15 @@ impl<E: Exchange> Exchange for NcclExchange<E> {
     }
 
     fn sum(&self, lanes: &Lanes, parts: &mut [&mut dyn Values]) -> Result<(), Lost> {
-        let mut flats = Vec::new();
-        for part in parts.iter_mut() {
-            if let Some(flat) = part.as_any().downcast_mut::<FlatTensor>()
-                && !flat.device().is_processor()
-            {
-                flats.push(flat);
-            }
-        }
-        if flats.len() < parts.len() || flats.is_empty() {
+        let on_gpu = |part: &mut &mut dyn Values| {
+            let flat = part.as_any().downcast_mut::<FlatTensor>();
+            flat.is_some_and(|flat| !flat.device().is_processor())
+        };
+        if parts.is_empty() || !parts.iter_mut().all(on_gpu) {
             return self.control.sum(lanes, parts);
         }
+        let flats = parts.iter_mut().filter_map(|part| part.as_any().downcast_mut());
+        let mut flats: Vec<&mut FlatTensor> = flats.collect();
         let (count, device) = (flats[0].count(), flats[0].device().clone());
         if count == 0 {
             return Ok(());

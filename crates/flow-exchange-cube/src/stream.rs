@@ -50,6 +50,11 @@ impl Stream {
     }
 }
 
+/// In words, that CubeCL's thread did not do what was asked of it.
+fn ended(message: Option<&str>) -> String {
+    format!("CubeCL's thread ended: {}", message.unwrap_or("it says no more"))
+}
+
 impl std::fmt::Debug for Gpu {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Gpu({})", self.context.ordinal())
@@ -82,14 +87,14 @@ impl Gpu {
             let stream = server.write_streams().try_stream_mut(&id);
             stream.map(|stream| Stream(stream.sys))
         });
-        let found = found.map_err(|error| format!("CubeCL's thread ended: {}", error.message()))?;
+        let found = found.map_err(|error| ended(error.message()))?;
         found.ok_or_else(|| "CubeCL has no stream for this thread".into())
     }
 
     /// Runs `call` on the thread that launches CubeCL's kernels, after all that was launched before, the context current.
     pub(crate) fn on_launching_thread<R: Send>(&self, call: impl FnOnce() -> R + Send) -> Result<R, String> {
         let done = self.server.submit_blocking(move |_: &mut Server| call());
-        done.map_err(|error| format!("CubeCL's thread ended: {}", error.message()))
+        done.map_err(|error| ended(error.message()))
     }
 
     /// Where the values of a tensor without gaps begin. The calling thread's stream comes behind whatever wrote them. The tensor must
