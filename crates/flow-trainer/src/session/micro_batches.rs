@@ -177,6 +177,7 @@ mod tests {
             },
             records: Vec::new(),
             clean: ComputeDevice::cpu().plain(vec![0.0; 2], &[2, 1]),
+            size: 0,
         };
         let batches: BTreeMap<usize, Trajectories> = (0..3).map(|index| (index, batch(index))).collect();
         let noise = |shares: bool| -> Vec<u64> {
