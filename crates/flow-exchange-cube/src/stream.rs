@@ -14,14 +14,15 @@ use cudarc::driver::sys::{self, CUevent, CUevent_flags, CUresult, CUstream};
 use flow_core::RawTensor;
 use flow_core::cube;
 use std::ffi::c_void;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// CubeCL's server of an NVIDIA GPU, which lives on a thread of its own.
 type Server = <CudaRuntime as Runtime>::Server;
 
 /// A GPU: CubeCL's thread that launches on it, and the driver's context, which is the one that CubeCL has.
 pub(crate) struct Gpu {
-    server: DeviceHandle<Server>,
+    /// Opened when it is needed first: options of the runtime may not be in force before.
+    server: OnceLock<DeviceHandle<Server>>,
     context: Arc<CudaContext>,
     /// Recorded behind what is waited for.
     event: Event,
@@ -69,10 +70,16 @@ impl Gpu {
         let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING;
         let event = cudarc::driver::result::event::create(flags).map_err(|error| error.to_string())?;
         Ok(Self {
-            server: DeviceHandle::new(CudaDevice { index }.to_id()),
+            server: OnceLock::new(),
             context,
             event: Event(event),
         })
+    }
+
+    fn server(&self) -> &DeviceHandle<Server> {
+        let index = self.context.ordinal();
+        self.server
+            .get_or_init(|| DeviceHandle::new(CudaDevice { index }.to_id()))
     }
 
     /// Makes the context current on the calling thread.
@@ -83,7 +90,7 @@ impl Gpu {
     /// The stream of the calling thread. It is there once the thread has asked anything of the device.
     pub(crate) fn stream(&self) -> Result<Stream, String> {
         let id = StreamId::current();
-        let found = self.server.submit_blocking(move |server: &mut Server| {
+        let found = self.server().submit_blocking(move |server: &mut Server| {
             let stream = server.write_streams().try_stream_mut(&id);
             stream.map(|stream| Stream(stream.sys))
         });
@@ -93,7 +100,7 @@ impl Gpu {
 
     /// Runs `call` on the thread that launches CubeCL's kernels, after all that was launched before, the context current.
     pub(crate) fn on_launching_thread<R: Send>(&self, call: impl FnOnce() -> R + Send) -> Result<R, String> {
-        let done = self.server.submit_blocking(move |_: &mut Server| call());
+        let done = self.server().submit_blocking(move |_: &mut Server| call());
         done.map_err(|error| ended(error.message()))
     }
 

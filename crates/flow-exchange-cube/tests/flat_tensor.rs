@@ -2,7 +2,7 @@
 
 use flow_core::device::ComputeDevice;
 use flow_core::{RawTensor, cpu};
-use flow_exchange::{Exchange, Lanes, Values, in_process};
+use flow_exchange::{Lanes, Values, in_process};
 use flow_exchange_cube::FlatTensor;
 use std::time::Duration;
 

@@ -58,10 +58,9 @@ pub fn gpu_compute_capability(index: usize) -> Option<(String, (u32, u32))> {
 
 /// NVIDIA GPUs that this process sees; 0 without a driver, or in a build that opens none.
 pub fn visible_gpus() -> usize {
+    // By the driver: the runtime's options may not be in force yet, and asking it would be too late for them.
     #[cfg(feature = "cuda")]
-    return Device::enumerate(burn::tensor::DeviceType::Cuda)
-        .into_iter()
-        .count();
+    return nvidia::visible();
     #[cfg(not(feature = "cuda"))]
     0
 }

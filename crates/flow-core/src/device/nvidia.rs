@@ -18,6 +18,17 @@ pub(super) fn bytes_free(index: usize) -> Option<u64> {
     u64::try_from(free).ok()
 }
 
+/// GPUs that this process sees; 0 without a driver.
+pub(super) fn visible() -> usize {
+    // Without the library of the driver, everything else of cudarc panics.
+    // SAFETY: it loads the library, whose initialisers are those of the driver, if the process has not loaded it.
+    if !unsafe { cudarc::driver::sys::is_culib_present() } {
+        return 0;
+    }
+    let count = CudaContext::device_count().ok();
+    count.and_then(|count| usize::try_from(count).ok()).unwrap_or(0)
+}
+
 /// The driver's count.
 #[derive(Clone)]
 pub(super) struct DriverMemory(Arc<Nvml>);

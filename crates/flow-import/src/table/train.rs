@@ -1,7 +1,7 @@
 //! Rules of `train`: the keys of every trainer, those of the trainers that exist here, and those of the others.
 
 use crate::rule::Conversion::{
-    Choice, Fraction, Guidance, Integer, Joint, Limit, Nothing, Number, Range, Same, Switch, Symmetric,
+    Choice, Fraction, Guidance, Integer, Joint, Limit, Number, Range, Same, Switch, Symmetric,
 };
 use crate::rule::{Join, Rule};
 

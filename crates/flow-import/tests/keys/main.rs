@@ -70,7 +70,7 @@ fn the_table_has_each_key_once() {
 
 #[test]
 fn the_readme_has_the_table_of_rules() {
-    let readme = include_str!("../README.md");
+    let readme = include_str!("../../README.md");
     let (_, table) = readme
         .split_once("a test compares the two.\n\n")
         .expect("the section");

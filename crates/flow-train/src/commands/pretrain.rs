@@ -300,7 +300,9 @@ impl Files {
             PretrainCheckpoint::open(&path, &described).or_bad_input()
         };
         Ok(Begin {
-            weights: is_trained.then(|| Ok((from.map(open).transpose()?, None))).transpose()?,
+            weights: is_trained
+                .then(|| Ok::<_, Failure>((from.map(open).transpose()?, None)))
+                .transpose()?,
             classifier: None,
         })
     }

@@ -2,7 +2,6 @@
 
 use super::pictures::{place, picture, captions, values};
 use crate::support::{Place, contains};
-use flow_data::Picture;
 use std::fs;
 
 /// Pictures of many proportions in `pictures`, each with a caption, and the config `pictures.toml`.

@@ -87,13 +87,30 @@ struct Expected {
 fn check(
     algorithm: &impl Algorithm,
     context: &LossContext<'_, '_>,
-    again: &TrainingPass<'_>,
+    [pass, again]: [TrainingPass<'_>; 2],
     point: &Point,
     expected: &Expected,
 ) {
-    let found = algorithm.loss(context, POSITION);
+    let in_pass = LossContext {
+        pass: &pass,
+        current: context.current,
+        sampling: context.sampling,
+        reference: context.reference,
+        old: context.old,
+        policy: context.policy,
+        kernels: context.kernels,
+        device: context.device,
+        batch: context.batch,
+        advantages: context.advantages.clone(),
+        noise: context.noise.clone(),
+        before: context.before.clone(),
+        compared: context.compared.clone(),
+        site: context.site,
+    };
+    let found = algorithm.loss(&in_pass, POSITION);
     assert!(found.replayed.is_none());
-    let gradients = context.pass.gradients(&found.loss);
+    drop(in_pass);
+    let gradients = pass.gradients(&found.loss);
     let loss = host(&found.loss.into_dispatch_plain())[0];
     assert!(
         (loss - expected.loss).abs() < 5e-5 * expected.loss.abs().max(1e-2),

@@ -29,11 +29,11 @@ pub fn host(values: &RawTensor) -> Vec<f64> {
 pub const GROUPS: [u64; 4] = [5, 5, 6, 6];
 
 /// Rolls out four samples, and calls back with the algorithm, the context of a loss after the weights have moved, so that ratios are not
-/// 1, and another pass with these weights.
+/// 1, and two more passes with these weights.
 pub fn in_context<A: Algorithm, R>(
     parts: &mut Parts<A, Acceleration>,
     position: Position,
-    look: impl FnOnce(&A, &LossContext<'_, '_>, &TrainingPass<'_>) -> R,
+    look: impl FnOnce(&A, &LossContext<'_, '_>, [TrainingPass<'_>; 2]) -> R,
 ) -> (R, Trajectories) {
     let samples = [10, 11, 12, 13];
     let prompts = parts.prompts.clone();
@@ -60,7 +60,7 @@ pub fn in_context<A: Algorithm, R>(
         .map(|s| s.kind == flow_core::ParamKind::Base)
         .collect();
     let pass = || TrainingPass::new(moved, parts.training_plan().clone(), trained.clone().into());
-    let (pass, again) = (pass(), pass());
+    let (pass, again) = (pass(), [pass(), pass()]);
     let current = InferencePass::new(moved, parts.training_plan().clone());
     let reference = InferencePass::new(&sampled, parts.training_plan().clone());
     let values = parts.sampler.policy.model.spec().latent.values();
@@ -93,7 +93,7 @@ pub fn in_context<A: Algorithm, R>(
         let plain = |values| parts.sampler.device.plain(values, &[4]);
         context.compared = compared.into_iter().map(plain).collect();
     }
-    let looked = look(&parts.algorithm, &context, &again);
+    let looked = look(&parts.algorithm, &context, again);
     (looked, batch)
 }
 
