@@ -87,12 +87,12 @@ fn with_quotes(value: &str) -> Option<String> {
     let mut quote = None;
     while let Some(c) = rest.chars().next() {
         let length = match quote {
-            None if c.is_alphabetic() || c == '*' => rest.find(|c: char| !is_of_word(c)).unwrap_or(rest.len()),
+            None if is_of_word(c) => rest.find(|c: char| !is_of_word(c)).unwrap_or(rest.len()),
             _ => c.len_utf8(),
         };
         let (word, behind) = rest.split_at(length);
         let is_text = quote.is_none()
-            && (c.is_alphabetic() || c == '*')
+            && (c.is_alphabetic() || "_*/".contains(c))
             && !["true", "false", "inf", "nan"].contains(&word)
             && !behind.trim_start().starts_with('=');
         match is_text {

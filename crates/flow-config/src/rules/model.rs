@@ -161,7 +161,13 @@ fn lora(rules: &Rules<'_>) -> Option<String> {
     if differs.is_some() || model.adapter.is_some() || rules.is_written("model.finetune") {
         return differs;
     }
-    let keys = ["lora.rank", "lora.alpha", "lora.targets", "lora.seed", "lora.export"];
+    let keys = [
+        "lora.rank",
+        "lora.alpha",
+        "lora.targets",
+        "lora.seed",
+        "lora.export",
+    ];
     let written = keys.into_iter().find(|key| rules.is_written(key));
     written.map(str::to_owned)
 }
