@@ -87,9 +87,9 @@ impl GenEval {
             .clone()
             .map(|index| Wanted::of(samples[index].prompt).map_err(|problem| failed(index, problem)));
         let wanted = wanted.collect::<Result<Vec<Wanted>, RewardError>>()?;
-        let images = range
-            .clone()
-            .map(|index| Ok(STANDARD.encode(png(index, &samples[index], samples[index].image)?)));
+        let images = range.clone().map(|index| {
+            Ok::<_, RewardError>(STANDARD.encode(png(index, &samples[index], samples[index].image)?))
+        });
         let images = images.collect::<Result<Vec<String>, RewardError>>()?;
         let classes: Vec<Vec<&str>> = wanted.iter().map(Wanted::classes).collect();
         let body = serde_json::to_vec(&json!({ "image": images, "classes": classes }));

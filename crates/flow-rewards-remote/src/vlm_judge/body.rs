@@ -33,7 +33,7 @@ pub(super) fn images(
     let images = picture::images(sample);
     let chosen = evenly(images.len(), frames).into_iter().map(|frame| {
         let file = picture::png(index, sample, &images[frame])?;
-        Ok(format!("data:image/png;base64,{}", STANDARD.encode(file)))
+        Ok::<_, RewardError>(format!("data:image/png;base64,{}", STANDARD.encode(file)))
     });
     chosen.collect()
 }
