@@ -256,7 +256,6 @@ impl Dgpo {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use burn::tensor::Tensor;
     use flow_core::cpu;
     use flow_core::device::ComputeDevice;
 
