@@ -533,7 +533,7 @@ fn check_counts_the_pictures_of_each_bucket() {
     );
     contains(
         &fail("data.buckets={ steps = 16 }"),
-        &["data.buckets.steps", "`step`"],
+        &["has no key `steps`", "`step`"],
     );
 }
 
