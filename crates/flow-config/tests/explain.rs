@@ -92,7 +92,9 @@ fn a_section_lists_its_keys() {
             "micro_batch",
             "guidance_scale",
             "embedded_guidance_scale",
-            "initial_noise"
+            "initial_noise",
+            "sizes",
+            "sizes_of_prompts"
         ]
     );
 }

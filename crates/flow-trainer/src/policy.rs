@@ -141,7 +141,7 @@ impl Policy {
         let size = [latent.frames, latent.height, latent.width].map(|side| side as u32);
         let size: Vec<u8> = size.into_iter().flat_map(u32::to_le_bytes).collect();
         let key = |(row, condition): (usize, &Arc<[u8]>)| RowKey {
-            condition: Some([condition, &size[..]].concat().into()),
+            condition: Some([&condition[..], &size[..]].concat().into()),
             sigma,
             latent: latents.map(|latents| latents[row]),
         };

@@ -162,12 +162,10 @@ fn size_of(prompt: &Prompt) -> Result<Option<[usize; 2]>, TrainError> {
         Value::String(text) => text.trim().parse().ok(),
         other => other.as_u64().and_then(|number| usize::try_from(number).ok()),
     };
-    let is_empty = |value: Option<&Value>| match value {
-        None | Some(Value::Null) => true,
-        // A cell of a table that nobody filled in.
-        Some(value) => value.as_str().is_some_and(|text| text.trim().is_empty()),
-    };
-    match found.map(|value| value.filter(|value| !is_empty(Some(value)))) {
+    // A cell of a table that nobody filled in is empty, too.
+    let is_there =
+        |value: &&Value| !value.is_null() && value.as_str().is_none_or(|text| !text.trim().is_empty());
+    match found.map(|value| value.filter(is_there)) {
         [None, None] => Ok(None),
         [Some(width), Some(height)] => match (pixels(width), pixels(height)) {
             (Some(width), Some(height)) => Ok(Some([width, height])),

@@ -1,5 +1,7 @@
 //! Pictures and the latents of a diffusers folder: `encode`, `decode`, and pretraining on captioned pictures.
 
+mod buckets;
+
 use crate::support::{Place, contains};
 use flow_data::Picture;
 use flow_models::StoredDtype;
