@@ -1,7 +1,6 @@
 //! The `flow-train` command, driven as people drive it: processes, files, exit codes.
 
 mod acceleration;
-mod buckets;
 mod checkpointing;
 mod distributed;
 mod drift;

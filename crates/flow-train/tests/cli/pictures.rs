@@ -12,7 +12,7 @@ use std::fs;
 use std::path::Path;
 
 /// A place with the small pipeline `name` in its folder `model`, and pictures of odd sizes in `pictures`.
-pub(super) fn place(name: &str) -> Place {
+fn place(name: &str) -> Place {
     let place = Place::bare();
     let folder = test_support::pipeline_folder(name);
     copy(folder.path(), &place.path("model"));
@@ -43,7 +43,7 @@ fn copy(from: &Path, to: &Path) {
 }
 
 /// A PNG of waves.
-pub(super) fn picture(path: &Path, width: usize, height: usize, phase: usize) {
+fn picture(path: &Path, width: usize, height: usize, phase: usize) {
     let value = |index: usize| {
         let (channel, row, column) = (index / (width * height), index / width % height, index % width);
         ((row + 2 * column) as f32 * 0.11 + (channel + phase) as f32).sin()
@@ -299,7 +299,7 @@ ema_decay = 0.0
 output = "lora.safetensors"
 "#;
 
-pub(super) fn captions(place: &Place) {
+fn captions(place: &Place) {
     for (number, text) in ["a red cube", "a cat", "ein Würfel"].iter().enumerate() {
         fs::write(place.path(format!("pictures/{number}.txt")), text).unwrap();
     }
@@ -307,7 +307,7 @@ pub(super) fn captions(place: &Place) {
 }
 
 /// The tensors of a file, without its header, which may name other places.
-pub(super) fn values(place: &Place, file: &str) -> Vec<u8> {
+fn values(place: &Place, file: &str) -> Vec<u8> {
     let bytes = place.bytes(file);
     let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     bytes[8 + header..].to_vec()
