@@ -1,9 +1,9 @@
 //! The attention backends that a config can name.
 
 use crate::{CpuAttention, ReferenceAttention};
+use flow_core::AttentionBackend;
 #[cfg(feature = "cube")]
 use flow_core::AttentionCapability;
-use flow_core::AttentionBackend;
 use flow_registry::UnknownName;
 use std::collections::BTreeMap;
 use std::sync::Arc;

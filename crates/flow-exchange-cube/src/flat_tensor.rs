@@ -36,9 +36,7 @@ impl FlatTensor {
             }
             count += size;
             rows.push(match tensor {
-                Some(tensor) => {
-                    Dispatch::float_reshape(cast(tensor, FloatDType::F32), [size].into())
-                }
+                Some(tensor) => Dispatch::float_reshape(cast(tensor, FloatDType::F32), [size].into()),
                 None => Tensor::<1>::full([size], -0.0f32, (device.burn(), DType::F32)).into_dispatch(),
             });
         }

@@ -135,10 +135,7 @@ impl<E: Exchange> NcclExchange<E> {
             let mut group = communicator.group(stream.raw())?;
             for transfer in transfers {
                 let Transfer {
-                    address,
-                    count,
-                    rank,
-                    ..
+                    address, count, rank, ..
                 } = *transfer;
                 // SAFETY: the addresses are those of tensors that `sum` keeps until the device is past the group. Sent ones are read
                 // alone, received ones were made for it, and nothing else knows them.
@@ -308,7 +305,12 @@ impl<E: Exchange> Exchange for NcclExchange<E> {
     fn settle(&self) -> Result<(), Lost> {
         let stream = self.gpu.stream().map_err(|problem| self.lost(problem))?;
         self.gpu.mark(stream).map_err(|problem| self.lost(problem))?;
-        self.until(|exchange| exchange.gpu.is_past_mark().map_err(|problem| exchange.lost(problem)))
+        self.until(|exchange| {
+            exchange
+                .gpu
+                .is_past_mark()
+                .map_err(|problem| exchange.lost(problem))
+        })
     }
 
     fn broadcast(&self, values: &mut dyn Values, from: usize) -> Result<(), Lost> {

@@ -48,8 +48,9 @@ fn a_sum_over_ranks_has_the_bits_of_the_tree_and_a_tensor_that_one_rank_lacks_ch
             std::thread::spawn(move || {
                 let device = ComputeDevice::cpu();
                 let rank = exchange.world().rank;
-                let own: Vec<Option<RawTensor>> =
-                    (0..4).map(|index| has(rank, index).then(|| tensor(rank, index))).collect();
+                let own: Vec<Option<RawTensor>> = (0..4)
+                    .map(|index| has(rank, index).then(|| tensor(rank, index)))
+                    .collect();
                 let given = own.iter().map(Option::as_ref).zip(SHAPES);
                 let mut flat = FlatTensor::pack(&device, given);
                 let mut values: [&mut dyn Values; 1] = [&mut flat];
@@ -58,7 +59,10 @@ fn a_sum_over_ranks_has_the_bits_of_the_tree_and_a_tensor_that_one_rank_lacks_ch
             })
         })
         .collect();
-    let all: Vec<Vec<Vec<f32>>> = threads.into_iter().map(|thread| thread.join().expect("no panic")).collect();
+    let all: Vec<Vec<Vec<f32>>> = threads
+        .into_iter()
+        .map(|thread| thread.join().expect("no panic"))
+        .collect();
     for index in 0..4 {
         let of = |rank: usize| has(rank, index).then(|| cpu::to_host(&tensor(rank, index)));
         let add = |left: Option<Vec<f32>>, right: Option<Vec<f32>>| match (left, right) {

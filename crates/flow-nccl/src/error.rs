@@ -58,7 +58,9 @@ fn help(code: i32) -> &'static str {
             "Often /dev/shm is too small (containers: `--shm-size=1g` or `--ipc=host`), or a network is not reachable; `NCCL_DEBUG=WARN` in \
              the environment says more"
         }
-        5 => "Start as many processes as this machine has GPUs, one for each; `NCCL_DEBUG=WARN` in the environment says more",
+        5 => {
+            "Start as many processes as this machine has GPUs, one for each; `NCCL_DEBUG=WARN` in the environment says more"
+        }
         6 => "Another process of the run ended or cannot be reached; its own output says more",
         _ => "`NCCL_DEBUG=WARN` in the environment says more",
     }

@@ -15,7 +15,9 @@ pub(crate) fn candidates(path: Option<&Path>) -> impl Iterator<Item = PathBuf> +
     let found = given.is_none();
     let names = NAMES.into_iter().filter(move |_| found).map(PathBuf::from);
     // Python is asked last, and only if the others fail: it takes a tenth of a second.
-    let wheel = std::iter::once(()).filter(move |()| found).filter_map(|()| in_wheel());
+    let wheel = std::iter::once(())
+        .filter(move |()| found)
+        .filter_map(|()| in_wheel());
     given.into_iter().chain(names).chain(wheel)
 }
 

@@ -31,7 +31,9 @@ fn calls(library: &Path, of: c_int) -> c_int {
     // SAFETY: the library has no initialisers, and the function has this type.
     unsafe {
         let library = libloading::Library::new(library).unwrap();
-        library.get::<unsafe extern "C" fn(c_int) -> c_int>(b"fake_calls").unwrap()(of)
+        library
+            .get::<unsafe extern "C" fn(c_int) -> c_int>(b"fake_calls")
+            .unwrap()(of)
     }
 }
 
@@ -55,10 +57,17 @@ fn a_library_that_is_not_there_is_an_error_that_says_what_was_tried_and_what_to_
 fn a_library_that_lacks_a_function_is_too_old() {
     let folder = TempDir::new().unwrap();
     let source = folder.path().join("old.c");
-    std::fs::write(&source, "int ncclGetVersion(int *version) { *version = 2304; return 0; }").unwrap();
+    std::fs::write(
+        &source,
+        "int ncclGetVersion(int *version) { *version = 2304; return 0; }",
+    )
+    .unwrap();
     let error = Nccl::open(Some(&compiled(&folder, &source))).unwrap_err();
     let words = error.to_string();
-    assert!(words.contains("ncclGetUniqueId") && words.contains("2.18"), "{words}");
+    assert!(
+        words.contains("ncclGetUniqueId") && words.contains("2.18"),
+        "{words}"
+    );
 }
 
 #[test]
@@ -85,13 +94,19 @@ fn a_communicator_begins_groups_fails_in_words_and_is_aborted_once() {
     // SAFETY: as above; the library has a function of this type.
     unsafe {
         let fake = libloading::Library::new(&library).unwrap();
-        fake.get::<unsafe extern "C" fn(c_int)>(b"fake_send_fails").unwrap()(2);
+        fake.get::<unsafe extern "C" fn(c_int)>(b"fake_send_fails")
+            .unwrap()(2);
     }
     let mut group = communicator.group(std::ptr::null_mut()).unwrap();
     // SAFETY: as above.
     let error = unsafe { group.send(0, 3, 0) }.unwrap_err();
     let words = error.to_string();
-    for part in ["ncclSend", "unhandled system error", "shared memory segment", "/dev/shm"] {
+    for part in [
+        "ncclSend",
+        "unhandled system error",
+        "shared memory segment",
+        "/dev/shm",
+    ] {
         assert!(words.contains(part), "{words}");
     }
     drop(group);
@@ -100,7 +115,12 @@ fn a_communicator_begins_groups_fails_in_words_and_is_aborted_once() {
 
     communicator.abort();
     let error = communicator.is_ready().unwrap_err();
-    assert_eq!(error, NcclError::Aborted { call: "ncclCommGetAsyncError" });
+    assert_eq!(
+        error,
+        NcclError::Aborted {
+            call: "ncclCommGetAsyncError"
+        }
+    );
     drop(communicator);
     assert_eq!(calls(&library, ABORT), 1);
 }

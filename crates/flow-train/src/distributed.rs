@@ -72,7 +72,9 @@ fn by_nccl(
         library: library.as_deref(),
         timeout: timeout.min(START),
     };
-    Ok(Arc::new(flow_exchange_cube::NcclExchange::start(ranks, settings)?))
+    Ok(Arc::new(flow_exchange_cube::NcclExchange::start(
+        ranks, settings,
+    )?))
 }
 
 /// This build opens no GPU, which is said where the device is opened.
@@ -84,7 +86,8 @@ fn by_nccl(ranks: Ranks, _: &Config, _: &Path, _: Duration) -> Result<Arc<dyn Ex
 /// The config with the GPU of this process: `device.index` is that of the machine's first process, and the others have the next ones. A
 /// process that sees one GPU alone (the launcher chose it by `CUDA_VISIBLE_DEVICES`) has that one.
 pub fn own_device(config: &Config, world: World) -> Cow<'_, Config> {
-    if config.device.kind != DeviceKind::Cuda || !world.is_several() || flow_core::device::visible_gpus() == 1 {
+    if config.device.kind != DeviceKind::Cuda || !world.is_several() || flow_core::device::visible_gpus() == 1
+    {
         return Cow::Borrowed(config);
     }
     let mut own = config.clone();

@@ -246,7 +246,9 @@ impl Accumulated {
             let mut values: Vec<&mut dyn Values> = Vec::new();
             values.extend(flats.iter_mut().map(|flat| flat as &mut dyn Values));
             exchange.sum(&lanes, &mut values)?;
-            let sums = flats.swap_remove(0).unpack(bucket.iter().map(|index| shape(*index)));
+            let sums = flats
+                .swap_remove(0)
+                .unpack(bucket.iter().map(|index| shape(*index)));
             for (index, sum) in bucket.into_iter().zip(sums) {
                 total[index] = Some(sum);
             }

@@ -23,15 +23,15 @@ use burn::tensor::{DType, Tensor};
 use flow_core::device::ComputeDevice;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::{
-    Backends, CallContext, Exec, FlowModel, Kernels, ModelInput, Noise, ParamLayout, RawTensor, RegionKind, Stage, TrainingPass,
-    Weights, cpu, tensors::plain,
+    Backends, CallContext, Exec, FlowModel, Kernels, ModelInput, Noise, ParamLayout, RawTensor, RegionKind,
+    Stage, TrainingPass, Weights, cpu, tensors::plain,
 };
 use flow_data::Prompt;
 use flow_models::{Trained, trained_mask};
 use flow_report::Stopwatch;
 use order::{BatchOrder, Places};
-use serde::{Deserialize, Serialize};
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
+use serde::{Deserialize, Serialize};
 use state::{Savings, State};
 use std::ops::Range;
 use std::sync::Arc;

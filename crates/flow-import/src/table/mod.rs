@@ -12,11 +12,7 @@ use crate::rule::{Conversion, Rule};
 pub fn rules() -> impl Iterator<Item = &'static Rule> {
     [run::TOP, run::MODEL, run::DATA, run::SCHEDULER]
         .into_iter()
-        .chain([
-            train::COMMON,
-            train::ALGORITHMS,
-            adapter::READ_BY_ADAPTERS,
-        ])
+        .chain([train::COMMON, train::ALGORITHMS, adapter::READ_BY_ADAPTERS])
         .chain([run::EVAL, run::REWARDS, run::LOG, run::ACCELERATION])
         .flatten()
 }

@@ -6,10 +6,10 @@ use super::{
     Unknown, Unreadable, describe,
 };
 use crate::lora::{is_adapter, is_made_of_factors};
-use flow_registry::nearest;
 use crate::{Architecture, ModelError, initialize_adapters};
 use flow_core::device::ComputeDevice;
 use flow_core::{ParamKind, ParamLayout, ParamSpec, Weights};
+use flow_registry::nearest;
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

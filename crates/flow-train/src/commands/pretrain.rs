@@ -276,7 +276,11 @@ impl Files {
         config: &Config,
         exchange: &dyn Exchange,
     ) -> Result<Begin, Failure> {
-        let own = exchange.world().is_first().then(|| self.begin(arguments, config)).transpose()?;
+        let own = exchange
+            .world()
+            .is_first()
+            .then(|| self.begin(arguments, config))
+            .transpose()?;
         if !exchange.world().is_several() {
             return Ok(own.unwrap_or(Begin {
                 weights: None,

@@ -136,7 +136,9 @@ fn a_pretraining_writes_the_same_bytes_on_any_number_of_processes() {
     let outcome = pretrain("4", "other", &["--set", "pretrain.batch=10"]);
     assert_ne!(outcome.code, Some(0));
     assert!(
-        outcome.stderr.contains("`pretrain.batch = 10` cannot be cut into 4 equal lanes"),
+        outcome
+            .stderr
+            .contains("`pretrain.batch = 10` cannot be cut into 4 equal lanes"),
         "{}",
         outcome.stderr
     );

@@ -99,7 +99,12 @@ impl EvaluationSettings {
             .flat_map(|prompt| std::iter::repeat_n(prompt, self.images_per_prompt))
             .collect();
         let mut batches = self.sizes.batches(wanted.iter().copied(), micro_batch);
-        let prompts_of = |places: &[usize]| places.iter().map(|place| place / self.images_per_prompt).collect();
+        let prompts_of = |places: &[usize]| {
+            places
+                .iter()
+                .map(|place| place / self.images_per_prompt)
+                .collect()
+        };
         let prompts: Vec<Vec<usize>> = batches.iter().map(|(_, places)| prompts_of(places)).collect();
         let world = exchange.world();
         batches = batches.drain(own_batches(&prompts, world)).collect();
@@ -143,8 +148,12 @@ impl EvaluationSettings {
         // Sizes were made one after the other.
         made.sort_by_key(|(id, _)| *id);
         let numbers: Vec<usize> = made.iter().map(|(id, _)| *id as usize).collect();
-        let shown = made.iter().filter(|(id, _)| !world.is_several() || self.is_shown(*id as usize));
-        let pictures = shown.map(|(id, decoded)| (*id as usize, decoded.picture())).collect();
+        let shown = made
+            .iter()
+            .filter(|(id, _)| !world.is_several() || self.is_shown(*id as usize));
+        let pictures = shown
+            .map(|(id, decoded)| (*id as usize, decoded.picture()))
+            .collect();
         let samples = made.into_iter().map(|(id, decoded)| {
             let group = id / self.images_per_prompt as u64;
             decoded.sample(wanted[id as usize], group)

@@ -59,7 +59,11 @@ impl Share {
         let mut shares = Vec::with_capacity(all.len());
         for (rank, message) in all.iter().enumerate() {
             let share = Self::from_message(message).ok_or_else(|| unreadable(rank))?;
-            if share.scores.iter().any(|scores| scores.len() != share.numbers.len()) {
+            if share
+                .scores
+                .iter()
+                .any(|scores| scores.len() != share.numbers.len())
+            {
                 return Err(unreadable(rank));
             }
             shares.push(share);
@@ -72,12 +76,20 @@ impl Share {
         numbered.sort_unstable();
         let scores = |reward: usize| {
             let score = |(_, rank, place): &(usize, usize, usize)| {
-                let scores = shares[*rank].scores.get(reward).ok_or_else(|| unreadable(*rank))?;
+                let scores = shares[*rank]
+                    .scores
+                    .get(reward)
+                    .ok_or_else(|| unreadable(*rank))?;
                 Ok(scores[*place])
             };
-            numbered.iter().map(score).collect::<Result<Vec<f32>, TrainError>>()
+            numbered
+                .iter()
+                .map(score)
+                .collect::<Result<Vec<f32>, TrainError>>()
         };
-        let scores = (0..self.scores.len()).map(scores).collect::<Result<_, TrainError>>()?;
+        let scores = (0..self.scores.len())
+            .map(scores)
+            .collect::<Result<_, TrainError>>()?;
         let mut pictures: Vec<(usize, Image)> = shares.into_iter().flat_map(|share| share.pictures).collect();
         pictures.sort_by_key(|(number, _)| *number);
         Ok(Self {
@@ -108,7 +120,8 @@ impl Share {
 
     fn from_message(message: &[u8]) -> Option<Self> {
         let (length, rest) = message.split_first_chunk()?;
-        let (header, mut pixels) = rest.split_at_checked(usize::try_from(u64::from_le_bytes(*length)).ok()?)?;
+        let (header, mut pixels) =
+            rest.split_at_checked(usize::try_from(u64::from_le_bytes(*length)).ok()?)?;
         let header: Header = serde_json::from_slice(header).ok()?;
         let mut pictures = Vec::with_capacity(header.pictures.len());
         for (number, [channels, height, width]) in header.pictures {
@@ -116,7 +129,15 @@ impl Share {
             let (own, more) = pixels.split_at_checked(count.checked_mul(4)?)?;
             pixels = more;
             let values = own.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value));
-            let image = Image::new(ImageShape { channels, height, width }, values.collect()).ok()?;
+            let image = Image::new(
+                ImageShape {
+                    channels,
+                    height,
+                    width,
+                },
+                values.collect(),
+            )
+            .ok()?;
             pictures.push((number, image));
         }
         let scores = |bits: Vec<u32>| bits.into_iter().map(f32::from_bits).collect();
@@ -148,7 +169,13 @@ mod tests {
         };
         // Two sizes: prompts 0 and 2 in one, 1 and 3 in the other.
         let sizes = vec![vec![0, 0, 0], vec![0, 2, 2], vec![1, 1, 3], vec![3, 3]];
-        for batches in [contiguous(96, 8, 2), contiguous(40, 6, 4), contiguous(15, 4, 5), contiguous(8, 8, 8), sizes] {
+        for batches in [
+            contiguous(96, 8, 2),
+            contiguous(40, 6, 4),
+            contiguous(15, 4, 5),
+            contiguous(8, 8, 8),
+            sizes,
+        ] {
             for ranks in 1..6 {
                 let (mut next, mut of_earlier) = (0, Vec::new());
                 for rank in 0..ranks {
@@ -156,7 +183,10 @@ mod tests {
                     assert_eq!(own.start, next);
                     next = own.end;
                     let prompts: Vec<usize> = batches[own].concat();
-                    assert!(prompts.iter().all(|prompt| !of_earlier.contains(prompt)), "rank {rank} of {ranks}");
+                    assert!(
+                        prompts.iter().all(|prompt| !of_earlier.contains(prompt)),
+                        "rank {rank} of {ranks}"
+                    );
                     of_earlier.extend(prompts);
                 }
                 assert_eq!(next, batches.len(), "{ranks} ranks");
