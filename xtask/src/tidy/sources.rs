@@ -108,6 +108,7 @@ const HIDDEN_STATE_ALLOWED: &[(&str, &str, &str)] = &[
 /// Files whose bytes are not ours or have no lines.
 const NOT_TEXT: &[&str] = &[
     "safetensors",
+    "pkl",
     "gz",
     "png",
     "npz",
