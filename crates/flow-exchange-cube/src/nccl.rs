@@ -212,6 +212,11 @@ impl<E: Exchange> NcclExchange<E> {
         }
         transfers.retain(|transfer| transfer.count > 0);
         self.launch(stream, &transfers)?;
+        self.gpu.mark(stream).map_err(|problem| self.lost(problem))?;
+        self.until(|exchange| {
+            let is_past = exchange.gpu.is_past_mark();
+            is_past.map_err(|problem| exchange.lost(problem))
+        })?;
         Ok(all)
     }
 }
@@ -300,17 +305,6 @@ impl<E: Exchange> Exchange for NcclExchange<E> {
         let total = self.sum_on_gpu(lanes, &rows, (count, &device))?;
         flats[0].replace(total);
         Ok(())
-    }
-
-    fn settle(&self) -> Result<(), Lost> {
-        let stream = self.gpu.stream().map_err(|problem| self.lost(problem))?;
-        self.gpu.mark(stream).map_err(|problem| self.lost(problem))?;
-        self.until(|exchange| {
-            exchange
-                .gpu
-                .is_past_mark()
-                .map_err(|problem| exchange.lost(problem))
-        })
     }
 
     fn broadcast(&self, values: &mut dyn Values, from: usize) -> Result<(), Lost> {

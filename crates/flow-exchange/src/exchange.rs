@@ -25,15 +25,6 @@ pub trait Exchange: Debug + Send + Sync {
     /// If a rank is lost, or sums another number of values. What `parts` hold then is not said.
     fn sum(&self, lanes: &Lanes, parts: &mut [&mut dyn Values]) -> Result<(), Lost>;
 
-    /// Waits until all sums are done that were asked for. On a device, what [`sum`](Self::sum) gives may be on its way; whoever has it
-    /// asks this before anything waits for the device by itself, which a rank that is lost would hold up.
-    ///
-    /// # Errors
-    /// If a rank is lost.
-    fn settle(&self) -> Result<(), Lost> {
-        Ok(())
-    }
-
     /// Gives everyone the values of rank `from`.
     ///
     /// # Errors
