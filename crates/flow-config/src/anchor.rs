@@ -26,6 +26,7 @@ fn each_path(catalog: &Catalog, config: &mut Config, visit: &mut dyn FnMut(Strin
             "pretrain.classifier.output",
             Some(&mut config.pretrain.classifier.output),
         ),
+        ("distributed.nccl", config.distributed.nccl.as_mut()),
         ("model.path", config.model.path.as_mut()),
         ("model.weights", config.model.weights.as_mut()),
         ("model.adapter", config.model.adapter.as_mut()),
@@ -77,11 +78,21 @@ fn from(here: &Path, base: &Path, path: &Path) -> PathBuf {
 pub(crate) fn anchor(catalog: &Catalog, resolved: &mut Resolved, base: &Path) {
     let here = std::env::current_dir();
     let Resolved { config, sources, .. } = resolved;
+    // What stands within a table that was written as a whole is from where the table is from.
+    let source = |key: &str| {
+        let mut key = key;
+        loop {
+            match sources.get(key) {
+                Some(source) => return Some(source),
+                None => key = key.rsplit_once('.')?.0,
+            }
+        }
+    };
     each_path(catalog, config, &mut |key, path| {
         if path.is_absolute() {
             return;
         }
-        match (sources.get(&key), &here) {
+        match (source(&key), &here) {
             (Some(Source::Override { .. }), Ok(here)) if key != "run.dir" => *path = from(here, base, path),
             (Some(Source::File { .. }), _) if key == "run.dir" && base != Path::new(".") => {
                 *path = base.join(&*path);

@@ -365,7 +365,7 @@ fn bad_overrides_say_how_to_write_one() {
         ("=3", "not a key"),
         ("a..b=3", "not a key"),
         ("a\nb=3", "not a key"),
-        ("run.name=", "not TOML"),
+        ("run.name=", "gives no value"),
         ("run.name=\"a", "not TOML"),
         ("rewards.3.weight=1", "is empty"),
         ("rewards.first.weight=1", "by its number"),

@@ -122,7 +122,7 @@ fn a_folder_of_ones_own_is_taken_as_it_is_and_a_server_is_asked_as_it_is() {
     assert_eq!(tables[1]["servers"], json!(["http://localhost:8000"]));
     assert_eq!(
         (&tables[1]["batch"], &tables[1]["timeout_s"]),
-        (&json!(8), &json!(30))
+        (&json!(8), &json!(30.0))
     );
     assert!(
         imported.toml.contains("\ngroupwise = true\n"),

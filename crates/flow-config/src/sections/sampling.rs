@@ -29,7 +29,7 @@ pub struct SamplingConfig {
     pub initial_noise: InitialNoise,
     /// Sizes of pictures of a diffusers folder, each as width and height in pixels, that prompts take in turn, instead of `model.width`
     /// by `model.height`. `micro_batch` must divide `group_size` then, since a group and a micro-batch are of one size.
-    #[schemars(length(max = 64))]
+    #[schemars(length(max = 64), inner(inner(range(min = 8, max = 16_384))))]
     pub sizes: Vec<[usize; 2]>,
     /// Whether prompts bring their own size, as `width` and `height` beside the text in a `.jsonl` or a table.
     pub sizes_of_prompts: bool,

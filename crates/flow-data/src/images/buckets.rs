@@ -27,6 +27,7 @@ pub struct BucketSettings {
     pub max_side: Option<usize>,
     /// The sizes themselves, each as width and height in pixels, instead of those that the other keys give.
     #[serde(default)]
+    #[schemars(inner(inner(range(min = 8, max = 16_384))))]
     pub sizes: Option<Vec<[usize; 2]>>,
 }
 

@@ -18,6 +18,7 @@ pub struct KlConfig {
     pub reference: ReferenceWeights,
     /// Guidance of the reference: classifier-free, or the scale that a model embeds (FLUX.1-dev); without it that of training.
     #[schemars(range(min = 0.0, max = 100.0))]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub guidance_scale: Option<f64>,
 }
 
