@@ -78,21 +78,11 @@ fn from(here: &Path, base: &Path, path: &Path) -> PathBuf {
 pub(crate) fn anchor(catalog: &Catalog, resolved: &mut Resolved, base: &Path) {
     let here = std::env::current_dir();
     let Resolved { config, sources, .. } = resolved;
-    // What stands within a table that was written as a whole is from where the table is from.
-    let source = |key: &str| {
-        let mut key = key;
-        loop {
-            match sources.get(key) {
-                Some(source) => return Some(source),
-                None => key = key.rsplit_once('.')?.0,
-            }
-        }
-    };
     each_path(catalog, config, &mut |key, path| {
         if path.is_absolute() {
             return;
         }
-        match (source(&key), &here) {
+        match (sources.get(&key), &here) {
             (Some(Source::Override { .. }), Ok(here)) if key != "run.dir" => *path = from(here, base, path),
             (Some(Source::File { .. }), _) if key == "run.dir" && base != Path::new(".") => {
                 *path = base.join(&*path);

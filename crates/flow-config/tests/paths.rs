@@ -122,12 +122,9 @@ fn a_home_folder_is_refused_wherever_a_path_stands() {
 fn a_path_of_a_reward_within_a_reward_starts_where_it_was_written() {
     let here = std::env::current_dir().expect("a folder");
     let of = |name: &str| {
-        let over = format!(
-            "rewards=[{{ kind = 'rank-in-group', reward = 'digit-classifier', params = {{ weights = '{name}' }} }}]"
-        );
-        let config = parse_named("a.toml", "config_version = 1\n", &[over])
-            .expect("valid")
-            .config;
+        let text = "config_version = 1\n[[rewards]]\nkind = 'rank-in-group'\nreward = 'digit-classifier'\nparams = { weights = 'built-in' }\n";
+        let over = format!("rewards.0.params.weights={name}");
+        let config = parse_named("a.toml", text, &[over]).expect("valid").config;
         config.rewards[0].params["params"]["weights"].clone()
     };
     assert_eq!(of("judge"), "judge", "a word, and no path");
