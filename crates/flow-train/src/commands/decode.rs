@@ -31,8 +31,14 @@ struct Latents {
 pub fn run(arguments: &DecodeArguments, quiet: bool) -> Result<(), Failure> {
     let latents = Latents::read(&arguments.latents)?;
     let outputs = outputs(arguments, latents.samples)?;
-    // The folder says what its autoencoder makes of latents of this shape, and that is the size of the config.
-    let whole = Loaded::read(&arguments.config, Use::Looking)?;
+    // The folder says what its autoencoder makes of latents of this shape, and that is the size of the config. To open it takes some
+    // size of that order: its own may be more than a small model has positions for.
+    let usual = Size {
+        width: 8 * latents.shape.width,
+        height: 8 * latents.shape.height,
+        frames: 1 + 4 * (latents.shape.frames - 1),
+    };
+    let whole = Loaded::read(&with_size(&arguments.config, usual), Use::Looking)?;
     let pipeline = setup::pipeline(whole.config(), &whole.base, &whole.folders).or_bad_input()?;
     latents.fit(&arguments.latents, &pipeline)?;
     let size = pipeline.decoded_size(latents.shape);

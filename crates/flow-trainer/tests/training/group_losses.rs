@@ -466,7 +466,7 @@ fn what_dgpo_makes_of_a_group_does_not_depend_on_the_micro_batches_that_it_lies_
 fn an_optimizer_step_of_dgpo_that_has_no_whole_groups_is_refused() {
     let overrides = ["algorithm.kind=\"dgpo\"".to_owned()];
     let report = test_catalog::parse_named("test.toml", crate::support::BASE, &overrides);
-    let text = report.err().expect("6 images are no groups of 4").to_string();
+    let text = report.expect_err("6 images are no groups of 4").to_string();
     assert!(
         text.contains("6 images, which are no whole groups of 4"),
         "{text}"

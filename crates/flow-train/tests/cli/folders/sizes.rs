@@ -5,7 +5,8 @@ use crate::support::contains;
 use std::fs;
 
 const WIDE: [&str; 2] = ["--set", "sampling.sizes=[[80, 32]]"];
-const TWO: [&str; 2] = ["--set", "sampling.sizes=[[48, 64], [80, 32]]"];
+/// Two sizes, one after two others: whichever prompts are trained on, some have each.
+const TWO: [&str; 2] = ["--set", "sampling.sizes=[[48, 64], [80, 32], [80, 32]]"];
 
 #[test]
 fn a_run_of_another_size_is_that_of_a_model_of_that_size() {
