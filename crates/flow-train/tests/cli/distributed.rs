@@ -93,7 +93,10 @@ fn one_two_and_four_processes_write_the_same_bytes_and_a_run_goes_on_with_anothe
 #[test]
 fn what_accelerators_did_is_counted_over_all_processes() {
     let place = Place::new();
-    let shared = ["--set", "acceleration.shared=[{ name = \"attention_backend\", params = { backend = \"reference\" } }]"];
+    let shared = [
+        "--set",
+        "acceleration.shared=[{ name = \"attention_backend\", params = { backend = \"reference\" } }]",
+    ];
     for processes in ["1", "2", "4"] {
         let name = format!("run.name=on-{processes}");
         place.succeed(&arguments(
