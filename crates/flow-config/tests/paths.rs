@@ -121,10 +121,12 @@ fn a_home_folder_is_refused_wherever_a_path_stands() {
 #[test]
 fn a_path_of_a_reward_within_a_reward_starts_where_it_was_written() {
     let here = std::env::current_dir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("a.toml");
     let of = |name: &str| {
         let text = "config_version = 1\n[[rewards]]\nkind = 'rank-in-group'\nreward = 'digit-classifier'\nparams = { weights = 'built-in' }\n";
-        let over = format!("rewards.0.params.weights={name}");
-        let config = parse_named("a.toml", text, &[over]).expect("valid").config;
+        std::fs::write(&path, text).expect("written");
+        let config = read(&path, &[&format!("rewards.0.params.weights={name}")]);
         config.rewards[0].params["params"]["weights"].clone()
     };
     assert_eq!(of("judge"), "judge", "a word, and no path");

@@ -2,7 +2,7 @@
 
 use flow_core::cpu;
 use flow_core::device::ComputeDevice;
-use flow_exchange::{Exchange, Lanes, Lost, Values, in_process};
+use flow_exchange::{Lanes, Lost, Values, in_process};
 use flow_exchange_cube::FlatTensor;
 use std::time::Duration;
 

@@ -449,7 +449,7 @@ fn what_dgpo_makes_of_a_group_does_not_depend_on_the_micro_batches_that_it_lies_
     };
     let whole = of(12);
     assert!(
-        (whole[0][1] - 0.5).abs() > 1e-3,
+        whole[0].iter().any(|weight| (weight - 0.5).abs() > 1e-3),
         "the weights must have moved: {whole:?}"
     );
     for micro_batch in [4, 3, 1] {
