@@ -2,8 +2,9 @@
 
 use burn::tensor::Tensor;
 use flow_core::exec::{Exec, Linear};
+use flow_core::ops::LinearWeights;
 use flow_core::params::LayoutBuilder;
-use flow_core::{Handle, Init, ParamLayout, Rows};
+use flow_core::{Activation, Handle, Init, ParamLayout, Rows};
 use std::fmt::Display;
 use std::sync::Arc;
 
@@ -52,6 +53,37 @@ pub(crate) fn product(
         weight: parts.under(name).param("weight", [output, input], MATRIX),
         bias: None,
     }
+}
+
+/// A convolution whose windows do not overlap, as a linear layer over patches: pixels `[B, C, H, W]` to `[B, S, D]`, row by row, by a kernel
+/// `[D, C, patch, patch]` and a bias `[D]`. Pixels beyond the last whole patch are left out.
+pub(crate) fn patch_tokens(
+    exec: &Exec<'_>,
+    pixels_bchw: Tensor<4>,
+    kernel: Tensor<4>,
+    bias: Option<Tensor<1>>,
+) -> Tensor<3> {
+    let [batch, colours, height, width] = pixels_bchw.dims();
+    let [channels, _, patch, _] = kernel.dims();
+    let (rows, columns) = (height / patch, width / patch);
+    let values = colours * patch * patch;
+    let patches = pixels_bchw
+        .narrow(2, 0, rows * patch)
+        .narrow(3, 0, columns * patch)
+        .reshape([batch, colours, rows, patch, columns, patch])
+        .permute([0, 2, 4, 1, 3, 5])
+        .reshape([batch, rows * columns, values]);
+    let weights = LinearWeights {
+        weight: kernel.reshape([channels, values]).into_dispatch(),
+        bias: bias.map(Tensor::into_dispatch),
+        adapter: None,
+    };
+    Tensor::from_dispatch(exec.kernels().ops().model.linear(
+        &**exec.stash(),
+        &patches.into_dispatch(),
+        &weights,
+        Activation::None,
+    ))
 }
 
 /// The weight of an RMS norm.

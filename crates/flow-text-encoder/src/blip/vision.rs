@@ -2,13 +2,12 @@
 
 use super::plain;
 use crate::EncoderError;
-use crate::parts::{LayerNorm, declared, linear, side_by_side};
+use crate::parts::{LayerNorm, declared, linear, patch_tokens, side_by_side};
 use crate::weights::Role;
 use burn::tensor::Tensor;
 use flow_core::exec::{Block, Exec, Linear, RegionKind};
-use flow_core::ops::LinearWeights;
 use flow_core::params::LayoutBuilder;
-use flow_core::{Activation, AttentionSpec, Handle, Init, ParamLayout, Rows};
+use flow_core::{AttentionSpec, Handle, Init, ParamLayout, Rows};
 use std::sync::Arc;
 
 /// Colours of an image.
@@ -127,37 +126,13 @@ impl BlipVision {
                 [batch, colours, height, width]
             )));
         }
-        let tokens = self.patch_tokens(exec, pixels_bchw);
-        let class = exec.params().get(self.class).repeat_dim(0, batch);
-        let x_bsd = Tensor::cat(vec![class, tokens], 1) + exec.params().get(self.positions);
+        let params = exec.params();
+        let (kernel, bias) = (params.get(self.kernel), params.get(self.kernel_bias));
+        let tokens = patch_tokens(exec, pixels_bchw, kernel, Some(bias));
+        let class = params.get(self.class).repeat_dim(0, batch);
+        let x_bsd = Tensor::cat(vec![class, tokens], 1) + params.get(self.positions);
         let x_bsd = exec.stack("visual_encoder.blocks", &self.blocks, x_bsd, ());
         Ok(self.norm.forward(exec, x_bsd, self.config.epsilon))
-    }
-
-    /// The strided convolution as a linear layer over patches: `[B, S, D]`, row by row.
-    fn patch_tokens(&self, exec: &Exec<'_>, pixels_bchw: Tensor<4>) -> Tensor<3> {
-        let batch = pixels_bchw.dims()[0];
-        let (side, patch) = (self.config.side(), self.config.patch);
-        let whole = side * patch;
-        let values = COLOURS * patch * patch;
-        let patches = pixels_bchw
-            .narrow(2, 0, whole)
-            .narrow(3, 0, whole)
-            .reshape([batch, COLOURS, side, patch, side, patch])
-            .permute([0, 2, 4, 1, 3, 5])
-            .reshape([batch, side * side, values]);
-        let kernel = exec.params().get(self.kernel);
-        let weights = LinearWeights {
-            weight: kernel.reshape([self.config.width, values]).into_dispatch(),
-            bias: Some(exec.params().get(self.kernel_bias).into_dispatch()),
-            adapter: None,
-        };
-        Tensor::from_dispatch(exec.kernels().ops().model.linear(
-            &**exec.stash(),
-            &patches.into_dispatch(),
-            &weights,
-            Activation::None,
-        ))
     }
 }
 

@@ -7,12 +7,11 @@ use super::block::{BlockShape, ClipBlock};
 use super::config::{ClipActivation, check_heads, projection_of};
 use crate::EncoderError;
 use crate::config::{self as json, Reader};
-use crate::parts::{LayerNorm, declared, product, table};
+use crate::parts::{LayerNorm, declared, patch_tokens, product, table};
 use crate::weights::Role;
 use burn::tensor::{Int, Tensor, TensorData};
 use flow_core::exec::{Exec, Linear};
-use flow_core::ops::LinearWeights;
-use flow_core::{Activation, AttentionSpec, Handle, Init, ParamLayout, Rows};
+use flow_core::{AttentionSpec, Handle, Init, ParamLayout, Rows};
 use serde_json::Value;
 use std::path::Path;
 use std::sync::Arc;
@@ -218,7 +217,7 @@ impl ClipVision {
                 [batch, colours, height, width]
             )));
         }
-        let tokens = self.patch_tokens(exec, pixels_bchw);
+        let tokens = patch_tokens(exec, pixels_bchw, exec.params().get(self.patches), None);
         let class = exec.params().get(self.class).reshape([1, 1, self.config.width]);
         let class = class.repeat_dim(0, batch);
         let count = 1 + self.config.side() * self.config.side();
@@ -244,31 +243,5 @@ impl ClipVision {
             pooled,
             projected,
         })
-    }
-
-    /// The strided convolution without bias, as a linear layer over patches: `[B, S, D]`, row by row.
-    fn patch_tokens(&self, exec: &Exec<'_>, pixels_bchw: Tensor<4>) -> Tensor<3> {
-        let batch = pixels_bchw.dims()[0];
-        let (side, patch) = (self.config.side(), self.config.patch);
-        let whole = side * patch;
-        let values = COLOURS * patch * patch;
-        let patches = pixels_bchw
-            .narrow(2, 0, whole)
-            .narrow(3, 0, whole)
-            .reshape([batch, COLOURS, side, patch, side, patch])
-            .permute([0, 2, 4, 1, 3, 5])
-            .reshape([batch, side * side, values]);
-        let weight = exec.params().get(self.patches);
-        let weights = LinearWeights {
-            weight: weight.reshape([self.config.width, values]).into_dispatch(),
-            bias: None,
-            adapter: None,
-        };
-        Tensor::from_dispatch(exec.kernels().ops().model.linear(
-            &**exec.stash(),
-            &patches.into_dispatch(),
-            &weights,
-            Activation::None,
-        ))
     }
 }
