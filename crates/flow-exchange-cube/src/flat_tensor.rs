@@ -12,9 +12,8 @@ use std::any::Any;
 #[derive(Clone, Debug)]
 pub struct FlatTensor {
     device: ComputeDevice,
-    /// `[count]`, without gaps.
+    /// One axis, without gaps.
     values: RawTensor,
-    count: usize,
 }
 
 impl FlatTensor {
@@ -28,13 +27,11 @@ impl FlatTensor {
         tensors: impl IntoIterator<Item = (Option<&'a RawTensor>, &'a [usize])>,
     ) -> Self {
         let mut rows = Vec::new();
-        let mut count = 0;
         for (tensor, shape) in tensors {
             let size: usize = shape.iter().product();
             if size == 0 {
                 continue;
             }
-            count += size;
             rows.push(match tensor {
                 Some(tensor) => Dispatch::float_reshape(cast(tensor, FloatDType::F32), [size].into()),
                 None => Tensor::<1>::full([size], -0.0f32, (device.burn(), DType::F32)).into_dispatch(),
@@ -47,7 +44,6 @@ impl FlatTensor {
         Self {
             device: device.clone(),
             values,
-            count,
         }
     }
 
@@ -68,7 +64,7 @@ impl FlatTensor {
             Dispatch::float_reshape(row, shape.to_vec().into())
         });
         let tensors = tensors.collect();
-        assert_eq!(at, self.count, "as many values as were packed");
+        assert_eq!(at, self.count(), "as many values as were packed");
         tensors
     }
 
@@ -82,7 +78,11 @@ impl FlatTensor {
     /// # Panics
     /// If it has another number of values.
     pub fn replace(&mut self, values: RawTensor) {
-        assert_eq!(flow_core::tensors::shape(&values), [self.count], "a row as long");
+        assert_eq!(
+            flow_core::tensors::shape(&values),
+            [self.count()],
+            "a row as long"
+        );
         self.values = values;
     }
 
@@ -94,11 +94,11 @@ impl FlatTensor {
 
 impl Values for FlatTensor {
     fn count(&self) -> usize {
-        self.count
+        flow_core::tensors::shape(&self.values)[0]
     }
 
     fn read(&self) -> Vec<f32> {
-        match self.count {
+        match self.count() {
             0 => Vec::new(),
             _ => cpu::to_host(&self.values),
         }

@@ -5,7 +5,7 @@ use crate::stream::{Gpu, Stream};
 use burn::backend::{Dispatch, ops::FloatTensorOps};
 use flow_core::RawTensor;
 use flow_core::device::ComputeDevice;
-use flow_exchange::{Exchange, Lanes, Lost, Partials, Values, World};
+use flow_exchange::{Exchange, Lanes, Lost, Partials, Values, World, portion};
 use flow_nccl::{Communicator, Nccl, NcclError, UniqueId};
 use std::ops::Range;
 use std::path::Path;
@@ -177,12 +177,12 @@ impl<E: Exchange> NcclExchange<E> {
         self.agree(count)?;
         self.gpu.bind().map_err(|problem| self.lost(problem))?;
         let address = |tensor: &RawTensor| self.gpu.address(tensor).map_err(|problem| self.lost(problem));
-        let mine = portion(count, own, ranks);
+        let mine = portion(count, own, ranks, ALIGNMENT);
         // One row for each node of every rank: what it has of this rank's portion.
         let mut nodes = Vec::new();
         let mut transfers = Vec::new();
         for (rank, part) in (0..ranks).flat_map(|rank| parts.iter().map(move |part| (rank, part))) {
-            let range = portion(count, rank, ranks);
+            let range = portion(count, rank, ranks, ALIGNMENT);
             transfers.push(Transfer::send(address(part)?, &range, rank));
         }
         for rank in 0..ranks {
@@ -206,7 +206,7 @@ impl<E: Exchange> NcclExchange<E> {
         let (from, to) = (address(&total)?, address(&all)?);
         let mut transfers = Vec::new();
         for rank in 0..ranks {
-            let range = portion(count, rank, ranks);
+            let range = portion(count, rank, ranks, ALIGNMENT);
             transfers.push(Transfer::send(from, &(0..mine.len()), rank));
             transfers.push(Transfer::receive(to + 4 * range.start as u64, range.len(), rank));
         }
@@ -249,13 +249,6 @@ impl Transfer {
             sends: false,
         }
     }
-}
-
-/// The portion of `count` values that a rank adds up. The last ones may be shorter, or empty.
-fn portion(count: usize, rank: usize, ranks: usize) -> Range<usize> {
-    let each = count.div_ceil(ranks).next_multiple_of(ALIGNMENT);
-    let at = |rank: usize| (rank * each).min(count);
-    at(rank)..at(rank + 1)
 }
 
 /// A rank's id, if it has one, or its problem.
@@ -324,22 +317,6 @@ impl<E: Exchange> Exchange for NcclExchange<E> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn portions_cover_every_value_once_and_begin_aligned() {
-        for count in [1, 127, 128, 129, 1000, 4096, 12_345] {
-            for ranks in 1..9 {
-                let mut next = 0;
-                for rank in 0..ranks {
-                    let range = portion(count, rank, ranks);
-                    assert_eq!(range.start, next, "{count} values on {ranks} ranks");
-                    assert!(range.is_empty() || range.start.is_multiple_of(ALIGNMENT));
-                    next = range.end;
-                }
-                assert_eq!(next, count);
-            }
-        }
-    }
 
     #[test]
     fn a_message_tells_an_id_from_a_problem() {

@@ -4,12 +4,12 @@ use crate::exchange::Exchange;
 use crate::frame::{Frame, Kind, to_bytes, to_values};
 use crate::lanes::{Lanes, Partials};
 use crate::lost::Lost;
+use crate::portion::portion;
 use crate::values::Values;
 use flow_rendezvous::{Membership, Watch, World};
 use std::collections::VecDeque;
 use std::fmt::Debug;
 use std::io;
-use std::ops::Range;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -228,13 +228,6 @@ impl Ranks {
     }
 }
 
-/// The portion of `count` values that a rank adds up.
-fn portion(count: usize, rank: usize, ranks: usize) -> Range<usize> {
-    // In 128 bits: a large model has more values than fit after a multiplication.
-    let at = |rank: usize| (count as u128 * rank as u128 / ranks as u128) as usize;
-    at(rank)..at(rank + 1)
-}
-
 impl Exchange for Ranks {
     fn world(&self) -> World {
         self.world
@@ -262,7 +255,7 @@ impl Exchange for Ranks {
         let host: Vec<Vec<f32>> = parts.iter().map(|part| part.read()).collect();
         let count = host.first().map_or(0, Vec::len);
         for to in self.others() {
-            let range = portion(count, to, ranks);
+            let range = portion(count, to, ranks, 1);
             let values = host.iter().flat_map(|part| &part[range.clone()]);
             let frame = Frame {
                 kind: Kind::Portion,
@@ -271,7 +264,7 @@ impl Exchange for Ranks {
             };
             self.send(to, &frame);
         }
-        let range = portion(count, own, ranks);
+        let range = portion(count, own, ranks, 1);
         let mut sums: Partials<Vec<f32>> = Partials::new(*lanes);
         for from in 0..ranks {
             let nodes = lanes.cover(lanes.of_rank(from, ranks));
@@ -302,7 +295,7 @@ impl Exchange for Ranks {
             let values = match from == own {
                 true => total.clone(),
                 false => {
-                    let due = portion(count, from, ranks).len();
+                    let due = portion(count, from, ranks, 1).len();
                     self.receive_values(&mut state, from, Kind::Total, due)?
                 }
             };
