@@ -228,6 +228,18 @@ impl UnitSeen {
     }
 }
 
+/// Which weights have a gradient on some rank, of what each rank has.
+pub(crate) fn on_some_rank<'a>(ranks: impl Iterator<Item = &'a Vec<bool>>) -> Vec<bool> {
+    let mut present: Vec<bool> = Vec::new();
+    for of_rank in ranks {
+        present.resize(present.len().max(of_rank.len()), false);
+        for (present, theirs) in present.iter_mut().zip(of_rank) {
+            *present |= theirs;
+        }
+    }
+    present
+}
+
 /// What a rank saw in an update: its units in order, its audit, and which weights have gradients.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct UpdateSeen {

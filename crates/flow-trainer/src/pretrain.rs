@@ -14,7 +14,7 @@ pub use examples::{Examples, LatentExamples, PixelExamples};
 pub use state::{Clock, Keeping, PretrainCheckpoint};
 
 use crate::conditions::Conditioner;
-use crate::distributed::Distribution;
+use crate::distributed::{Distribution, on_some_rank};
 use crate::error::TrainError;
 use crate::observer::{IterationSummary, Observer, Phase};
 use crate::optimizer::{Accumulated, AdamW, AdamWSettings};
@@ -251,11 +251,8 @@ impl Share {
                 "`pretrain.batch = {batch}` cannot be cut into {lanes} equal lanes; make it a multiple of {lanes}, or set `distributed.lanes`"
             )));
         }
-        if !lanes.is_multiple_of(world.ranks) {
-            return Err(TrainError::Setting(format!(
-                "{lanes} lanes cannot be shared by {} processes; set `distributed.lanes` to a multiple of it",
-                world.ranks
-            )));
+        if let Some((problem, help)) = flow_validate::lanes(world.ranks, lanes, batch) {
+            return Err(TrainError::Setting(format!("{problem}; {help}")));
         }
         let pieces = pieces(batch, lanes, device);
         let own = distribution.lanes.of_rank(world.rank, world.ranks);
@@ -290,12 +287,7 @@ fn sum_over_ranks(
         losses: losses.iter().map(|loss| loss.to_bits()).collect(),
         present: accumulated.present(kernels),
     })?;
-    let mut present = vec![false; layout.len()];
-    for seen in &all {
-        for (present, theirs) in present.iter_mut().zip(&seen.present) {
-            *present |= theirs;
-        }
-    }
+    let present = on_some_rank(all.iter().map(|seen| &seen.present));
     let exchange = (&*distribution.exchange, distribution.lanes);
     accumulated.exchange(exchange, layout, &present, device)?;
     let losses = all.into_iter().flat_map(|seen| seen.losses);

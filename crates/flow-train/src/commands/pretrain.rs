@@ -276,29 +276,18 @@ impl Files {
         config: &Config,
         exchange: &dyn Exchange,
     ) -> Result<Begin, Failure> {
-        let own = exchange
-            .world()
-            .is_first()
-            .then(|| self.begin(arguments, config))
-            .transpose()?;
-        if !exchange.world().is_several() {
-            return Ok(own.unwrap_or(Begin {
-                weights: None,
-                classifier: None,
-            }));
-        }
-        let told = own.as_ref().map(|begin| {
-            let weights = begin.weights.as_ref();
-            let from = weights.and_then(|(from, _)| from.as_ref());
-            (weights.is_some(), from.map(|from| from.path().to_owned()))
-        });
-        let told = serde_json::to_vec(&told).or_failed()?;
-        let all = exchange.gather(&told).or_failed()?;
-        if let Some(own) = own {
+        if exchange.world().is_first() {
+            let own = self.begin(arguments, config)?;
+            if exchange.world().is_several() {
+                let from = own.weights.as_ref().map(|(from, _)| from.as_ref());
+                let path = from.flatten().map(PretrainCheckpoint::path);
+                let told = serde_json::to_vec(&(from.is_some(), path)).or_failed()?;
+                exchange.gather(&told).or_failed()?;
+            }
             return Ok(own);
         }
-        let told: Option<(bool, Option<PathBuf>)> = serde_json::from_slice(&all[0]).or_failed()?;
-        let (is_trained, from) = told.unwrap_or_default();
+        let all = exchange.gather(&[]).or_failed()?;
+        let (is_trained, from): (bool, Option<PathBuf>) = serde_json::from_slice(&all[0]).or_failed()?;
         let open = |path: PathBuf| {
             let described = state_description(config, &self.base, &self.folders)?;
             PretrainCheckpoint::open(&path, &described).or_bad_input()

@@ -7,7 +7,7 @@ use crate::algorithm::{
     Algorithm, LossContext, Moment, Position, ReferenceWeights, RolledOut, SamplingWeights, SlowCopy,
 };
 use crate::audit::{Distribution, OnPolicyAudit, ReplayedStep};
-use crate::distributed::{Lanes, UnitSeen, UpdateSeen};
+use crate::distributed::{Lanes, UnitSeen, UpdateSeen, on_some_rank};
 use crate::error::TrainError;
 use crate::observer::{Observer, Phase};
 use crate::optimizer::{Accumulated, StepReport};
@@ -220,8 +220,6 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             true => self.distribution.gather(&seen)?,
             false => vec![seen],
         };
-        let weights = all.iter().map(|seen| seen.present.len()).max();
-        let mut present = vec![false; weights.unwrap_or(0)];
         for seen in &all {
             for unit in &seen.units {
                 outcome.loss.add(unit.loss());
@@ -232,11 +230,8 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             if let Some(audit) = &mut outcome.audit {
                 audit.merge(&seen.audit);
             }
-            for (present, theirs) in present.iter_mut().zip(&seen.present) {
-                *present |= theirs;
-            }
         }
-        Ok(present)
+        Ok(on_some_rank(all.iter().map(|seen| &seen.present)))
     }
 
     /// The audit alone: one rollout with the weights there are, and every loss and its gradients once, without an
