@@ -433,7 +433,9 @@ fn damaged_files_and_wrong_paths_are_errors_with_their_cause() {
     assert!(with(&[]).contains("has 0 bytes, fewer than the 8"));
     assert!(with(&whole[..whole.len() - 4]).contains("it is truncated or damaged"));
     assert!(with(&whole[..100]).contains("it is truncated, or no safetensors file"));
-    assert!(with(b"PK\x03\x04 a zip archive, as torch.save writes").contains("no safetensors file"));
+    let archive = with(b"PK\x03\x04 a zip archive, as torch.save writes");
+    assert!(archive.contains("it is a file of `torch.save`"), "{archive}");
+    assert!(with(b"\x89PNG\r\n\x1a\n and more").contains("no safetensors file"));
     let twice = br#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#;
     let twice = [&(twice.len() as u64).to_le_bytes()[..], twice, &[0; 4]].concat();
     assert!(with(&twice).contains("names the tensor `a` twice"));
