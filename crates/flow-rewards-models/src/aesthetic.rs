@@ -7,6 +7,7 @@
 use crate::batches::{batch_problem, images, in_batches, usual_batch};
 use crate::clip::ImageTower;
 use crate::computation::{Computation, RewardDevice};
+use crate::memory::{IMAGE_SIDE, memory};
 use crate::pixels::Resizing;
 use crate::problem::Refused;
 use crate::weight_file::{Placed, WeightFile};
@@ -201,6 +202,9 @@ impl Aesthetic {
                 Ok(Arc::new(Self::new(&settings, &computation)?))
             },
         );
+        let reward = reward.with_memory(|settings: &AestheticSettings| {
+            memory(NAME, &settings.path, IMAGE_SIDE, settings.device)
+        });
         registry.register(reward.with_paths(&["path", "head"], &[]))
     }
 }

@@ -6,6 +6,7 @@
 use crate::batches::{batch_problem, cosines, in_batches, usual_batch};
 use crate::clip::Clip;
 use crate::computation::{Computation, RewardDevice};
+use crate::memory::{ALL, memory};
 use crate::pixels::Resizing;
 use crate::problem::Refused;
 use flow_config::Rules;
@@ -156,6 +157,8 @@ impl ClipScore {
                 Ok(Arc::new(Self::new(&settings, &computation)?))
             },
         );
+        let reward = reward
+            .with_memory(|settings: &ClipScoreSettings| memory(NAME, &settings.path, ALL, settings.device));
         registry.register(reward.with_rules(check).with_paths(&["path", "tokenizer"], &[]))
     }
 }

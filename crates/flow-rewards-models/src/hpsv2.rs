@@ -6,6 +6,7 @@
 use crate::batches::{batch_problem, cosines, in_batches, usual_batch};
 use crate::clip::Clip;
 use crate::computation::{Computation, RewardDevice};
+use crate::memory::{ALL, memory};
 use crate::pixels::Resizing;
 use crate::problem::Refused;
 use crate::weight_file::absent;
@@ -112,6 +113,8 @@ impl HpsV2 {
                 Ok(Arc::new(Self::new(&settings, &computation)?))
             },
         );
+        let reward =
+            reward.with_memory(|settings: &HpsV2Settings| memory(NAME, &settings.path, ALL, settings.device));
         registry.register(reward.with_paths(&["path", "tokenizer"], &[]))
     }
 }

@@ -8,6 +8,7 @@ use crate::aesthetic::Affine;
 use crate::batches::{batch_problem, images, in_batches, usual_batch};
 use crate::clip::{BadItem, frozen, on, pixel_tensor};
 use crate::computation::{Computation, RewardDevice};
+use crate::memory::{ALL, memory};
 use crate::pixels::{Preprocessor, Resizing};
 use crate::problem::Refused;
 use crate::weight_file::{Placed, WeightFile, absent};
@@ -168,6 +169,8 @@ impl ImageReward {
                 Ok(Arc::new(Self::new(&settings, &computation)?))
             },
         );
+        let reward = reward
+            .with_memory(|settings: &ImageRewardSettings| memory(NAME, &settings.path, ALL, settings.device));
         registry.register(reward.with_paths(&["path", "tokenizer"], &[]))
     }
 

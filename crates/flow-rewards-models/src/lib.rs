@@ -9,6 +9,7 @@ mod clip_score;
 mod computation;
 mod hpsv2;
 mod image_reward;
+mod memory;
 mod open_clip;
 mod pickle;
 mod pickscore;

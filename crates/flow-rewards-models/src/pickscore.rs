@@ -7,6 +7,7 @@
 use crate::batches::{batch_problem, cosines, in_batches, usual_batch};
 use crate::clip::Clip;
 use crate::computation::{Computation, RewardDevice};
+use crate::memory::{ALL, memory};
 use crate::pixels::Resizing;
 use crate::problem::Refused;
 use flow_registry::NameTaken;
@@ -102,6 +103,8 @@ impl PickScore {
                 Ok(Arc::new(Self::new(&settings, &computation)?))
             },
         );
+        let reward = reward
+            .with_memory(|settings: &PickScoreSettings| memory(NAME, &settings.path, ALL, settings.device));
         registry.register(reward.with_paths(&["path", "tokenizer"], &[]))
     }
 }

@@ -59,6 +59,18 @@ impl WeightFile {
         }
     }
 
+    /// Values of the tensors whose names begin with one of `prefixes`, as the headers say.
+    ///
+    /// # Errors
+    /// If a file is damaged.
+    pub fn count_values(&self, prefixes: &[&str]) -> Result<usize, Refused> {
+        let is_counted =
+            |tensor: &StoredTensor<'_>| prefixes.iter().any(|prefix| tensor.name.starts_with(prefix));
+        let tensors = self.tensors()?.into_iter().map(|(_, tensor)| tensor);
+        let counted = tensors.filter(is_counted);
+        Ok(counted.map(|tensor| tensor.shape.iter().product::<usize>()).sum())
+    }
+
     /// Which file an index says that a tensor is in.
     pub fn placed(&self) -> BTreeMap<String, PathBuf> {
         match self {

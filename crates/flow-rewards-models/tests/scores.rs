@@ -143,3 +143,31 @@ fn a_config_finds_the_rewards_by_name_and_the_device_of_a_run_is_lent() {
         recorded.images.len()
     );
 }
+
+#[test]
+fn a_registry_says_from_headers_what_a_network_will_hold_in_memory() {
+    let mut registry = RewardRegistry::with_built_in().unwrap();
+    flow_rewards_models::register(&mut registry).unwrap();
+    let base = fixture("");
+    let memory = |kind: &str, params: serde_json::Value| {
+        let params = params.as_object().unwrap();
+        registry.memory(kind, params, &base)
+    };
+    // Counted in Python from the headers of the file: both sides, and the image side.
+    let clip = memory("clip-score", serde_json::json!({ "path": "clip" })).unwrap();
+    assert_eq!((clip.values, clip.is_on_run_device), (46_041, false));
+    let aesthetic = serde_json::json!({ "path": "clip", "head": "aesthetic.pth", "device": "run" });
+    let aesthetic = memory("aesthetic", aesthetic).unwrap();
+    assert_eq!((aesthetic.values, aesthetic.is_on_run_device), (14_480, true));
+    // A reward within another one is asked.
+    let ranked = serde_json::json!({ "reward": "clip-score", "params": { "path": "clip" } });
+    assert_eq!(memory("rank-in-group", ranked).unwrap(), clip);
+    assert_eq!(
+        memory("jpeg-compressibility", serde_json::json!({}))
+            .unwrap()
+            .values,
+        0
+    );
+    let missing = memory("clip-score", serde_json::json!({ "path": "elsewhere" }));
+    assert!(missing.unwrap_err().to_string().contains("elsewhere"));
+}

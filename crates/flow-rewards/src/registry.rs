@@ -42,6 +42,20 @@ impl RewardContext<'_> {
     }
 }
 
+/// What a reward's networks hold in memory as long as the run lasts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RewardMemory {
+    /// Weights.
+    pub values: usize,
+    /// Whether they are on the device of the run and in its precision, or in f32 in the memory of the host.
+    pub is_on_run_device: bool,
+}
+
+/// Says from parameters, whose paths need no base any more, what a reward will hold in memory. It reads no weight.
+pub type MemoryOf<P> = fn(&P) -> Result<RewardMemory, RewardError>;
+
+type AskMemory = dyn Fn(&Params) -> Result<RewardMemory, RewardError> + Send + Sync;
+
 /// Builds a reward from its parameters.
 pub type BuildFrom<P> = fn(&RewardContext<'_>, P) -> Result<Arc<dyn Reward>, RewardError>;
 
@@ -51,6 +65,7 @@ pub struct RewardFactory {
     plugin: PluginKind,
     kind: RewardKind,
     build: Arc<BuildReward>,
+    memory: Option<Arc<AskMemory>>,
 }
 
 impl RewardFactory {
@@ -73,7 +88,21 @@ impl RewardFactory {
             plugin,
             kind,
             build: Arc::new(build),
+            memory: None,
         }
+    }
+
+    /// With what it will hold in memory; without, it is taken to hold nothing worth counting.
+    pub fn with_memory<P: DeserializeOwned + 'static>(mut self, memory: MemoryOf<P>) -> Self {
+        let reader = self.plugin.clone();
+        self.memory = Some(Arc::new(move |params| {
+            let params = reader.read(params).map_err(|error| RewardError::Params {
+                reward: reader.name().to_owned(),
+                problem: error.to_string(),
+            })?;
+            memory(&params)
+        }));
+        self
     }
 
     /// With rules that a schema cannot say; see [`PluginKind::with_rules`].
@@ -184,6 +213,22 @@ impl RewardRegistry {
     /// [`RewardError::NotFound`], which lists what exists and the nearest name.
     pub fn get(&self, name: &str) -> Result<&RewardFactory, RewardError> {
         Ok(self.factories.find(name)?)
+    }
+
+    /// What the reward with a name, or the one that it wraps, will hold in memory; relative paths among its parameters start at
+    /// `base`. No weight is read.
+    ///
+    /// # Errors
+    /// Those of [`RewardRegistry::get`], and of files that are not there or damaged.
+    pub fn memory(&self, name: &str, params: &Params, base: &Path) -> Result<RewardMemory, RewardError> {
+        let factory = self.get(name)?;
+        if let Some((name, params)) = factory.plugin.wrapped(params) {
+            return self.memory(name, params, base);
+        }
+        match &factory.memory {
+            Some(memory) => memory(&factory.plugin.located(params, base)),
+            None => Ok(RewardMemory::default()),
+        }
     }
 
     /// Builds the reward with a name from its parameters; relative paths among them start at `base`.

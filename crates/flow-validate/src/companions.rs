@@ -1,4 +1,4 @@
-//! The models of a diffusers folder beside the one that is trained, as data.
+//! The models beside the one that is trained, of a diffusers folder and of rewards, as data.
 
 /// A model that is not trained.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +23,8 @@ pub struct Companions {
     pub encoders: Vec<Companion>,
     /// The autoencoder, which stays.
     pub autoencoder: Option<Companion>,
+    /// Networks of rewards that compute on the device of the run, which stay.
+    pub rewards: Vec<Companion>,
     /// About what the autoencoder takes while it decodes, in bytes.
     pub decoding_bytes: f64,
 }

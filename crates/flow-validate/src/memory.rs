@@ -10,6 +10,7 @@
 //! | copies | `T` for each of the moving average, the reference and the policy that samples, and half as much again for what a model that computes in bf16 reads of them; what is frozen is shared |
 //! | trajectories | `N (3 S + 1)` per image: before, after and mean of each of `S` recorded steps, and the final latent of `N` values |
 //! | autoencoder | its weights, half of them in bytes on a GPU that computes in bf16, and what is there while it decodes |
+//! | rewards | the weights of their networks that compute on the device of the run; half of them in bytes on a GPU that computes in bf16 |
 //! | text encoders | the largest one with its activations: each is dropped before the next is loaded; half of it on a GPU that computes in bf16, which never holds its weights in f32 |
 //! | activations | per row of a micro-batch, twice the images under guidance: the input and the output of every linear layer, once; of blocks that are computed again, their inputs, and all of the largest one; half of it on a GPU that computes in bf16 |
 //!
@@ -155,6 +156,8 @@ pub struct MemoryEstimate {
     pub loading: f64,
     /// The autoencoder's weights.
     pub autoencoder: f64,
+    /// The weights of rewards' networks.
+    pub rewards: f64,
     /// What the autoencoder takes while it decodes.
     pub decoding: f64,
     /// The text encoder that takes most, its weights and what passes through it.
@@ -181,6 +184,7 @@ impl MemoryEstimate {
             activations: bytes(stored.activation, per_row) * load.rows as f64,
             loading: bytes(stored.frozen, all - trained) + BYTES * trained,
             autoencoder: 0.0,
+            rewards: 0.0,
             decoding: 0.0,
             encoder: 0.0,
         }
@@ -196,6 +200,7 @@ impl MemoryEstimate {
                 .autoencoder
                 .as_ref()
                 .map_or(0.0, |model| bytes(model.values)),
+            rewards: companions.rewards.iter().map(|model| bytes(model.values)).sum(),
             decoding: companions.decoding_bytes,
             encoder: encoders
                 .map(|model| encoder_bytes(model, stored))
@@ -219,6 +224,7 @@ impl MemoryEstimate {
         parts.push(("optimizer moments", self.moments));
         parts.push(("copies of the trained weights", self.copies));
         parts.push(("autoencoder", self.autoencoder));
+        parts.push(("rewards", self.rewards));
         match phase {
             Phase::Loading => {}
             Phase::Encoding => parts.push(("the largest text encoder", self.encoder)),

@@ -182,6 +182,8 @@ fn of_companions(companions: &Companions, stored: Stored, latent: &flow_core::La
             .iter()
             .map(|model| row(model, WITH_MODEL.into())),
     );
+    let rewards = companions.rewards.iter();
+    rows.extend(rewards.map(|model| row(model, WITH_MODEL.into())));
     rows.push(MemoryRow {
         part: "decoding".into(),
         what: format!("latents of {} by {}", latent.width, latent.height),

@@ -168,6 +168,12 @@ impl PluginKind {
         }
     }
 
+    /// The plug-in that these parameters name within: its name and its parameters.
+    pub fn wrapped<'p>(&self, params: &'p Object) -> Option<(&'p str, &'p Object)> {
+        let (name, table) = self.wraps?;
+        Some((params.get(name)?.as_str()?, params.get(table)?.as_object()?))
+    }
+
     /// The paths among the parameters, with their keys.
     pub(crate) fn paths_mut<'p>(&self, params: &'p mut Object) -> Vec<(String, &'p mut String)> {
         let texts = params.iter_mut().filter_map(|(key, value)| match value {

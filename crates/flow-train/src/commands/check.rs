@@ -11,7 +11,7 @@ use flow_pipeline::PictureBuckets;
 use flow_train::distributed;
 use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
-use flow_trainer::setup::{self, Environment, PipelineFolders, ScoredPrompts};
+use flow_trainer::setup::{self, BuiltRewards, Environment, PipelineFolders, ScoredPrompts};
 use serde_json::Value;
 
 /// Reads the config, builds what it describes, and says everything that is wrong.
@@ -166,9 +166,16 @@ fn build_for_elsewhere(
     }
     let of = |prompts| ScoredPrompts { dataset, prompts };
     let trained_on = dataset.train_prompts();
-    setup::rewards(&config.rewards, environment, of(&trained_on), 1)?;
+    let mut built = BuiltRewards::default();
+    setup::rewards(&config.rewards, environment, of(&trained_on), 1, &mut built)?;
     let evaluated = setup::evaluation_prompts(dataset, config.evaluation.prompts);
-    setup::rewards(config.effective_eval_rewards(), environment, of(&evaluated), 1)?;
+    setup::rewards(
+        config.effective_eval_rewards(),
+        environment,
+        of(&evaluated),
+        1,
+        &mut built,
+    )?;
     Ok(None)
 }
 

@@ -1,25 +1,53 @@
-//! What a run asks of memory: the models of its diffusers folder, and the table that `check` prints.
+//! What a run asks of memory: the models of its diffusers folder and of its rewards, and the table that `check` prints.
 
 use crate::terminal;
-use flow_config::Config;
+use flow_config::{Config, DeviceKind, RewardConfig};
 use flow_core::LatentShape;
 use flow_pipeline::{Decoding, ModelSize};
+use flow_rewards::RewardRegistry;
 use flow_trainer::TrainError;
-use flow_trainer::setup::{self, PipelineFolders};
+use flow_trainer::setup::{self, Environment, PipelineFolders};
 use flow_validate::{Companion, Companions, Load, MemoryTable, gib};
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// The models beside the one that is trained, of the diffusers folder that `config` names; nothing if it names none. Sizes are those of
-/// configs and headers: no weight is read. `latent` is the model's.
+/// Where what is beside the model that is trained comes from.
+#[derive(Clone, Copy)]
+pub struct Around<'a> {
+    /// Where relative paths start.
+    pub base: &'a Path,
+    /// What opens diffusers folders.
+    pub folders: &'a PipelineFolders,
+    /// The rewards that there are.
+    pub rewards: &'a RewardRegistry,
+}
+
+impl<'a> Around<'a> {
+    /// As a run has it.
+    pub fn of(environment: &'a Environment<'_>) -> Self {
+        Self {
+            base: environment.base,
+            folders: &environment.folders,
+            rewards: &environment.plugins.rewards,
+        }
+    }
+}
+
+/// The models beside the one that is trained: those of the diffusers folder that `config` names, and the networks of its rewards;
+/// nothing if there are none. Sizes are those of configs and headers: no weight is read. `latent` is the model's.
 pub fn companions(
     config: &Config,
-    base: &Path,
-    folders: &PipelineFolders,
+    around: Around<'_>,
     (latent, load): (LatentShape, &Load),
 ) -> Result<Option<Companions>, TrainError> {
+    let rewards = rewards(config, around);
+    let Around { base, folders, .. } = around;
     if config.model.path.is_none() {
-        return Ok(None);
+        let alone = Companions {
+            rewards,
+            ..Companions::default()
+        };
+        return Ok((!alone.rewards.is_empty()).then_some(alone));
     }
     let pipeline = setup::pipeline(config, base, folders)?;
     let companion = |size: ModelSize, tokens: usize| Companion {
@@ -40,13 +68,39 @@ pub fn companions(
     let decoding = Decoding {
         samples: config.sampling.micro_batch,
         bytes_of_value: load.stored.activation,
-        one_by_one: config.device.kind == flow_config::DeviceKind::Cpu,
+        one_by_one: config.device.kind == DeviceKind::Cpu,
     };
     Ok(Some(Companions {
         encoders: encoders.into_iter().map(|size| companion(size, tokens)).collect(),
         autoencoder: Some(companion(pipeline.autoencoder_size()?, 0)),
+        rewards,
         decoding_bytes: pipeline.decoding_bytes(latent, decoding)? as f64,
     }))
+}
+
+/// The networks of rewards that are in the memory of the run's device, each once.
+fn rewards(config: &Config, around: Around<'_>) -> Vec<Companion> {
+    let mut asked: Vec<&RewardConfig> = Vec::new();
+    for reward in config.rewards.iter().chain(config.effective_eval_rewards()) {
+        let is_same = |other: &&RewardConfig| other.kind == reward.kind && other.params == reward.params;
+        if !asked.iter().any(is_same) {
+            asked.push(reward);
+        }
+    }
+    let found = asked.into_iter().filter_map(|reward| {
+        // What is wrong with its files is told, with where they were looked for, when it is built.
+        let memory = around.rewards.memory(&reward.kind, &reward.params, around.base);
+        let memory = memory.ok().filter(|memory| memory.values > 0)?;
+        let is_here = memory.is_on_run_device || config.device.kind == DeviceKind::Cpu;
+        is_here.then(|| Companion {
+            name: format!("reward {}", reward.name()),
+            class: reward.kind.clone(),
+            values: memory.values,
+            file_bytes: 0,
+            passing: 0,
+        })
+    });
+    found.collect()
 }
 
 /// The table for people; `device` is what it is about.

@@ -151,9 +151,8 @@ impl Describe<'_> {
             elsewhere => Computing::elsewhere(elsewhere, config),
         };
         let load = Load::of(config, &environment.plugins.catalog());
-        let folders = &environment.folders;
-        let companions =
-            memory::companions(config, environment.base, folders, (spec.latent, &load)).or_bad_input()?;
+        let around = memory::Around::of(environment);
+        let companions = memory::companions(config, around, (spec.latent, &load)).or_bad_input()?;
         let described = Described {
             spec,
             layout: &outline.layout,

@@ -13,7 +13,7 @@ use flow_report::{ImageGrid, Tile};
 use flow_rewards::{RewardError, RewardScores, RewardWorkers};
 use flow_trainer::TrainError;
 use flow_trainer::decoder::Decoded;
-use flow_trainer::setup::{self, Environment, ScoredPrompts};
+use flow_trainer::setup::{self, BuiltRewards, Environment, ScoredPrompts};
 use std::path::{Path, PathBuf};
 
 /// Generates, scores with the config's rewards if it has some, and writes the pictures.
@@ -134,7 +134,13 @@ fn workers(
     if rewards.is_empty() {
         return Ok(None);
     }
-    match setup::rewards(rewards, environment, ScoredPrompts { dataset, prompts }, 1) {
+    match setup::rewards(
+        rewards,
+        environment,
+        ScoredPrompts { dataset, prompts },
+        1,
+        &mut BuiltRewards::default(),
+    ) {
         Ok(parts) => Ok(Some(parts.workers)),
         Err(TrainError::Reward(error @ RewardError::Prompts { .. })) => {
             terminal::note(&format!("note: the images get no scores: {error}"));

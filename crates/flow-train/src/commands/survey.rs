@@ -196,7 +196,12 @@ impl Asked<'_> {
         let load = Load::of(config, self.known.1);
         let spec = outline.model.spec();
         let (base, folders) = self.folder;
-        let companions = memory::companions(config, base, folders, (spec.latent, &load))?;
+        let around = memory::Around {
+            base,
+            folders,
+            rewards: &self.known.0.plugins.rewards,
+        };
+        let companions = memory::companions(config, around, (spec.latent, &load))?;
         let model = Trained {
             layout: &outline.layout,
             spec,

@@ -23,7 +23,7 @@ pub use folders::PipelineFolders;
 pub use model::{ModelOutline, ModelParts, model, outline};
 pub use optimizer::settings as optimizer_settings;
 pub use paths::{start_in_config, start_on_command_line};
-pub use rewards::{RewardParts, ScoredPrompts, rewards};
+pub use rewards::{BuiltRewards, RewardParts, ScoredPrompts, rewards};
 pub use schedule::{average, deterministic, schedule, step_sigmas};
 
 use crate::algorithm::{Algorithm, AlgorithmContext, ReferenceWeights, SlowCopy};
@@ -467,9 +467,16 @@ pub fn parts_of<A: Algorithm>(
         dataset: &*dataset,
         prompts,
     };
-    let trained_on = rewards(&config.rewards, environment, of(&prompts), threads)?;
+    let mut built = BuiltRewards::default();
+    let trained_on = rewards(&config.rewards, environment, of(&prompts), threads, &mut built)?;
     let eval_rewards = config.effective_eval_rewards();
-    let evaluated_by = rewards(eval_rewards, environment, of(&evaluation.prompts), threads)?;
+    let evaluated_by = rewards(
+        eval_rewards,
+        environment,
+        of(&evaluation.prompts),
+        threads,
+        &mut built,
+    )?;
     let keep = NonZeroUsize::new(config.checkpoints.keep).unwrap_or(NonZeroUsize::MAX);
     let settings = SessionSettings {
         seed: config.run.seed,

@@ -7,9 +7,10 @@ use crate::session::RewardWeight;
 use flow_config::RewardConfig;
 use flow_data::{Dataset, Prompt};
 use flow_report::ValueRange;
-use flow_rewards::{Lent, NamedReward, Reward, RewardError, RewardWorkers};
+use flow_rewards::{Lent, NamedReward, Params, Reward, RewardError, RewardWorkers};
 use flow_rewards_models::Computation;
 use std::path::Path;
+use std::sync::Arc;
 
 /// Worker threads with their rewards, and the rewards' weights in the same order.
 pub struct RewardParts {
@@ -98,7 +99,36 @@ fn excerpt(text: &str) -> String {
     }
 }
 
-/// Builds rewards and starts their threads.
+/// Rewards that were built, so that what a run both trains on and is evaluated by is loaded once.
+#[derive(Default)]
+pub struct BuiltRewards(Vec<(String, Params, Arc<dyn Reward>)>);
+
+impl BuiltRewards {
+    /// The reward of this kind and with these parameters; built if there is none.
+    fn reward(
+        &mut self,
+        config: &RewardConfig,
+        environment: &Environment<'_>,
+    ) -> Result<Arc<dyn Reward>, RewardError> {
+        let is_it =
+            |(kind, params, _): &&(String, Params, _)| *kind == config.kind && *params == config.params;
+        if let Some((.., reward)) = self.0.iter().find(is_it) {
+            return Ok(reward.clone());
+        }
+        let lent = Lent::default().with(Computation {
+            device: environment.device.clone(),
+            plan: environment.plan.clone(),
+        });
+        let registry = &environment.plugins.rewards;
+        let reward = registry.build_with(&config.kind, &config.params, environment.base, &lent);
+        let reward = reward.map_err(|error| located(error, config, environment))?;
+        self.0
+            .push((config.kind.clone(), config.params.clone(), reward.clone()));
+        Ok(reward)
+    }
+}
+
+/// Builds rewards that are not `built` yet and starts their threads.
 ///
 /// # Errors
 /// A parameter or file that does not fit, a prompt whose images a reward cannot score, or no reward at all.
@@ -107,17 +137,12 @@ pub fn rewards(
     environment: &Environment<'_>,
     scored: ScoredPrompts<'_>,
     threads: usize,
+    built: &mut BuiltRewards,
 ) -> Result<RewardParts, TrainError> {
     let mut named = Vec::new();
     let mut weights = Vec::new();
-    let lent = Lent::default().with(Computation {
-        device: environment.device.clone(),
-        plan: environment.plan.clone(),
-    });
     for config in configs {
-        let registry = &environment.plugins.rewards;
-        let reward = registry.build_with(&config.kind, &config.params, environment.base, &lent);
-        let reward = reward.map_err(|error| located(error, config, environment))?;
+        let reward = built.reward(config, environment)?;
         scored.check(config.name(), &*reward)?;
         let (low, high) = reward.range();
         named.push(NamedReward {

@@ -49,7 +49,7 @@ fn a_clip_that_is_not_there_is_told_with_the_folder_that_its_path_starts_from() 
         dataset: &*dataset,
         prompts: &[],
     };
-    let error = setup::rewards(&config.rewards, &environment, scored, 1).err();
+    let error = setup::rewards(&config.rewards, &environment, scored, 1, &mut Default::default()).err();
     let error = error.expect("there is no such folder").to_string();
     for word in [
         "reward `pickscore`",

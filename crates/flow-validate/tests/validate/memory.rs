@@ -216,6 +216,7 @@ fn folder() -> Companions {
     Companions {
         encoders: vec![model("text_encoder", 1000), model("text_encoder_2", 3000)],
         autoencoder: Some(model("vae", 50)),
+        rewards: Vec::new(),
         decoding_bytes: 600.0,
     }
 }
@@ -310,4 +311,36 @@ fn text_encoders_count_one_at_a_time_before_the_first_rollout() {
         assert!(said.contains(part), "{part:?} is not in: {said}");
     }
     assert!(errors(&found(estimate.certain() as u64 - 1)));
+}
+
+#[test]
+fn networks_of_rewards_stay_in_memory_as_long_as_the_run_lasts() {
+    let text = "[sampling]\nprompts_per_step = 1\ngroup_size = 2\nmicro_batch = 1";
+    let load = Load::of(&config(text), &CATALOG);
+    let alone = MemoryEstimate::new(&layout(), &spec(), 10, &load);
+    let companions = Companions {
+        rewards: vec![Companion {
+            name: "reward clip-score".into(),
+            class: "clip-score".into(),
+            values: 500,
+            file_bytes: 0,
+            passing: 0,
+        }],
+        ..Companions::default()
+    };
+    let estimate = alone.with_companions(&companions, load.stored);
+    for phase in [Phase::Rollout, Phase::Update] {
+        assert_eq!(estimate.at(phase), alone.at(phase) + 2000.0);
+    }
+    assert_eq!(estimate.at(Phase::Loading), alone.at(Phase::Loading));
+    let (layout, spec) = (layout(), spec());
+    let model = Trained {
+        layout: &layout,
+        spec: &spec,
+        values: 10,
+        load: &load,
+    };
+    let table = MemoryTable::new(&config(text), model, Some(&companions), None);
+    let row = table.rows.iter().find(|row| row.part == "reward clip-score");
+    assert_eq!(row.map(|row| row.bytes), Some(2000.0));
 }

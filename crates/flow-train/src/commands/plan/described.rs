@@ -112,9 +112,8 @@ impl<'a> Described<'a> {
     ) -> Self {
         let load = Load::of(config, &environment.plugins.catalog());
         let spec = parts.sampler.policy.model.spec();
-        let folders = &environment.folders;
         // What cannot be measured has been refused: the parts are there.
-        let companions = memory::companions(config, environment.base, folders, (spec.latent, &load));
+        let companions = memory::companions(config, memory::Around::of(environment), (spec.latent, &load));
         Self {
             load,
             companions: companions.unwrap_or_default(),
