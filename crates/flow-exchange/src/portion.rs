@@ -35,7 +35,7 @@ mod tests {
     #[test]
     fn parts_follow_one_another_and_may_be_empty() {
         assert_eq!(parts_of_ranks(&[2, 0, 3], 3, 5), [0..2, 2..2, 2..5]);
-        assert_eq!(parts_of_ranks(&[0], 1, 0), [0..0]);
+        assert_eq!(parts_of_ranks(&[0, 0], 2, 0), [0..0, 0..0]);
     }
 
     #[test]
