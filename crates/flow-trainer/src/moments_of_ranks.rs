@@ -109,7 +109,56 @@ pub(crate) fn give(exchange: &dyn Exchange, optimizer: &AdamW) -> Result<(), Los
 
 #[cfg(test)]
 mod tests {
-    use super::{Which, request, requested};
+    use super::{Which, ask, end, give, request, requested};
+    use crate::optimizer::{AdamW, AdamWSettings, FloatDType, Moments, RateSchedule};
+    use crate::shards::Shards;
+    use flow_core::device::ComputeDevice;
+    use flow_core::params::LayoutBuilder;
+    use flow_core::{Init, ParamLayout};
+    use flow_exchange::{Exchange, World, in_process};
+    use std::time::Duration;
+
+    const SIZES: [usize; 4] = [3, 5, 4, 1];
+
+    /// What the moments of a weight are filled with here.
+    fn value(index: usize, which: Which) -> f32 {
+        index as f32 + if which == Which::First { 0.25 } else { 0.5 }
+    }
+
+    /// An optimizer with its share of the moments.
+    fn optimizer(world: World) -> AdamW {
+        let mut layout = ParamLayout::default();
+        let mut builder = LayoutBuilder::new(&mut layout);
+        for (index, size) in SIZES.iter().enumerate() {
+            builder.param(&format!("weight{index}"), [*size], Init::Zeros);
+        }
+        let settings = AdamWSettings {
+            learning_rate: 1e-3,
+            betas: (0.9, 0.99),
+            epsilon: 1e-8,
+            weight_decay: 0.0,
+            max_grad_norm: 0.0,
+            warmup_steps: 0,
+            schedule: RateSchedule::Constant,
+            moments: FloatDType::F32,
+            seed: 0,
+        };
+        let (trained, device) = (vec![true; SIZES.len()], ComputeDevice::cpu());
+        let shards = Shards::new(&layout, &trained, world);
+        let filled = |index: usize, which: Which| {
+            device.plain(vec![value(index, which); SIZES[index]], &[SIZES[index]])
+        };
+        let moments = (0..SIZES.len()).map(|index| {
+            shards.is_own(index).then(|| Moments {
+                first: filled(index, Which::First),
+                second: filled(index, Which::Second),
+            })
+        });
+        let moments = moments.collect();
+        let mut optimizer = AdamW::sharded(settings, &layout, trained, Some(shards), &device);
+        optimizer.restore(1, moments);
+        optimizer
+    }
 
     #[test]
     fn a_request_is_read_as_it_was_made_and_anything_else_is_refused() {
@@ -120,5 +169,60 @@ mod tests {
         }
         assert_eq!(requested(&[]), Ok(None));
         assert_eq!(requested(&[1, 2, 3]), Err(()));
+    }
+
+    /// The writer asks for every moment that is not its own.
+    fn asks(exchange: &dyn Exchange, optimizer: &AdamW) {
+        let shards = optimizer.shards().expect("shared out");
+        for (index, count) in SIZES
+            .into_iter()
+            .enumerate()
+            .filter(|(index, _)| !shards.is_own(*index))
+        {
+            let owner = shards.owner(index).expect("trained");
+            for which in Which::BOTH {
+                let values = ask(exchange, owner, (index, which), count).expect("everyone is there");
+                assert_eq!(values, vec![value(index, which); count], "{index} {which:?}");
+            }
+        }
+        end(exchange, optimizer).expect("everyone is there");
+    }
+
+    #[test]
+    fn the_writer_gets_every_moment_from_the_rank_that_has_it() {
+        let threads = in_process(3, Duration::from_secs(20))
+            .into_iter()
+            .map(|exchange| {
+                std::thread::spawn(move || {
+                    let optimizer = optimizer(exchange.world());
+                    match exchange.world().rank {
+                        0 => asks(&*exchange, &optimizer),
+                        _ => give(&*exchange, &optimizer).expect("everyone is there"),
+                    }
+                    // All are in step afterwards.
+                    exchange.gather(b"done").expect("everyone is there");
+                })
+            });
+        let threads: Vec<_> = threads.collect();
+        threads
+            .into_iter()
+            .for_each(|thread| thread.join().expect("no rank panics"));
+    }
+
+    #[test]
+    fn a_rank_that_stops_before_it_gives_its_moments_ends_the_wait_of_the_writer_with_its_words() {
+        let mut ranks = in_process(2, Duration::from_secs(20));
+        let (other, writer) = (ranks.remove(1), ranks.remove(0));
+        let optimizer = optimizer(writer.world());
+        let shards = optimizer.shards().expect("shared out");
+        let index = (0..SIZES.len())
+            .find(|index| !shards.is_own(*index))
+            .expect("both have some");
+        other.abort("its device is lost");
+        let lost = ask(&*writer, 1, (index, Which::First), SIZES[index]).unwrap_err();
+        assert!(
+            lost.to_string().contains("rank 1 stopped: its device is lost"),
+            "{lost}"
+        );
     }
 }

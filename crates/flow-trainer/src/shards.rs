@@ -159,3 +159,6 @@ fn put(
         }
     });
 }
+
+#[cfg(test)]
+mod tests;
