@@ -196,14 +196,9 @@ impl TrainState {
         for (index, _) in trained.filter(|(_, trained)| **trained) {
             add(self.weights.current.host(index));
         }
-        let is_shared_out = self.optimizer.shards().is_some();
-        for moments in self
-            .optimizer
-            .moments()
-            .iter()
-            .flatten()
-            .filter(|_| !is_shared_out)
-        {
+        let are_everywhere = self.optimizer.shards().is_none();
+        let moments = self.optimizer.moments().iter().flatten();
+        for moments in moments.filter(|_| are_everywhere) {
             add(cpu::to_host(&moments.first));
             add(cpu::to_host(&moments.second));
         }

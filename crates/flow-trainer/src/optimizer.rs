@@ -406,8 +406,8 @@ impl AdamW {
         self.settings = settings;
     }
 
-    /// One step with the mean of the accumulated gradients, of the weights that have [moments](Self::moments) here. The others are given
-    /// to this process by [`share`](Self::share).
+    /// One step with the mean of the accumulated gradients, of the weights that have [moments](Self::moments) here. Those of other ranks
+    /// stay as they are.
     ///
     /// # Errors
     /// [`NonFiniteGradient`]; nothing has changed then.
