@@ -5,7 +5,7 @@ use crate::stream::{Gpu, IN_FLIGHT, Stream};
 use burn::backend::{Dispatch, ops::FloatTensorOps};
 use flow_core::RawTensor;
 use flow_core::device::ComputeDevice;
-use flow_exchange::{Exchange, Lanes, Lost, Partials, Values, World, portion};
+use flow_exchange::{Exchange, Lanes, Lost, Partials, Values, World, parts_of_ranks, portion};
 use flow_nccl::{Communicator, Nccl, NcclError, UniqueId};
 use std::ops::Range;
 use std::path::Path;
@@ -40,7 +40,7 @@ pub struct NcclExchange<E> {
     timeout: Duration,
 }
 
-/// The sums that the device may not be past.
+/// The sums and shared rows that the device may not be past.
 #[derive(Debug, Default)]
 struct InFlight {
     /// What they send, by mark.
@@ -174,20 +174,20 @@ impl<E: Exchange> NcclExchange<E> {
         self.until(|exchange| exchange.is_ready())
     }
 
-    /// That all ranks sum as many values.
+    /// That all ranks exchange as many values.
     fn agree(&self, count: usize) -> Result<(), Lost> {
         let own = self.control.world().rank;
         let counts = self.control.gather(&(count as u64).to_le_bytes())?;
         for (rank, theirs) in counts.iter().enumerate() {
             if *theirs != (count as u64).to_le_bytes() {
-                let problem = "it sums another number of values".into();
+                let problem = "it exchanges another number of values".into();
                 return Err(Lost::OutOfStep { rank, own, problem });
             }
         }
         Ok(())
     }
 
-    /// Waits for the sum before the last one; says the mark of the next.
+    /// Waits for the exchange before the last one; says the mark of the next.
     fn next_mark(&self) -> Result<usize, Lost> {
         let mark = self.in_flight().next;
         self.until_past(mark)?;
@@ -251,6 +251,39 @@ impl<E: Exchange> NcclExchange<E> {
             .map_err(|problem| self.lost(problem))?;
         let mut in_flight = self.in_flight();
         in_flight.sent[mark] = parts;
+        in_flight.next = (mark + 1) % IN_FLIGHT;
+        Ok(all)
+    }
+
+    /// As [`Exchange::share`], of a row with the parts of all ranks. It is on the device's way until the end of the next
+    /// [`settle`](Exchange::settle).
+    fn share_on_gpu(
+        &self,
+        row: RawTensor,
+        parts: &[Range<usize>],
+        device: &ComputeDevice,
+    ) -> Result<RawTensor, Lost> {
+        let count = parts.last().map_or(0, |part| part.end);
+        let own = &parts[self.control.world().rank];
+        let mark = self.next_mark()?;
+        self.agree(count)?;
+        self.gpu.bind().map_err(|problem| self.lost(problem))?;
+        let address = |tensor: &RawTensor| self.gpu.address(tensor).map_err(|problem| self.lost(problem));
+        let all = device.empty(&[count]);
+        let (from, to) = (address(&row)?, address(&all)?);
+        let mut transfers = Vec::new();
+        for (rank, part) in parts.iter().enumerate() {
+            transfers.push(Transfer::send(from, own, rank));
+            transfers.push(Transfer::receive(to + 4 * part.start as u64, part.len(), rank));
+        }
+        transfers.retain(|transfer| transfer.count > 0);
+        let stream = self.gpu.stream().map_err(|problem| self.lost(problem))?;
+        self.launch(stream, &transfers)?;
+        self.gpu
+            .mark(stream, mark)
+            .map_err(|problem| self.lost(problem))?;
+        let mut in_flight = self.in_flight();
+        in_flight.sent[mark] = vec![row];
         in_flight.next = (mark + 1) % IN_FLIGHT;
         Ok(all)
     }
@@ -345,6 +378,25 @@ impl<E: Exchange> Exchange for NcclExchange<E> {
 
     fn broadcast(&self, values: &mut dyn Values, from: usize) -> Result<(), Lost> {
         self.control.broadcast(values, from)
+    }
+
+    fn share(&self, values: &mut dyn Values, counts: &[usize]) -> Result<(), Lost> {
+        let flat = values.as_any().downcast_mut::<FlatTensor>();
+        let Some(flat) = flat.filter(|flat| !flat.device().is_processor()) else {
+            return self.control.share(values, counts);
+        };
+        let count = flat.count();
+        let parts = parts_of_ranks(counts, self.control.world().ranks, count);
+        if count == 0 {
+            return Ok(());
+        }
+        let (row, device) = (flat.values().clone(), flat.device().clone());
+        flat.replace(self.share_on_gpu(row, &parts, &device)?);
+        Ok(())
+    }
+
+    fn transfer(&self, values: &mut dyn Values, from: usize, to: usize) -> Result<(), Lost> {
+        self.control.transfer(values, from, to)
     }
 
     fn check(&self) -> Result<(), Lost> {

@@ -2,6 +2,7 @@
 
 use crate::lanes::Lanes;
 use crate::lost::Lost;
+use crate::portion::parts_of_ranks;
 use crate::values::Values;
 use flow_rendezvous::World;
 use std::fmt::Debug;
@@ -26,10 +27,10 @@ pub trait Exchange: Debug + Send + Sync {
     /// If a rank is lost, or sums another number of values. What `parts` hold then is not said.
     fn sum(&self, lanes: &Lanes, parts: &mut [&mut dyn Values]) -> Result<(), Lost>;
 
-    /// Waits until every sum is there.
+    /// Waits until every sum and every [shared](Self::share) row is there.
     ///
     /// # Errors
-    /// If a rank is lost; no sum since the last call may be used then.
+    /// If a rank is lost; none of them since the last call may be used then.
     fn settle(&self) -> Result<(), Lost>;
 
     /// Gives everyone the values of rank `from`.
@@ -37,6 +38,23 @@ pub trait Exchange: Debug + Send + Sync {
     /// # Errors
     /// If a rank is lost, or has another number of values.
     fn broadcast(&self, values: &mut dyn Values, from: usize) -> Result<(), Lost>;
+
+    /// Gives everyone one row of which each rank has a part: the first `counts[0]` of `values` are rank 0's to give, the next `counts[1]`
+    /// rank 1's, and so on. What `values` hold of the parts of others is replaced. What is on a GPU may be on its way, as after
+    /// [`sum`](Self::sum).
+    ///
+    /// # Errors
+    /// If a rank is lost, or gives another number of values.
+    ///
+    /// # Panics
+    /// If `counts` has not one number for each rank, or these are not as many as `values` together.
+    fn share(&self, values: &mut dyn Values, counts: &[usize]) -> Result<(), Lost>;
+
+    /// Gives rank `to` the values of rank `from`. Those of the other ranks, which call this as well, stay as they are.
+    ///
+    /// # Errors
+    /// If a rank is lost, or has another number of values.
+    fn transfer(&self, values: &mut dyn Values, from: usize, to: usize) -> Result<(), Lost>;
 
     /// Whether everyone is there, as far as is known without waiting.
     ///
@@ -71,6 +89,15 @@ impl Exchange for Alone {
     }
 
     fn broadcast(&self, _: &mut dyn Values, _: usize) -> Result<(), Lost> {
+        Ok(())
+    }
+
+    fn share(&self, values: &mut dyn Values, counts: &[usize]) -> Result<(), Lost> {
+        parts_of_ranks(counts, 1, values.count());
+        Ok(())
+    }
+
+    fn transfer(&self, _: &mut dyn Values, _: usize, _: usize) -> Result<(), Lost> {
         Ok(())
     }
 

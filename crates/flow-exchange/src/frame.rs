@@ -17,15 +17,21 @@ pub(crate) enum Kind {
     Stop,
     /// The sender ends its run in order.
     Farewell,
+    /// The sender's part of one row of all.
+    Share,
+    /// Values of one rank for another one.
+    Transfer,
 }
 
-const KINDS: [Kind; 6] = [
+const KINDS: [Kind; 8] = [
     Kind::Gather,
     Kind::Portion,
     Kind::Total,
     Kind::Broadcast,
     Kind::Stop,
     Kind::Farewell,
+    Kind::Share,
+    Kind::Transfer,
 ];
 
 impl Kind {
@@ -38,6 +44,8 @@ impl Kind {
             Self::Broadcast => "send its values",
             Self::Stop => "stop",
             Self::Farewell => "end",
+            Self::Share => "send its part of the values",
+            Self::Transfer => "send values that it alone has",
         }
     }
 }

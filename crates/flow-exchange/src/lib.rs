@@ -19,7 +19,7 @@ pub use flow_rendezvous::World;
 pub use lanes::{Lanes, Partials};
 pub use local::in_process;
 pub use lost::Lost;
-pub use portion::portion;
+pub use portion::{parts_of_ranks, portion};
 pub use ranks::Ranks;
 pub use tcp::tcp;
 pub use values::{HostValues, Values};

@@ -4,7 +4,7 @@ use crate::exchange::Exchange;
 use crate::frame::{Frame, Kind, to_bytes, to_values};
 use crate::lanes::{Lanes, Partials};
 use crate::lost::Lost;
-use crate::portion::portion;
+use crate::portion::{parts_of_ranks, portion};
 use crate::values::Values;
 use flow_rendezvous::{Membership, Watch, World};
 use std::collections::VecDeque;
@@ -326,6 +326,45 @@ impl Exchange for Ranks {
         let count = values.count();
         let received = self.receive_values(&mut state, from, Kind::Broadcast, count)?;
         values.write(received);
+        Ok(())
+    }
+
+    fn share(&self, values: &mut dyn Values, counts: &[usize]) -> Result<(), Lost> {
+        let parts = parts_of_ranks(counts, self.world.ranks, values.count());
+        let mut state = self.begin()?;
+        let mut row = values.read();
+        let frame = Frame {
+            kind: Kind::Share,
+            number: state.number,
+            bytes: to_bytes(&row[parts[self.world.rank].clone()]),
+        };
+        self.others().for_each(|to| self.send(to, &frame));
+        for from in self.others() {
+            let theirs = self.receive_values(&mut state, from, Kind::Share, counts[from])?;
+            row[parts[from].clone()].copy_from_slice(&theirs);
+        }
+        values.write(row);
+        Ok(())
+    }
+
+    fn transfer(&self, values: &mut dyn Values, from: usize, to: usize) -> Result<(), Lost> {
+        let mut state = self.begin()?;
+        let own = self.world.rank;
+        if from == to {
+            return Ok(());
+        }
+        if own == from {
+            let frame = Frame {
+                kind: Kind::Transfer,
+                number: state.number,
+                bytes: to_bytes(&values.read()),
+            };
+            self.send(to, &frame);
+        } else if own == to {
+            let count = values.count();
+            let received = self.receive_values(&mut state, from, Kind::Transfer, count)?;
+            values.write(received);
+        }
         Ok(())
     }
 

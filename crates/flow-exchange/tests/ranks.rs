@@ -86,6 +86,52 @@ fn ranks_over_tcp_and_threads_gather_sum_and_broadcast_the_same() {
     assert_eq!((gathered, sum[9], first), (vec![vec![]], 9.0, vec![0.0, 7.0]));
 }
 
+/// A row of which each rank gives a part, none of rank 1, and values that rank 2 gives to rank 0 alone.
+fn shared_and_transferred(exchange: &dyn Exchange) -> (Vec<f32>, Vec<f32>) {
+    let own = exchange.world().rank;
+    let counts = [2, 0, 3];
+    let mut row = HostValues(vec![-1.0; 5]);
+    let begin: usize = counts[..own].iter().sum();
+    (begin..begin + counts[own]).for_each(|at| row.0[at] = (10 * own + at) as f32);
+    exchange.share(&mut row, &counts).unwrap();
+    let mut moved = HostValues(vec![own as f32; 2]);
+    exchange.transfer(&mut moved, 2, 0).unwrap();
+    // To itself nothing moves, and what follows is in step.
+    exchange.transfer(&mut HostValues::default(), 1, 1).unwrap();
+    exchange.gather(b"").unwrap();
+    (row.0, moved.0)
+}
+
+#[test]
+fn a_row_is_put_together_from_the_parts_of_all_ranks_and_values_go_to_one_rank_alone() {
+    let (_server, tcp) = over_tcp(3, PATIENCE);
+    for ranks in [tcp, in_process(3, PATIENCE)] {
+        for (rank, (row, moved)) in on_each(ranks, shared_and_transferred).into_iter().enumerate() {
+            assert_eq!(row, [0.0, 1.0, 22.0, 23.0, 24.0], "rank {rank}");
+            let wanted = if rank == 0 { 2.0 } else { rank as f32 };
+            assert_eq!(moved, [wanted; 2], "rank {rank}");
+        }
+    }
+    let mut row = HostValues(vec![1.0, 2.0]);
+    Alone.share(&mut row, &[2]).unwrap();
+    assert_eq!(row.0, [1.0, 2.0]);
+}
+
+#[test]
+fn a_rank_that_is_gone_while_a_row_is_shared_is_named() {
+    let outcomes = on_each(in_process(2, PATIENCE), |exchange| {
+        if exchange.world().rank == 1 {
+            exchange.abort("its disk is full");
+            return None;
+        }
+        let mut row = HostValues(vec![0.0; 4]);
+        let lost = exchange.share(&mut row, &[1, 3]).unwrap_err();
+        Some(lost.to_string())
+    });
+    let said = outcomes[0].as_deref().unwrap_or_default();
+    assert!(said.contains("rank 1 stopped: its disk is full"), "{said}");
+}
+
 #[test]
 fn a_rank_that_stops_ends_the_waits_of_all_others_with_its_words() {
     let (_server, tcp) = over_tcp(3, PATIENCE);

@@ -7,8 +7,10 @@ use crate::audit::OnPolicyAudit;
 use crate::error::TrainError;
 use crate::geometry::Geometry;
 use crate::session::TrainState;
+use crate::shards::Shards;
 use flow_accel::{Activity, ActivityCounts};
-use flow_core::{RawTensor, cpu};
+pub use flow_config::Shard;
+use flow_core::{ParamLayout, RawTensor, cpu};
 pub use flow_exchange::{Alone, Exchange, Lanes};
 use serde::{Deserialize, Serialize};
 use std::hash::Hasher;
@@ -26,6 +28,8 @@ pub struct Distribution {
     pub lanes_given: bool,
     /// Iterations between two comparisons of the ranks' weights; 0 for none.
     pub check_every: u64,
+    /// What each rank has a part of.
+    pub shard: Shard,
 }
 
 impl Distribution {
@@ -40,6 +44,16 @@ impl Distribution {
             lanes: Lanes::new(lanes),
             lanes_given: config.lanes > 0,
             check_every: config.check_replicas_every as u64,
+            shard: config.shard,
+        }
+    }
+
+    /// Which rank has the moments of which weight (one flag each says whether it is trained); none if every rank has all.
+    pub fn shards(&self, layout: &ParamLayout, trained: &[bool]) -> Option<Shards> {
+        let world = self.exchange.world();
+        match self.shard {
+            Shard::Optimizer if world.is_several() => Some(Shards::new(layout, trained, world)),
+            Shard::Optimizer | Shard::None => None,
         }
     }
 
@@ -147,7 +161,7 @@ impl Distribution {
         Ok(self.gather(&mine)?.contains(&true))
     }
 
-    /// Compares weights and moments of all ranks, bit by bit.
+    /// Compares weights and moments of all ranks, bit by bit; of moments that are shared out, each rank has its own.
     ///
     /// # Errors
     /// [`TrainError::ReplicasDiffer`] with the first rank that has others than rank 0.
@@ -167,7 +181,7 @@ impl Distribution {
 }
 
 impl TrainState {
-    /// A hash over the bits of the trained weights and their moments, and the steps taken.
+    /// A hash over the bits of what all ranks have: the trained weights and their moments, unless these are shared out, and the steps taken.
     fn fingerprint(&self) -> u64 {
         // SipHash with fixed keys; nobody is to be kept from finding the same, only accidents.
         #[allow(deprecated)]
@@ -182,7 +196,9 @@ impl TrainState {
         for (index, _) in trained.filter(|(_, trained)| **trained) {
             add(self.weights.current.host(index));
         }
-        for moments in self.optimizer.moments().iter().flatten() {
+        let are_everywhere = self.optimizer.shards().is_none();
+        let moments = self.optimizer.moments().iter().flatten();
+        for moments in moments.filter(|_| are_everywhere) {
             add(cpu::to_host(&moments.first));
             add(cpu::to_host(&moments.second));
         }

@@ -1,5 +1,6 @@
 //! AdamW over a flat list of weights, with f32 or bf16 moments and clipping by the global norm in a fixed order.
 
+use crate::shards::Shards;
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 pub use burn::tensor::FloatDType;
@@ -92,6 +93,8 @@ pub struct Moments {
 pub struct AdamW {
     settings: AdamWSettings,
     trained: Vec<bool>,
+    /// Which rank has which moments; none if this process has all.
+    shards: Option<Shards>,
     moments: Vec<Option<Moments>>,
     steps: u64,
 }
@@ -327,9 +330,23 @@ impl AdamW {
         trained: Vec<bool>,
         device: &ComputeDevice,
     ) -> Self {
+        Self::sharded(settings, layout, trained, None, device)
+    }
+
+    /// As [`new`](Self::new), with the moments of this rank's weights alone, if `shards` says which these are: a step changes no other weight.
+    pub fn sharded(
+        settings: AdamWSettings,
+        layout: &ParamLayout,
+        trained: Vec<bool>,
+        shards: Option<Shards>,
+        device: &ComputeDevice,
+    ) -> Self {
         let zeros = |shape: &[usize]| stored(device.zeros(shape), settings.moments);
-        let moments = layout.specs().iter().zip(&trained).map(|(spec, trained)| {
-            trained.then(|| Moments {
+        let is_here = |index: usize| shards.as_ref().is_none_or(|shards| shards.is_own(index));
+        let flags = trained.iter().enumerate();
+        let flags = flags.map(|(index, trained)| *trained && is_here(index));
+        let moments = layout.specs().iter().zip(flags).map(|(spec, has_moments)| {
+            has_moments.then(|| Moments {
                 first: zeros(&spec.shape),
                 second: zeros(&spec.shape),
             })
@@ -338,6 +355,7 @@ impl AdamW {
         Self {
             settings,
             trained,
+            shards,
             moments,
             steps: 0,
         }
@@ -358,7 +376,12 @@ impl AdamW {
         self.steps
     }
 
-    /// The moments, by weight; absent for frozen weights.
+    /// Which rank has which moments; none if this process has all.
+    pub fn shards(&self) -> Option<&Shards> {
+        self.shards.as_ref()
+    }
+
+    /// The moments, by weight; absent for frozen weights, and for those of other ranks.
     pub fn moments(&self) -> &[Option<Moments>] {
         &self.moments
     }
@@ -383,7 +406,8 @@ impl AdamW {
         self.settings = settings;
     }
 
-    /// One step with the mean of the accumulated gradients.
+    /// One step with the mean of the accumulated gradients, of the weights that have [moments](Self::moments) here. Those of other ranks
+    /// stay as they are.
     ///
     /// # Errors
     /// [`NonFiniteGradient`]; nothing has changed then.
@@ -477,6 +501,24 @@ impl AdamW {
             clip_factor: factors.clip(gradient_norm),
             learning_rate: factors.learning_rate,
         })
+    }
+
+    /// Gives all ranks the weights that each has stepped, where the state is shared out over them. `stepped` says which weights had a gradient
+    /// on some rank.
+    ///
+    /// # Errors
+    /// If a rank is lost.
+    pub(crate) fn share(
+        &self,
+        exchange: &dyn Exchange,
+        weights: &mut Weights,
+        stepped: &[bool],
+        on: (&dyn Kernels, &ComputeDevice),
+    ) -> Result<(), Lost> {
+        match &self.shards {
+            Some(shards) => shards.share(exchange, weights, stepped, on),
+            None => Ok(()),
+        }
     }
 
     /// Learning rate of step `step`, counted from 1.

@@ -32,7 +32,7 @@ use flow_report::Stopwatch;
 use order::{BatchOrder, Places};
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use serde::{Deserialize, Serialize};
-use state::{Savings, State};
+use state::{Savings, State, save};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -276,13 +276,13 @@ struct Seen {
     present: Vec<bool>,
 }
 
-/// A step's losses, piece by piece, with the gradients of all ranks.
+/// A step's losses, piece by piece, with the gradients of all ranks; and which weights have one.
 fn sum_over_ranks(
     distribution: &Distribution,
     losses: &[f32],
     accumulated: &mut Accumulated,
     (kernels, layout, device): (&dyn Kernels, &ParamLayout, &ComputeDevice),
-) -> Result<Vec<f32>, TrainError> {
+) -> Result<(Vec<f32>, Vec<bool>), TrainError> {
     let all = distribution.gather(&Seen {
         losses: losses.iter().map(|loss| loss.to_bits()).collect(),
         present: accumulated.present(kernels),
@@ -291,10 +291,11 @@ fn sum_over_ranks(
     let exchange = (&*distribution.exchange, distribution.lanes);
     accumulated.exchange(exchange, layout, &present, device)?;
     let losses = all.into_iter().flat_map(|seen| seen.losses);
-    Ok(losses.map(f32::from_bits).collect())
+    Ok((losses.map(f32::from_bits).collect(), present))
 }
 
 /// Trains `weights`: the adapters if there are some, and all otherwise. What `keeping` goes on from takes their place; without it, nothing is written.
+/// It is given on all ranks or on none; the first one writes.
 ///
 /// # Errors
 /// A loss or gradient that is not finite, an image that cannot be read, or a state that cannot be written (but for that after
@@ -325,11 +326,18 @@ pub fn pretrain(
     let kernels = &*plan.kernels;
     // In one piece, as its average is.
     let weights = weights.whole(kernels);
+    let shards = distribution.shards(&layout, &trained);
     let mut state = State {
         step: 0,
         average: weights.clone(),
         weights,
-        optimizer: AdamW::new(settings.optimizer.clone(), &layout, trained.to_vec(), device),
+        optimizer: AdamW::sharded(
+            settings.optimizer.clone(),
+            &layout,
+            trained.to_vec(),
+            shards,
+            device,
+        ),
         losses: Vec::new(),
     };
     let contents = dataset.contents();
@@ -342,7 +350,8 @@ pub fn pretrain(
     let begin = state.step;
     observer.advance(begin as usize);
     let saves = keeping.filter(|_| distribution.is_first());
-    let mut savings = saves.map(|keeping| Savings::new(keeping, &trained, contents));
+    let exchange = &*distribution.exchange;
+    let mut savings = saves.map(|keeping| Savings::new(keeping, (&*trained, exchange), contents));
     let mut order = BatchOrder::new(dataset, settings.batch, settings.seed);
     // What was shown before.
     (0..begin).for_each(|_| drop(order.next_batch()));
@@ -380,8 +389,13 @@ pub fn pretrain(
             let (losses, report) = match distribution.exchange.world().is_several() {
                 true => {
                     let context = (kernels, &*layout, device);
-                    let losses = sum_over_ranks(distribution, &read(&values), &mut accumulated, context)?;
-                    (losses, optimizer.step(kernels, device, weights, accumulated))
+                    let (losses, present) =
+                        sum_over_ranks(distribution, &read(&values), &mut accumulated, context)?;
+                    let report = optimizer.step(kernels, device, weights, accumulated);
+                    if report.is_ok() {
+                        optimizer.share(&*distribution.exchange, weights, &present, (kernels, device))?;
+                    }
+                    (losses, report)
                 }
                 false => {
                     let report = optimizer.step(kernels, device, weights, accumulated);
@@ -438,20 +452,20 @@ pub fn pretrain(
             ..IterationSummary::default()
         });
         let Some(next) = next else { break };
-        let interrupted = distribution.any(observer.interrupted())?;
-        if let Some(savings) = &mut savings {
-            match interrupted {
-                true => savings.save(&state)?,
-                false => savings.save_if_due(&state)?,
-            }
+        let is_due = savings.as_ref().is_some_and(Savings::is_due);
+        let said = distribution.gather(&(observer.interrupted(), is_due))?;
+        let interrupted = said.iter().any(|(interrupted, _)| *interrupted);
+        if keeping.is_some() && (interrupted || said.iter().any(|(_, is_due)| *is_due)) {
+            save(savings.as_mut(), &state, exchange)?;
         }
         if interrupted {
             break;
         }
         upcoming = next;
     }
-    if let Some(savings) = savings.as_mut().filter(|_| state.step == settings.steps)
-        && let Err(error) = savings.save(&state)
+    if keeping.is_some()
+        && state.step == settings.steps
+        && let Err(error) = save(savings.as_mut(), &state, exchange)
     {
         // The weights are there, and worth more than what they could be made from once more.
         observer.notice(&format!("the state after the last step was not saved: {error}"));

@@ -2,9 +2,11 @@
 //! little-endian order. A run whose frozen weights are of a file leaves those out.
 
 use crate::error::TrainError;
+use crate::moments_of_ranks::{self, Which};
 use crate::optimizer::{AdamW, Moments};
 use flow_core::device::ComputeDevice;
 use flow_core::{ParamLayout, ParamSpec, RawTensor, Weights, cpu};
+use flow_exchange::Exchange;
 use flow_report::{CheckpointError, CheckpointReader, CheckpointWriter};
 use std::io::{self, Write};
 
@@ -26,18 +28,29 @@ pub(crate) fn add_weights<'a>(
     Ok(())
 }
 
-/// Adds the moments of all weights that have some.
+/// Adds the moments of all weights that have some. Those of other ranks are asked for when their turn has come; these are in
+/// [`moments_of_ranks::give`] meanwhile, until [`moments_of_ranks::end`].
 pub(crate) fn add_moments<'a>(
     writer: &mut CheckpointWriter<'a>,
     layout: &ParamLayout,
-    optimizer: &'a AdamW,
+    (optimizer, exchange): (&'a AdamW, &'a dyn Exchange),
 ) -> Result<(), CheckpointError> {
-    for (spec, moments) in layout.specs().iter().zip(optimizer.moments()) {
-        let Some(moments) = moments else { continue };
-        for (which, moment) in [("first", &moments.first), ("second", &moments.second)] {
-            let name = format!("{which}/{}", spec.name);
+    for (index, spec) in layout.specs().iter().enumerate() {
+        let own = optimizer.moments()[index].as_ref();
+        let owner = optimizer.shards().and_then(|shards| shards.owner(index));
+        if own.is_none() && owner.is_none() {
+            continue;
+        }
+        let count: usize = spec.shape.iter().product();
+        for which in Which::BOTH {
+            let name = format!("{}/{}", which.name(), spec.name);
             writer.section_streamed(&name, bytes(spec), move |out| {
-                write_values(out, &cpu::to_host(moment))
+                let values = match (own, owner) {
+                    (None, Some(owner)) => moments_of_ranks::ask(exchange, owner, (index, which), count)
+                        .map_err(io::Error::other)?,
+                    (own, _) => own.map_or_else(Vec::new, |own| cpu::to_host(which.of(own))),
+                };
+                write_values(out, &values)
             })?;
         }
     }
@@ -84,22 +97,22 @@ impl Sections<'_> {
         Ok(())
     }
 
-    /// The moments of each weight, none of one that is not `trained`.
+    /// The moments of each weight, of those alone of which the optimizer has some.
     pub fn moments(
         &self,
         layout: &ParamLayout,
-        trained: impl IntoIterator<Item = bool>,
+        optimizer: &AdamW,
     ) -> Result<Vec<Option<Moments>>, TrainError> {
-        let of = |(spec, trained): (&ParamSpec, bool)| {
+        let of = |(spec, own): (&ParamSpec, &Option<Moments>)| {
             let both = || {
                 Ok(Moments {
                     first: self.tensor("first", spec)?,
                     second: self.tensor("second", spec)?,
                 })
             };
-            trained.then(both).transpose()
+            own.is_some().then(both).transpose()
         };
-        layout.specs().iter().zip(trained).map(of).collect()
+        layout.specs().iter().zip(optimizer.moments()).map(of).collect()
     }
 
     fn tensor(&self, set: &str, spec: &ParamSpec) -> Result<RawTensor, TrainError> {

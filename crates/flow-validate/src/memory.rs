@@ -6,7 +6,7 @@
 //! |---|---|
 //! | weights | `W`; on a GPU that computes in bf16, half of what is frozen, and of what is trained if it is stored in bf16 |
 //! | gradients | `2 T`: those added up over micro-batches, and those of the call under way, which may be bf16 |
-//! | moments | `2 T`: AdamW's first and second; half of it in bf16 |
+//! | moments | `2 T`: AdamW's first and second; half of it in bf16; on several processes that share the optimizer's state, an even share of it |
 //! | copies | `T` for each of the moving average, the reference and the policy that samples, and half as much again for what a model that computes in bf16 reads of them; what is frozen is shared |
 //! | trajectories | `N (3 S + 1)` per image: before, after and mean of each of `S` recorded steps, and the final latent of `N` values |
 //! | autoencoder | its weights, half of them in bytes on a GPU that computes in bf16, and what is there while it decodes |
@@ -32,7 +32,7 @@ use crate::features::is_bf16_gpu;
 use crate::phase::Phase;
 use flow_checkpoint::Policy;
 use flow_config::{
-    Catalog, Config, Diagnostic, Dynamics, Finetune, GradientStorage, MomentStorage, TextConfig,
+    Catalog, Config, Diagnostic, Dynamics, Finetune, GradientStorage, MomentStorage, Shard, TextConfig,
     WeightStorage, Window,
 };
 use flow_core::{ModelSpec, ParamKind, ParamLayout, ParamSpec, Rows};
@@ -57,6 +57,8 @@ pub struct Load {
     pub stored: Stored,
     /// Tokens of the encoded text, for a model that reads it.
     pub text_tokens: usize,
+    /// Processes over which the optimizer's moments are shared out; 1 where each has all.
+    pub moment_shards: usize,
 }
 
 /// Bytes of a value, by what it is of.
@@ -129,6 +131,19 @@ impl Load {
                     _ => encoders.tokens.unwrap_or(512),
                 },
             },
+            moment_shards: 1,
+        }
+    }
+
+    /// That of one of `ranks` processes which train as one run.
+    #[must_use]
+    pub fn on_ranks(self, config: &Config, ranks: usize) -> Self {
+        Self {
+            moment_shards: match config.distributed.shard {
+                Shard::Optimizer => ranks.max(1),
+                Shard::None => 1,
+            },
+            ..self
         }
     }
 }
@@ -177,7 +192,8 @@ impl MemoryEstimate {
             weights: bytes(stored.trained, trained) + bytes(stored.frozen, all - trained),
             gradients: bytes(stored.gradient, trained),
             sums: BYTES * trained,
-            moments: bytes(stored.moment, 2.0 * trained),
+            // Weights are shared out whole: some process has at least this much, and none has more than one weight above it.
+            moments: bytes(stored.moment, 2.0 * trained) / load.moment_shards as f64,
             copies: bytes(stored.copy, trained) * load.copies as f64,
             trajectories: latents(3 * load.records + 1),
             unshared_trajectories: latents(2 * load.records + 1),

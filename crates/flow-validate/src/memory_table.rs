@@ -122,7 +122,13 @@ fn of_model(config: &Config, model: &Trained<'_>, estimate: &MemoryEstimate) -> 
         },
         MemoryRow {
             part: "optimizer".into(),
-            what: format!("two moments of {values} values in {}", dtype(moment)),
+            what: match model.load.moment_shards {
+                1 => format!("two moments of {values} values in {}", dtype(moment)),
+                shards => format!(
+                    "two moments of {values} values in {}, shared out over {shards} processes",
+                    dtype(moment)
+                ),
+            },
             bytes: estimate.moments,
             when: WITH_MODEL.into(),
         },

@@ -59,6 +59,8 @@ pub struct Question<'a> {
     pub machine: &'a Machine,
     /// The other models of the config's diffusers folder, if it names one.
     pub companions: Option<&'a Companions>,
+    /// Processes that are to train as one run.
+    pub ranks: usize,
     /// Whether a run is to be trained, so that its memory matters.
     pub training: bool,
 }
@@ -79,6 +81,7 @@ pub fn validate(question: &Question<'_>) -> Vec<Diagnostic> {
         trainer,
         machine,
         companions,
+        ranks,
         training,
     } = *question;
     let mut found = features::device(config, machine);
@@ -107,7 +110,7 @@ pub fn validate(question: &Question<'_>) -> Vec<Diagnostic> {
         );
     }
     if let (true, Some(model)) = (training, model) {
-        let load = Load::of(config, catalog);
+        let load = Load::of(config, catalog).on_ranks(config, ranks);
         let estimate = MemoryEstimate::new(model.layout, model.spec, model.trained, &load);
         let estimate = companions.map_or(estimate, |all| estimate.with_companions(all, load.stored));
         found.extend(memory::check_budget(config, &estimate));

@@ -63,6 +63,7 @@ fn found(gpu: Option<(&str, (u32, u32))>, dit: &str, more: &str) -> Vec<Diagnost
         trainer: &Trainer::of(&config, &test_catalog::CATALOG),
         machine: &machine,
         companions: None,
+        ranks: 1,
         training: false,
     });
     let of_kernels = |one: &Diagnostic| one.code.ends_with("-kernel") || one.code.ends_with("-kernels");

@@ -25,6 +25,19 @@ pub struct DistributedConfig {
     /// NVIDIA's library NCCL (`libnccl.so.2`), relative to the config file. Without it, the one that the system's loader finds, or else the
     /// one that comes with the PyTorch of `python3`.
     pub nccl: Option<PathBuf>,
+    /// What each process has a part of, where the others have whole copies: it takes less memory, and the run has the same bits.
+    pub shard: Shard,
+}
+
+/// What processes share out among themselves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Shard {
+    /// Nothing: every process has everything.
+    #[default]
+    None,
+    /// The optimizer's moments (ZeRO-1): a process has those of some weights, steps these, and gives them to the others.
+    Optimizer,
 }
 
 /// How gradients travel between processes.
@@ -48,6 +61,7 @@ impl Default for DistributedConfig {
             check_replicas_every: 50,
             transport: Transport::Auto,
             nccl: None,
+            shard: Shard::None,
         }
     }
 }

@@ -69,15 +69,15 @@ fn examine(arguments: &CheckArguments) -> Result<(Survey, Option<PictureBuckets>
         Purpose::Pretrain => Use::Pretraining,
     };
     let folders = PipelineFolders::default();
+    let ranks = usize::from(arguments.ranks);
     let Survey {
         mut report,
         loaded,
         memory,
-    } = Survey::of(&arguments.config, wanted, &arguments.target, &folders)?;
+    } = Survey::of(&arguments.config, (wanted, ranks), &arguments.target, &folders)?;
     if let (Some(loaded), Purpose::Train) = (&loaded, arguments.purpose)
         && !report.has_errors()
     {
-        let ranks = usize::from(arguments.ranks);
         let more = distributed::refused_on(loaded.config(), ranks, &loaded.registries);
         let found = report.diagnostics.iter().cloned().chain(more);
         report = loaded.resolved.located(found.collect::<Vec<_>>());

@@ -119,6 +119,9 @@ impl Loaded {
         folders: &PipelineFolders,
     ) -> Result<Self, Failure> {
         let here = TargetArguments::default();
+        // What is wrong with the launcher's variables, `join` says.
+        let launch = distributed::launched().ok().flatten();
+        let wanted = (wanted, launch.map_or(1, |launch| launch.ranks));
         let Survey { report, loaded, .. } = Survey::of(arguments, wanted, &here, folders)?;
         diagnostics::settle(&report)?;
         loaded.ok_or_else(|| Failure::Input(report.render()))

@@ -26,7 +26,7 @@ use std::path::Path;
 /// Prints the plan. The weights need not exist yet.
 pub fn run(arguments: &PlanArguments) -> Result<(), Failure> {
     let folders = PipelineFolders::default();
-    let survey = || Survey::of(&arguments.config, Use::Looking, &arguments.target, &folders);
+    let survey = || Survey::of(&arguments.config, (Use::Looking, 1), &arguments.target, &folders);
     if arguments.format == Format::Json {
         return json_report::print(&arguments.config.config, || {
             let Survey { report, loaded, .. } = survey()?;

@@ -42,10 +42,10 @@ pub struct Survey {
 
 impl Survey {
     /// Reads a config and finds everything that is wrong with it, by itself and for this build and machine, or for the device
-    /// that `target` names in their place. `folders` opens its diffusers folder, for whoever computes with it, too.
+    /// that `target` names in their place, on one of so many `ranks`. `folders` opens its diffusers folder, for whoever computes with it, too.
     pub fn of(
         arguments: &ConfigArguments,
-        wanted: Use,
+        (wanted, ranks): (Use, usize),
         target: &TargetArguments,
         folders: &PipelineFolders,
     ) -> Result<Self, Failure> {
@@ -69,6 +69,7 @@ impl Survey {
         let asked = Asked {
             known: (&registries, &catalog),
             wanted,
+            ranks,
             target: place,
             memory_gib: target.memory_gib,
             folder: (&base, folders),
@@ -96,6 +97,8 @@ impl Survey {
 struct Asked<'a> {
     known: (&'a Registries, &'a Catalog),
     wanted: Use,
+    /// Processes that are to train as one run.
+    ranks: usize,
     target: Target,
     /// Memory that the command line says.
     memory_gib: Option<f64>,
@@ -168,6 +171,7 @@ impl Asked<'_> {
             trainer: &Trainer::of(&config, catalog),
             machine: &machine,
             companions: companions.as_ref(),
+            ranks: self.ranks,
             // An estimate from wrong numbers would be wrong.
             training,
         };
@@ -193,7 +197,7 @@ impl Asked<'_> {
         outline: &ModelOutline,
         machine: &Machine,
     ) -> Result<(Option<Companions>, MemoryTable), TrainError> {
-        let load = Load::of(config, self.known.1);
+        let load = Load::of(config, self.known.1).on_ranks(config, self.ranks);
         let spec = outline.model.spec();
         let (base, folders) = self.folder;
         let around = memory::Around {

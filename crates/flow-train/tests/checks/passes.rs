@@ -319,6 +319,7 @@ fn passes(resolved: &Resolved, registries: &Registries) -> bool {
         trainer: &Trainer::of(config, &test_catalog::CATALOG),
         machine: &flow_train::machine(config.device.kind, Some(64.0)),
         companions: None,
+        ranks: 1,
         training: true,
     });
     !errors(&found)

@@ -91,6 +91,32 @@ fn one_two_and_four_processes_write_the_same_bytes_and_a_run_goes_on_with_anothe
 }
 
 #[test]
+fn processes_that_share_the_optimizer_write_the_bytes_of_one_that_has_it_alone_and_go_on_with_another_number()
+{
+    let place = Place::new();
+    let shared = ["--quiet", "--set", "distributed.shard=\"optimizer\"", "--set"];
+    place.succeed(&arguments("1", &["--quiet", "--set", "run.name=alone"]));
+    let alone = left(&place, "alone");
+    for processes in ["2", "4"] {
+        let name = format!("run.name=shared-{processes}");
+        place.succeed(&arguments(processes, &[&shared[..], &[name.as_str()]].concat()));
+        assert!(
+            left(&place, &format!("shared-{processes}")) == alone,
+            "{processes}"
+        );
+    }
+    // The first iteration on four processes, the second on two.
+    let part = ["run.name=changed", "--set", "run.steps=1"];
+    place.succeed(&arguments("4", &[&shared[..], &part].concat()));
+    let part = ["run.name=changed", "--resume", "latest"];
+    place.succeed(&arguments("2", &[&shared[..], &part].concat()));
+    assert!(
+        left(&place, "changed") == alone,
+        "resumed with another number of processes"
+    );
+}
+
+#[test]
 fn what_accelerators_did_is_counted_over_all_processes() {
     let place = Place::new();
     let shared = [
@@ -132,8 +158,11 @@ fn a_pretraining_writes_the_same_bytes_on_any_number_of_processes() {
         let outcome = pretrain(processes, &format!("on-{processes}"), &steps);
         assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
     }
+    let shared = [&steps[..], &["--set", "distributed.shard=\"optimizer\""]].concat();
+    let outcome = pretrain("4", "shared", &shared);
+    assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
     let one = place.bytes("on-1.safetensors");
-    for other in ["on-2", "on-4"] {
+    for other in ["on-2", "on-4", "shared"] {
         assert!(place.bytes(&format!("{other}.safetensors")) == one, "{other}");
     }
     let outcome = pretrain("4", "other", &["--set", "pretrain.batch=10"]);
@@ -174,9 +203,20 @@ fn free_port() -> String {
 
 #[test]
 fn a_process_that_is_killed_ends_the_others_within_seconds_and_the_run_goes_on_without_it() {
+    killed_in_the_middle("distributed.shard=\"none\"");
+}
+
+#[test]
+fn a_process_that_is_killed_with_its_share_of_the_optimizer_ends_the_others_and_the_run_goes_on_without_it() {
+    killed_in_the_middle("distributed.shard=\"optimizer\"");
+}
+
+fn killed_in_the_middle(shard: &str) {
     let place = Place::new();
     let port = free_port();
     let more = [
+        "--set",
+        shard,
         "--set",
         "run.steps=2000",
         "--set",

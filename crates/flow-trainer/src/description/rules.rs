@@ -64,6 +64,7 @@ pub const RULES: &[(&str, Rule)] = &[
     ("distributed.check_replicas_every", SPEED),
     ("distributed.transport", SPEED),
     ("distributed.nccl", SPEED),
+    ("distributed.shard", SPEED),
     ("model", MODEL),
     ("lora", ADAPTERS),
     ("lora.export", WRITTEN),

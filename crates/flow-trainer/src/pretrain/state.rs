@@ -1,10 +1,12 @@
 //! The state of a pretraining on disk, so that one that was stopped goes on to the same bits.
 
 use crate::error::TrainError;
+use crate::moments_of_ranks;
 use crate::optimizer::AdamW;
 use crate::state_sections::{Sections, add_moments, add_weights};
 use flow_core::Weights;
 use flow_core::device::ComputeDevice;
+use flow_exchange::Exchange;
 use flow_report::{CheckpointReader, CheckpointWriter, Stopwatch, flatten};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -144,7 +146,7 @@ impl PretrainCheckpoint {
         let is_trained = |index: usize| trained[index];
         sections.weights("current", &mut state.weights, is_trained)?;
         sections.weights("average", &mut state.average, is_trained)?;
-        let moments = sections.moments(state.weights.layout(), trained.iter().copied())?;
+        let moments = sections.moments(state.weights.layout(), &state.optimizer)?;
         device.with_persistent_allocation(|| state.optimizer.restore(self.optimizer_steps, moments));
         state.step = self.steps();
         state.losses = sections.values("losses", self.steps() as usize)?;
@@ -154,7 +156,12 @@ impl PretrainCheckpoint {
 
 impl Keeping {
     /// Writes the state, durably, in the place of the one before. Of weights that are not `trained` their files are the state.
-    fn save(&self, state: &State, trained: &[bool], contents: Option<&str>) -> Result<(), TrainError> {
+    fn save(
+        &self,
+        state: &State,
+        (trained, exchange): (&[bool], &dyn Exchange),
+        contents: Option<&str>,
+    ) -> Result<(), TrainError> {
         let meta = Meta {
             contents: contents.map(str::to_owned),
             what: WHAT.into(),
@@ -167,7 +174,7 @@ impl Keeping {
             for (set, weights) in [("current", &state.weights), ("average", &state.average)] {
                 add_weights(&mut writer, set, weights, |index| trained[index])?;
             }
-            add_moments(&mut writer, state.weights.layout(), &state.optimizer)?;
+            add_moments(&mut writer, state.weights.layout(), (&state.optimizer, exchange))?;
             let losses: Vec<u8> = state.losses.iter().copied().flat_map(f32::to_le_bytes).collect();
             writer.section("losses", losses)?;
             Ok(())
@@ -182,6 +189,7 @@ impl Keeping {
 pub(super) struct Savings<'a> {
     keeping: &'a Keeping,
     trained: &'a [bool],
+    exchange: &'a dyn Exchange,
     contents: Option<String>,
     /// When the last saving was over, or the pretraining began.
     last: Duration,
@@ -189,30 +197,47 @@ pub(super) struct Savings<'a> {
 
 impl<'a> Savings<'a> {
     /// Begins now.
-    pub fn new(keeping: &'a Keeping, trained: &'a [bool], contents: Option<String>) -> Self {
+    pub fn new(
+        keeping: &'a Keeping,
+        (trained, exchange): (&'a [bool], &'a dyn Exchange),
+        contents: Option<String>,
+    ) -> Self {
         let last = keeping.clock.elapsed();
         Self {
             keeping,
             trained,
+            exchange,
             contents,
             last,
         }
     }
 
-    /// Saves `state` if the time has come.
-    pub fn save_if_due(&mut self, state: &State) -> Result<(), TrainError> {
-        if self.keeping.clock.elapsed().saturating_sub(self.last) < self.keeping.every {
-            return Ok(());
-        }
-        self.save(state)
+    /// Whether the time to save has come.
+    pub fn is_due(&self) -> bool {
+        self.keeping.clock.elapsed().saturating_sub(self.last) >= self.keeping.every
     }
 
-    /// Saves `state`.
-    pub fn save(&mut self, state: &State) -> Result<(), TrainError> {
-        self.keeping.save(state, self.trained, self.contents.as_deref())?;
+    fn save(&mut self, state: &State) -> Result<(), TrainError> {
+        let with = (self.trained, self.exchange);
+        let saved = self.keeping.save(state, with, self.contents.as_deref());
+        // If a rank is lost, its words say more than those of a file that was not written.
+        moments_of_ranks::end(self.exchange, &state.optimizer)?;
+        saved?;
         // A saving that takes long does not make the next one come sooner.
         self.last = self.keeping.clock.elapsed();
         Ok(())
+    }
+}
+
+/// Saves `state`, which all ranks do together: those that write nothing give what they alone have.
+pub(super) fn save(
+    savings: Option<&mut Savings<'_>>,
+    state: &State,
+    exchange: &dyn Exchange,
+) -> Result<(), TrainError> {
+    match savings {
+        Some(savings) => savings.save(state),
+        None => Ok(moments_of_ranks::give(exchange, &state.optimizer)?),
     }
 }
 

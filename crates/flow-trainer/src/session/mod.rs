@@ -348,7 +348,9 @@ impl<A: Algorithm> Session<A> {
         for notice in &self.parts.notices {
             observer.notice(notice);
         }
-        if std::mem::take(&mut self.unsaved) {
+        // The rank that writes knows; all give it what they have.
+        let unsaved = std::mem::take(&mut self.unsaved);
+        if self.parts.distribution.any(unsaved)? {
             self.save()?;
         }
         // A checkpoint of the start holds the first evaluation already.

@@ -180,7 +180,7 @@ impl Checkpoint {
             }
         }
         fill("current", &mut weights.current)?;
-        let moments = sections.moments(&layout, trained.iter().copied())?;
+        let moments = sections.moments(&layout, &parts.state.optimizer)?;
         let optimizer = &mut parts.state.optimizer;
         device.with_persistent_allocation(|| optimizer.restore(meta.optimizer_steps, moments));
         parts.acceleration.restore(&meta.accelerators);

@@ -8,6 +8,7 @@ use crate::description::Description;
 use crate::error::TrainError;
 use crate::frozen::FrozenSaved;
 use crate::geometry_history::GeometryHistory;
+use crate::moments_of_ranks;
 use crate::state_sections::{add_moments, add_weights};
 use flow_core::{ParamLayout, Weights};
 use flow_report::{CHECKPOINT_RECORD, CheckpointWriter, MetricRecord, MetricsPosition, RunStamp, Stopwatch};
@@ -51,10 +52,12 @@ fn one() -> usize {
 }
 
 impl<A: Algorithm> Session<A> {
-    /// Writes a checkpoint of the current iteration, durably, then prunes old ones.
+    /// Writes a checkpoint of the current iteration, durably, then prunes old ones. All ranks call this: one that writes nothing gives
+    /// what it alone has.
     pub(super) fn save(&mut self) -> Result<(), TrainError> {
+        let exchange = &*self.parts.distribution.exchange;
         let Some(files) = &mut self.files else {
-            return Ok(());
+            return Ok(moments_of_ranks::give(exchange, &self.parts.state.optimizer)?);
         };
         let watch = Stopwatch::start();
         files.metrics.sync()?;
@@ -86,8 +89,11 @@ impl<A: Algorithm> Session<A> {
         for (set, weights) in sets(&state.weights) {
             add_weights(&mut writer, set, weights, |index| frozen.is_held(trained[index]))?;
         }
-        add_moments(&mut writer, layout, &state.optimizer)?;
-        let saved = files.checkpoints.save(&writer)?;
+        add_moments(&mut writer, layout, (&state.optimizer, exchange))?;
+        let saved = files.checkpoints.save(&writer);
+        // If a rank is lost, its words say more than those of a file that was not written.
+        moments_of_ranks::end(exchange, &state.optimizer)?;
+        let saved = saved?;
         let iteration = state.iteration;
         drop(writer);
         self.tally.saved(&saved);

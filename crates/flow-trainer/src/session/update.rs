@@ -199,7 +199,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
                 {
                     self.judge(audit, observer)?;
                 }
-                outcome.steps.push(self.optimizer_step(accumulated)?);
+                outcome.steps.push(self.optimizer_step(accumulated, &present)?);
                 let steps = self.state.optimizer.steps();
                 self.follow_at(None, Moment::Step { steps });
             }
@@ -513,14 +513,21 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         Ok(())
     }
 
-    fn optimizer_step(&mut self, accumulated: Accumulated) -> Result<StepReport, TrainError> {
+    /// A step, of weights of which those that are `present` have a gradient.
+    fn optimizer_step(
+        &mut self,
+        accumulated: Accumulated,
+        present: &[bool],
+    ) -> Result<StepReport, TrainError> {
         let iteration = self.state.iteration + 1;
         let kernels = self.training_plan().kernels.clone();
-        let state = &mut self.state;
-        let weights = &mut state.weights.current;
-        (state
-            .optimizer
-            .step(&*kernels, &self.sampler.device, weights, accumulated))
-        .map_err(|source| TrainError::NonFiniteGradient { iteration, source })
+        let (state, device) = (&mut self.state, &self.sampler.device);
+        let (optimizer, weights) = (&mut state.optimizer, &mut state.weights.current);
+        let report = optimizer
+            .step(&*kernels, device, weights, accumulated)
+            .map_err(|source| TrainError::NonFiniteGradient { iteration, source })?;
+        let exchange = &*self.distribution.exchange;
+        optimizer.share(exchange, weights, present, (&*kernels, device))?;
+        Ok(report)
     }
 }

@@ -146,7 +146,8 @@ pub(super) fn training_steps<'a>(
     let trained = trained
         .map(|(spec, _)| spec.shape.iter().product::<usize>())
         .sum();
-    let load = Load::of(config, &environment.plugins.catalog());
+    let ranks = environment.exchange.world().ranks;
+    let load = Load::of(config, &environment.plugins.catalog()).on_ranks(config, ranks);
     let estimate = MemoryEstimate::new(layout, spec, trained, &load);
     // Gradients of a pass are measured.
     let reserved = estimate.moments + estimate.sums + estimate.copies + estimate.trajectories;

@@ -456,12 +456,9 @@ pub fn parts_of<A: Algorithm>(
         reference: (algorithm.reference() == Some(ReferenceWeights::Snapshot)).then(|| model.weights.clone()),
         current: model.weights,
     };
-    let optimizer = AdamW::new(
-        optimizer_settings(config),
-        weights.current.layout(),
-        model.trained,
-        device,
-    );
+    let layout = weights.current.layout();
+    let shards = distribution.shards(layout, &model.trained);
+    let optimizer = AdamW::sharded(optimizer_settings(config), layout, model.trained, shards, device);
     let threads = rewards::threads(environment.exchange.world().local_ranks);
     let of = |prompts| ScoredPrompts {
         dataset: &*dataset,

@@ -1,7 +1,7 @@
 //! Losses that look at whole groups on several ranks, which are threads here: the same bytes as on one.
 
 use crate::support::{Left, Visit, config, environment, left, registries, with_parts};
-use flow_report::{Manifest, OnExists, RunDirectory};
+use flow_report::{CheckpointReader, Manifest, OnExists, RunDirectory};
 use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::distributed::Exchange;
@@ -12,30 +12,48 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Two iterations on one rank; what it leaves, of the first.
-struct OnRank<'a>(&'a Path, bool);
+/// Iterations on one rank, from the first or from the newest checkpoint; what it leaves, of the first.
+struct OnRank<'a> {
+    root: &'a Path,
+    is_first: bool,
+    resume: bool,
+    until: u64,
+}
 
 impl Visit for OnRank<'_> {
     type Output = Result<Option<Left>, TrainError>;
 
     fn visit<A: Algorithm + 'static>(self, mut parts: Parts<A>) -> Self::Output {
-        let Self(root, is_first) = self;
-        parts.settings.iterations = 2;
-        if !is_first {
+        let root = self.root;
+        parts.settings.iterations = self.until;
+        if !self.is_first {
             Session::join(parts)?.run(&mut Silent)?;
             return Ok(None);
         }
-        let directory = RunDirectory::open(root, "run", OnExists::Error)?;
         let manifest = Manifest::new("run", vec![], serde_json::Value::Null, root);
-        let mut session = Session::start(parts, directory, &manifest)?;
+        let mut session = match self.resume {
+            true => {
+                let directory = RunDirectory::resume(root, "run")?;
+                Session::resume(parts, directory, None, manifest, &mut Silent)?
+            }
+            false => {
+                let directory = RunDirectory::open(root, "run", OnExists::Error)?;
+                Session::start(parts, directory, &manifest)?
+            }
+        };
         session.run(&mut Silent)?;
         Ok(Some(left(&session)))
     }
 }
 
-/// What a run leaves on so many ranks.
+/// What a run of two iterations leaves on so many ranks.
 fn on_ranks(ranks: usize, overrides: &[&str]) -> Left {
     let root = tempfile::tempdir().expect("a temporary directory");
+    in_folder(root.path(), ranks, overrides, (false, 2))
+}
+
+/// What a run in a folder leaves on so many ranks, from the first iteration or from the newest checkpoint.
+fn in_folder(root: &Path, ranks: usize, overrides: &[&str], (resume, until): (bool, u64)) -> Left {
     let registries = registries();
     let run = |exchange: Arc<dyn Exchange>| {
         let is_first = exchange.world().is_first();
@@ -43,7 +61,13 @@ fn on_ranks(ranks: usize, overrides: &[&str]) -> Left {
             exchange,
             ..environment(&registries)
         };
-        with_parts(&config(overrides), &environment, OnRank(root.path(), is_first))
+        let on_rank = OnRank {
+            root,
+            is_first,
+            resume,
+            until,
+        };
+        with_parts(&config(overrides), &environment, on_rank)
     };
     let mut exchanges = match ranks {
         1 => vec![Arc::new(flow_trainer::distributed::Alone) as Arc<dyn Exchange>],
@@ -86,5 +110,60 @@ fn a_loss_over_whole_groups_leaves_the_same_bytes_on_one_two_and_four_ranks() {
             assert_eq!(other.metrics, one.metrics, "{algorithm} on {ranks}");
             assert!(other.weights == one.weights, "{algorithm} on {ranks}");
         }
+    }
+}
+
+/// The tensors of a checkpoint, by name, in the order of the file.
+fn tensors(root: &Path, iteration: u64) -> Vec<(String, Vec<u8>)> {
+    let path = root.join(format!("run/checkpoints/step-{iteration:06}.ckpt"));
+    let reader = CheckpointReader::open(&path).unwrap_or_else(|error| panic!("{error}"));
+    let names = reader.sections().iter().map(|section| section.name.clone());
+    names
+        .map(|name| {
+            let bytes = reader.section(&name).unwrap_or_else(|error| panic!("{error}"));
+            (name, bytes)
+        })
+        .collect()
+}
+
+#[test]
+fn a_shared_optimizer_leaves_the_bytes_of_a_whole_one_and_goes_on_shared_or_whole_on_any_number_of_ranks() {
+    let geometry = [
+        "sampling.prompts_per_step=4",
+        "sampling.group_size=6",
+        "sampling.micro_batch=3",
+        "optimizer.gradient_accumulation=4",
+        "distributed.lanes=4",
+        "distributed.check_replicas_every=1",
+        "ema.enabled=true",
+        "evaluation.every=0",
+    ];
+    let shared = [&geometry[..], &["distributed.shard=\"optimizer\""]].concat();
+    let folder = || tempfile::tempdir().expect("a temporary directory");
+    let alone = folder();
+    let wanted = in_folder(alone.path(), 1, &geometry, (false, 2));
+    let of_alone = tensors(alone.path(), 2);
+    assert!(of_alone.iter().any(|(name, _)| name.starts_with("second/")));
+    let same = |root: &Path, left: Left, words: &str| {
+        assert_eq!(left.metrics, wanted.metrics, "{words}");
+        assert!(left.weights == wanted.weights, "{words}");
+        assert!(tensors(root, 2) == of_alone, "{words}: another checkpoint");
+    };
+    for ranks in [1, 2, 4] {
+        let root = folder();
+        let left = in_folder(root.path(), ranks, &shared, (false, 2));
+        same(root.path(), left, &format!("on {ranks}"));
+    }
+    let changes: [(usize, &[&str], usize, &[&str]); 4] = [
+        (4, &shared, 2, &shared),
+        (2, &shared, 4, &geometry),
+        (4, &geometry, 2, &shared),
+        (2, &shared, 1, &shared),
+    ];
+    for (first, before, second, after) in changes {
+        let root = folder();
+        in_folder(root.path(), first, before, (false, 1));
+        let left = in_folder(root.path(), second, after, (true, 2));
+        same(root.path(), left, &format!("from {first} to {second}"));
     }
 }

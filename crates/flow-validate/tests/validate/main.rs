@@ -112,6 +112,7 @@ fn ask(text: &str, machine: &Machine, spec: &ModelSpec, sigmas: &[f64]) -> Vec<D
         trainer: &Trainer::of(&config, &CATALOG),
         machine,
         companions: None,
+        ranks: 1,
         training: true,
     })
 }

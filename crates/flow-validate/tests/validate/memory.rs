@@ -25,6 +25,7 @@ fn the_estimate_is_the_documented_sum_and_is_refused_above_the_memory_only() {
                 activation: 4,
             },
             text_tokens: WordsText::default().tokens,
+            moment_shards: 1,
         }
     );
     let mut spec = spec();
@@ -58,6 +59,13 @@ fn the_estimate_is_the_documented_sum_and_is_refused_above_the_memory_only() {
     let narrow = Load::of(&config("[optimizer]\nmoments = \"bf16\""), &CATALOG);
     let narrow = MemoryEstimate::new(&layout(), &spec, 10, &narrow);
     assert_eq!(narrow.moments, 40.0, "two moments of 10 values, 2 bytes each");
+    // Shared out over four processes, if that was asked for, and nothing else is.
+    let shared = config(&format!("{text}\n[distributed]\nshard = \"optimizer\""));
+    let shared = MemoryEstimate::new(&layout(), &spec, 10, &load.on_ranks(&shared, 4));
+    assert_eq!(shared.moments, moments / 4.0);
+    assert_eq!(shared.total(), estimate.total() - moments * 0.75);
+    let whole = MemoryEstimate::new(&layout(), &spec, 10, &load.on_ranks(&parsed, 4));
+    assert_eq!(whole, estimate);
     let on_a_gpu = "config_version = 1\n[device]\nkind = \"cuda\"\ndtype = \"bf16\"\n[ema]\nenabled = true\n[optimizer]\n";
     for (keys, trained, gradient) in [
         ("", 4.0, 4.0),
@@ -194,6 +202,7 @@ fn a_budget_below_the_weights_is_refused_whatever_the_machine_has() {
             trainer: &Trainer::of(&config, &CATALOG),
             machine: &machine,
             companions: None,
+            ranks: 1,
             training: true,
         })
     };
@@ -289,6 +298,7 @@ fn text_encoders_count_one_at_a_time_before_the_first_rollout() {
             trainer: &Trainer::of(&config, &CATALOG),
             machine: &machine,
             companions: Some(&folder()),
+            ranks: 1,
             training: true,
         })
     };
