@@ -155,6 +155,24 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         }
     }
 
+    /// The scores of this rank's samples, by reward, once all are there.
+    pub(super) fn scored(
+        &self,
+        tickets: Vec<Ticket>,
+        observer: &mut dyn Observer,
+    ) -> Result<Vec<Vec<f32>>, TrainError> {
+        observer.phase(Phase::Rewards, tickets.len());
+        let mut columns: Vec<Vec<f32>> = vec![Vec::new(); self.rewards.1.len()];
+        for ticket in tickets {
+            let batch = ticket.wait()?;
+            for (column, scores) in columns.iter_mut().zip(batch.rewards) {
+                column.extend(scores.values);
+            }
+            observer.advance(1);
+        }
+        Ok(columns)
+    }
+
     /// What rewards look at of a sample of a group.
     ///
     /// # Errors
