@@ -55,8 +55,10 @@ impl<A: Algorithm> Session<A> {
         let images = rolled.groups.len();
         self.parts.follow();
         let activity = self.activity(observer)?;
-        let explored = explored.map(|explored| self.explored(explored, &columns, observer));
-        let explored = explored.transpose()?;
+        let explored = match explored {
+            Some(explored) => Some(self.explored(explored, &columns, observer)?),
+            None => None,
+        };
         self.name_kernels()?;
         let predicted = match &drift {
             Some(drift) => (self.parts.acceleration).audited(&activity, &drift.latent_l1_by_sample),
