@@ -7,7 +7,7 @@ use flow_attention::CpuAttention;
 use flow_config::{AccelerationConfig, AcceleratorEntry, Config};
 use flow_core::{Backends, ModelSpec};
 use flow_kernels::CpuKernels;
-use flow_validate::{Entry, RULES, Severity, Trainer, check, errors, explain, resolve};
+use flow_validate::{Entry, RULES, Severity, Trainer, check, errors, explain, resolve, resolve_exploration};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use std::collections::BTreeSet;
@@ -300,4 +300,47 @@ fn names_parameters_refusals_and_slots_of_a_config_are_found_together() {
     ];
     assert!(found.iter().all(|(_, code)| explain(code).is_some()));
     assert_eq!(found, expected.map(|(path, code)| (path.to_owned(), code)));
+}
+
+#[test]
+fn lossy_accelerators_explore_for_a_coupled_trainer_and_what_is_wrong_with_them_stands_at_their_own_keys() {
+    let base = Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
+    let explored = |entries: &[(&str, f64)]| {
+        let mut whole = test_catalog::defaults();
+        whole.exploration.candidates = 2 * whole.sampling.group_size;
+        let entries = entries.iter();
+        whole.exploration.accelerators = entries
+            .map(|(name, threshold)| listed(name, (*threshold).into()))
+            .collect();
+        let trainer = trainer(Some(Paradigm::Coupled));
+        let (_, run) = resolve(&whole, &registry(), &base, &ModelSpec::default(), &trainer);
+        let run = run.expect("nothing forbids the run");
+        let (found, arrangement) = resolve_exploration(&whole, &registry(), &run);
+        assert_eq!(arrangement.is_none(), errors(&found));
+        found
+    };
+    assert!(explored(&[]).is_empty());
+    assert!(explored(&[("cache", 0.5)]).is_empty());
+    for (entries, path, code) in [
+        (
+            &[("cahce", 0.5)][..],
+            "exploration.accelerators.0.name",
+            "acceleration::unknown-accelerator",
+        ),
+        (
+            &[("cache", 2.0)][..],
+            "exploration.accelerators.0.name",
+            "acceleration::refused",
+        ),
+        (
+            &[("cache", 0.5), ("cache", 0.25)][..],
+            "exploration.accelerators.1.name",
+            "acceleration::duplicate",
+        ),
+    ] {
+        let found = explored(entries);
+        let [one] = &found[..] else { panic!("{found:?}") };
+        assert_eq!((one.path.as_str(), one.code), (path, code));
+        assert!(!one.message.contains("acceleration.rollout"), "{}", one.message);
+    }
 }
