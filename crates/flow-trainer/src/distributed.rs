@@ -90,7 +90,7 @@ impl Distribution {
         geometry: &Geometry,
         mine: Vec<Vec<f32>>,
     ) -> Result<Vec<Vec<f32>>, TrainError> {
-        let of_rank = |rank| self.micro_batches_of(geometry, rank);
+        let of_rank = |rank: usize| self.micro_batches_of(geometry, rank);
         self.gather_of((geometry.samples(), geometry.micro_batch_size()), of_rank, mine)
     }
 
@@ -110,7 +110,8 @@ impl Distribution {
         geometry: &Geometry,
         mine: Vec<Vec<f32>>,
     ) -> Result<Vec<Vec<f32>>, TrainError> {
-        let of_rank = |rank| self.candidate_micro_batches_of(geometry, rank).collect();
+        let of_rank =
+            |rank: usize| -> Vec<usize> { self.candidate_micro_batches_of(geometry, rank).collect() };
         let candidates = geometry.prompts() * geometry.candidates();
         self.gather_of((candidates, geometry.micro_batch_size()), of_rank, mine)
     }

@@ -80,7 +80,7 @@ impl KeepRule {
 /// The weighted sum of rewards of each sample: `columns` has a value per sample for each weight.
 pub fn scores(weights: &[f64], columns: &[Vec<f32>]) -> Vec<f64> {
     let samples = columns.first().map_or(0, Vec::len);
-    let score = |sample: usize| {
+    let score = |sample: usize| -> f64 {
         let terms = weights.iter().zip(columns);
         terms
             .map(|(weight, column)| weight * f64::from(column[sample]))
@@ -106,6 +106,9 @@ pub struct ExplorationSummary {
 
 impl ExplorationSummary {
     /// Of the cheap scores of all candidates, the numbers of those kept, and the exact scores of these, group by group.
+    ///
+    /// # Panics
+    /// If there is no candidate, or none kept.
     pub fn new((cheap, candidates): (&[f64], usize), kept: &[usize], exact: &[f64]) -> Self {
         let cheap_of_kept: Vec<f64> = kept.iter().map(|number| cheap[*number]).collect();
         let groups = (cheap.len() / candidates).max(1);

@@ -155,7 +155,7 @@ impl<A: Algorithm> Session<A> {
         let exact = scores(&weights_of(&self.parts.rewards.1), columns);
         let candidates = self.parts.settings.geometry.candidates();
         Ok(ExplorationRecord {
-            summary: ExplorationSummary::new((&explored.scores, candidates), &explored.kept, &exact),
+            summary: ExplorationSummary::new((&explored.scores[..], candidates), &explored.kept, &exact),
             forward_calls: explored.forward_calls,
             activity,
         })

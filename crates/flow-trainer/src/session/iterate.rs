@@ -85,7 +85,7 @@ impl<A: Algorithm> Session<A> {
             ("update_s", update_s),
         ];
         timing.extend(exploration_s.map(|wall_s| ("exploration_s", wall_s)));
-        let wall_s = timing.iter().map(|(_, wall_s)| wall_s).sum();
+        let wall_s: f64 = timing.iter().map(|(_, wall_s)| wall_s).sum();
         self.record_timing(&timing)?;
         self.record_throughput(images, wall_s)?;
         self.record_device_memory(rollout_gib, update_gib, driver_gib)?;

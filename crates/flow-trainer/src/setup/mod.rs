@@ -447,7 +447,7 @@ pub fn parts_of<A: Algorithm>(
     };
     let own = (&model.model, &evaluation.decoder);
     let others = sizes::others_of_rollouts(config, environment, own, &evaluation.sizes)?;
-    let explorer = exploration::explorer(config, environment, &acceleration, (tokens, &others))?;
+    let explorer = exploration::explorer(config, environment, &acceleration, (tokens, &others[..]))?;
     let average = average(config)?;
     // Averages are f32, in one piece.
     let slow = || model.weights.whole(&*environment.plan.kernels);

@@ -97,7 +97,7 @@ fn a_summary_tells_candidates_from_those_kept_and_cheap_from_exact() {
     let cheap = [0.0, 1.0, 5.0, 2.0, 2.0, 2.0];
     let kept = KeepRule::Extremes.kept_of_groups(&cheap, 3, 2);
     assert_eq!(kept, [0, 2, 3, 5]);
-    let summary = ExplorationSummary::new((&cheap, 3), &kept, &[0.5, 4.0, 2.0, 3.0]);
+    let summary = ExplorationSummary::new((&cheap[..], 3), &kept, &[0.5, 4.0, 2.0, 3.0]);
     let expected = ExplorationSummary {
         candidates: 3,
         reward_of_candidates: 2.0,
