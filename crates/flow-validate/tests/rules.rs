@@ -7,7 +7,9 @@ use flow_attention::CpuAttention;
 use flow_config::{AccelerationConfig, AcceleratorEntry, Config};
 use flow_core::{Backends, ModelSpec};
 use flow_kernels::CpuKernels;
-use flow_validate::{Entry, RULES, Severity, Trainer, check, errors, explain, resolve, resolve_exploration};
+use flow_validate::{
+    Entry, RULES, Severity, Trainer, check, errors, explain, resolve, resolve_exploration, several,
+};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use std::collections::BTreeSet;
@@ -343,4 +345,22 @@ fn lossy_accelerators_explore_for_a_coupled_trainer_and_what_is_wrong_with_them_
         assert_eq!((one.path.as_str(), one.code), (path, code));
         assert!(!one.message.contains("acceleration.rollout"), "{}", one.message);
     }
+}
+
+#[test]
+fn a_reward_of_whole_groups_needs_whole_groups_of_candidates_on_each_process() {
+    let found = |candidates: usize, ranks: usize, group_wise: bool| {
+        let mut whole = test_catalog::defaults();
+        whole.sampling.prompts_per_step = 2;
+        whole.sampling.group_size = 4;
+        whole.sampling.micro_batch = 4;
+        whole.optimizer.gradient_accumulation = 0;
+        whole.exploration.candidates = candidates;
+        let found = several(&whole, ranks, group_wise);
+        found.into_iter().map(|one| one.path).collect::<Vec<_>>()
+    };
+    assert!(found(8, 2, true).is_empty());
+    assert_eq!(found(6, 2, true), ["exploration.candidates"]);
+    assert!(found(6, 2, false).is_empty());
+    assert!(found(6, 1, true).is_empty());
 }
