@@ -133,6 +133,8 @@ pub struct Arrangement {
     training: Arc<Backends>,
     in_force: Vec<InForce>,
     model: ModelSpec,
+    /// Of the accelerators that the plan of training holds and that are another arrangement's.
+    beneath: Vec<Meter>,
 }
 
 /// The accelerators of a run, at work.
@@ -197,7 +199,69 @@ impl Arrangement {
             training: Arc::new(training),
             in_force,
             model: model.clone(),
+            beneath: Vec::new(),
         })
+    }
+
+    /// Accelerators for rollouts beside those of this arrangement, on the same plan of training: with its shared accelerators, and
+    /// with `entries` in the place of those of its rollouts. What they do is counted apart. They are tried out once.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn beside(&self, entries: &[Arc<dyn Accelerator>]) -> Result<Self, Vec<AccelerationError>> {
+        let shared = self
+            .in_force
+            .iter()
+            .filter(|each| each.applied.slot == Slot::Shared);
+        let (accelerators, beneath): (Vec<Arc<dyn Accelerator>>, Vec<Meter>) = shared
+            .map(|each| (each.accelerator.clone(), each.meter.clone()))
+            .unzip();
+        let mut errors = crate::arrangement::check(&accelerators, entries);
+        let mut found = Self {
+            training: self.training.clone(),
+            in_force: Vec::new(),
+            model: self.model.clone(),
+            beneath,
+        };
+        let mut plan = (*self.training).clone();
+        for accelerator in entries {
+            let name = accelerator.name().to_owned();
+            let is_twice = found.in_force.iter().any(|each| each.applied.name == name);
+            if accelerator.stage() != Slot::Rollout.takes() || is_twice {
+                // Reported by the check of the arrangement.
+                continue;
+            }
+            let (safety, meter) = (accelerator.safety(&plan), Meter::default());
+            let below = found.below(found.in_force.len());
+            let target = Target {
+                model: &found.model,
+                meter: &meter,
+                below: &below,
+            };
+            match accelerator.apply(plan.clone(), &target) {
+                Ok(applied) => plan = applied,
+                Err(refusal) => {
+                    errors.push(AccelerationError::Refused { name, refusal });
+                    continue;
+                }
+            }
+            found.in_force.push(InForce {
+                accelerator: accelerator.clone(),
+                applied: Applied {
+                    slot: Slot::Rollout,
+                    name,
+                    safety,
+                },
+                meter,
+            });
+        }
+        if errors.is_empty() { Ok(found) } else { Err(errors) }
+    }
+
+    /// The meters of what is applied before entry `at`.
+    fn below(&self, at: usize) -> Vec<Meter> {
+        let own = self.in_force[..at].iter().map(|each| &each.meter);
+        self.beneath.iter().chain(own).cloned().collect()
     }
 
     /// Kernels of training, by which noise is drawn and sampler steps are taken.
@@ -290,12 +354,13 @@ impl Acceleration {
             training,
             in_force,
             model,
+            ..
         } = &self.0;
         let mut layers = Vec::new();
         for (at, each) in in_force.iter().enumerate() {
             if each.applied.slot == Slot::Rollout {
                 let plan: &Arc<Backends> = layers.last().unwrap_or(training);
-                let below: Vec<Meter> = in_force[..at].iter().map(|each| each.meter.clone()).collect();
+                let below = self.0.below(at);
                 let target = Target {
                     model,
                     meter: &each.meter,

@@ -204,6 +204,11 @@ codes! {
         "An advantage is a reward less the mean of its group.",
         "[sampling]\ngroup_size = 1",
         "[sampling]\ngroup_size = 16";
+    /// `exploration.candidates` must be more than `sampling.group_size` and make whole micro-batches, and candidates must differ.
+    RULE_EXPLORATION = "rule::exploration",
+        "Exploration keeps `sampling.group_size` of the candidates: where there are no more, or all are the same, there is nothing to choose.",
+        "[sampling]\ngroup_size = 16\n[exploration]\ncandidates = 16",
+        "[sampling]\ngroup_size = 16\n[exploration]\ncandidates = 48";
     /// Members of a group that start from the same latent need a random step to differ.
     RULE_INITIAL_NOISE = "rule::initial-noise",
         "Without noise on the way all images of a group are the same, and so are their rewards: every advantage is 0.",

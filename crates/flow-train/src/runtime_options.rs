@@ -22,7 +22,8 @@ pub(crate) const FEATURES: &[Feature] = if cfg!(feature = "kernel-cache") {
 /// that nothing in this build or run reads.
 pub fn runtime_options(config: &Config, base: &Path) -> Result<RuntimeOptions, EnvironmentError> {
     let acceleration = &config.acceleration;
-    let entries = acceleration.shared.iter().chain(&acceleration.rollout);
+    let of_run = acceleration.shared.iter().chain(&acceleration.rollout);
+    let entries = of_run.chain(&config.exploration.accelerators);
     let context = Context {
         device: config.device.kind,
         features: FEATURES.iter().copied().collect(),

@@ -29,12 +29,16 @@ pub fn schema(registries: &Registries) -> Json {
             &slot.name()[1..]
         );
         let reference = json!({ "$ref": format!("#/$defs/{name}") });
-        let property = &mut schema["$defs"]["AccelerationConfig"]["properties"][slot.name()];
-        property["anyOf"] = if entries.is_empty() {
+        let taken = if entries.is_empty() {
             json!([{ "type": "array", "maxItems": 0 }])
         } else {
             json!([{ "type": "array", "items": reference }, reference])
         };
+        let sections = &mut schema["$defs"];
+        if slot == Slot::Rollout {
+            sections["ExplorationConfig"]["properties"]["accelerators"]["anyOf"] = taken.clone();
+        }
+        sections["AccelerationConfig"]["properties"][slot.name()]["anyOf"] = taken;
         if !entries.is_empty() {
             let description = format!("An accelerator of `acceleration.{slot}`.");
             definitions.insert(name, json!({ "description": description, "oneOf": entries }));

@@ -304,7 +304,7 @@ fn weighted_sum(rewards: &[RewardColumn<'_>], columns: &[Vec<f64>], samples: usi
 
 /// Mean and population standard deviation. The mean is taken around the first value, so that equal values have a
 /// spread of exactly 0 rather than a rounding error that the floor would blow up.
-fn moments(values: &[f64]) -> (f64, f64) {
+pub(crate) fn moments(values: &[f64]) -> (f64, f64) {
     let count = values.len() as f64;
     let origin = values[0];
     let mean = origin + values.iter().map(|value| value - origin).sum::<f64>() / count;

@@ -104,15 +104,47 @@ impl Distribution {
         geometry: &Geometry,
         mine: Vec<Vec<f32>>,
     ) -> Result<Vec<Vec<f32>>, TrainError> {
+        let of_rank = |rank: usize| self.micro_batches_of(geometry, rank);
+        self.gather_of((geometry.samples(), geometry.micro_batch_size()), of_rank, mine)
+    }
+
+    /// This rank's micro-batches of candidates, in order: no update sums over these, so that lanes do not matter.
+    pub(crate) fn candidate_micro_batches(&self, geometry: &Geometry) -> Range<usize> {
+        self.candidate_micro_batches_of(geometry, self.exchange.world().rank)
+    }
+
+    fn candidate_micro_batches_of(&self, geometry: &Geometry, rank: usize) -> Range<usize> {
+        let (all, ranks) = (geometry.candidate_micro_batches(), self.exchange.world().ranks);
+        rank * all / ranks..(rank + 1) * all / ranks
+    }
+
+    /// As [`gather_columns`](Self::gather_columns), with a value for each candidate of the iteration.
+    pub(crate) fn gather_candidates(
+        &self,
+        geometry: &Geometry,
+        mine: Vec<Vec<f32>>,
+    ) -> Result<Vec<Vec<f32>>, TrainError> {
+        let of_rank =
+            |rank: usize| -> Vec<usize> { self.candidate_micro_batches_of(geometry, rank).collect() };
+        let candidates = geometry.prompts() * geometry.candidates();
+        self.gather_of((candidates, geometry.micro_batch_size()), of_rank, mine)
+    }
+
+    /// Columns of `count` values, of those that each rank has of its micro-batches of `size`.
+    fn gather_of(
+        &self,
+        (count, size): (usize, usize),
+        of_rank: impl Fn(usize) -> Vec<usize>,
+        mine: Vec<Vec<f32>>,
+    ) -> Result<Vec<Vec<f32>>, TrainError> {
         if !self.exchange.world().is_several() {
             return Ok(mine);
         }
         let columns = mine.len();
         let bits: Vec<Vec<u32>> = mine.iter().map(|column| to_bits(column)).collect();
-        let mut all = vec![vec![0.0; geometry.samples()]; columns];
+        let mut all = vec![vec![0.0; count]; columns];
         for (rank, theirs) in self.gather(&bits)?.into_iter().enumerate() {
-            let size = geometry.micro_batch_size();
-            let samples = self.micro_batches_of(geometry, rank);
+            let samples = of_rank(rank);
             let samples = samples
                 .into_iter()
                 .flat_map(|index| index * size..(index + 1) * size);

@@ -64,6 +64,9 @@ pub struct Geometry {
     group_size: usize,
     micro_batch: usize,
     accumulated: usize,
+    /// Candidates of each group, of which `group_size` are trained on; as many where nothing is explored.
+    #[serde(skip)]
+    candidates: usize,
 }
 
 impl Geometry {
@@ -152,7 +155,58 @@ impl Geometry {
             group_size,
             micro_batch,
             accumulated,
+            candidates: group_size,
         })
+    }
+
+    /// The same with `candidates` explored in each group, of which the group is chosen.
+    ///
+    /// # Errors
+    /// If there are no more candidates than a group holds, too many, or they are not whole micro-batches.
+    pub fn with_candidates(self, candidates: usize) -> Result<Self, GeometryError> {
+        let Self {
+            prompts,
+            group_size,
+            micro_batch,
+            ..
+        } = self;
+        let problem = |rule: String, nearest| {
+            Err(GeometryError {
+                problems: vec![GeometryProblem { rule, nearest }],
+            })
+        };
+        if candidates <= group_size {
+            return problem(
+                format!(
+                    "candidates({candidates}) must be more than group_size({group_size}), how many of them are kept"
+                ),
+                near_multiples("candidates", 2 * group_size, group_size),
+            );
+        }
+        let all = prompts.checked_mul(candidates).filter(|all| *all <= MOST_SAMPLES);
+        let Some(all) = all else {
+            return problem(
+                format!(
+                    "prompts_per_step({prompts}) * candidates({candidates}) must be at most {MOST_SAMPLES}"
+                ),
+                vec![("candidates", MOST_SAMPLES / prompts)],
+            );
+        };
+        if !all.is_multiple_of(micro_batch) {
+            let unit = micro_batch / gcd(micro_batch, prompts);
+            let nearest = near_multiples("candidates", candidates, unit);
+            return problem(
+                format!(
+                    "prompts_per_step({prompts}) * candidates({candidates}) = {all} candidates must be a multiple of \
+                     micro_batch({micro_batch})"
+                ),
+                nearest
+                    .into_iter()
+                    .filter(|(_, value)| *value > group_size)
+                    .collect(),
+            );
+        }
+        Ok(Self { candidates, ..self })
     }
 
     /// The geometry of `[sampling]` and `[optimizer]`.
@@ -179,6 +233,22 @@ impl Geometry {
     /// Samples per group.
     pub fn group_size(&self) -> usize {
         self.group_size
+    }
+
+    /// Candidates per group, which have addresses of their own; the samples of a group where nothing is explored.
+    pub fn candidates(&self) -> usize {
+        self.candidates
+    }
+
+    /// Micro-batches of candidates per iteration.
+    pub fn candidate_micro_batches(&self) -> usize {
+        self.prompts * self.candidates / self.micro_batch
+    }
+
+    /// The candidate that a sample is where nothing was chosen: the group's first ones.
+    pub fn first_candidate(&self, sample: usize) -> usize {
+        let (group, member) = self.slot(sample);
+        group * self.candidates + member
     }
 
     /// Samples per micro-batch.

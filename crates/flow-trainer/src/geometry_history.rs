@@ -18,7 +18,7 @@ pub(crate) struct GeometrySpan {
     pub first_sample: u64,
     /// Groups of each of its iterations.
     pub prompts: u64,
-    /// Samples of each group.
+    /// Samples of each group; candidates where more are explored than are trained on.
     pub group_size: u64,
 }
 
@@ -32,7 +32,7 @@ pub struct GeometryHistory {
 impl GeometryHistory {
     /// Of a run that has one geometry from its start.
     pub fn new(geometry: &Geometry) -> Self {
-        Self::of_prompts(geometry.prompts(), geometry.group_size())
+        Self::of_prompts(geometry.prompts(), geometry.candidates())
     }
 
     /// As [`GeometryHistory::new`], by its numbers.
@@ -66,7 +66,7 @@ impl GeometryHistory {
 
     /// Goes on with `geometry` from `iteration`; what was said of later iterations is forgotten.
     pub fn change(&mut self, iteration: u64, geometry: &Geometry) {
-        let (prompts, group_size) = (geometry.prompts() as u64, geometry.group_size() as u64);
+        let (prompts, group_size) = (geometry.prompts() as u64, geometry.candidates() as u64);
         let (first_group, first_sample) = (self.first_group(iteration), self.first_sample(iteration));
         self.spans.retain(|span| span.first_iteration < iteration);
         let is_same = |span: &GeometrySpan| span.prompts == prompts && span.group_size == group_size;

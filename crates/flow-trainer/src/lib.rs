@@ -13,6 +13,7 @@ pub mod distributed;
 pub mod ema;
 pub mod encoded;
 mod error;
+pub mod exploration;
 mod export;
 mod frozen;
 pub mod geometry;

@@ -5,6 +5,8 @@ use flow_report::Interval;
 /// The part of an iteration under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
+    /// Sampling candidates, of which some are chosen.
+    Exploration,
     /// Sampling.
     Rollout,
     /// Waiting for rewards that are not in yet.

@@ -220,7 +220,8 @@ pub(crate) fn runtime(config: &Config, machine: &Machine, training: bool) -> Vec
         .acceleration
         .shared
         .iter()
-        .chain(&config.acceleration.rollout);
+        .chain(&config.acceleration.rollout)
+        .chain(&config.exploration.accelerators);
     let context = Context {
         device: match config.device.kind {
             DeviceKind::Cpu => RuntimeDevice::Cpu,

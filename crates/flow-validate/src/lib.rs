@@ -5,6 +5,7 @@
 mod check;
 pub mod codes;
 mod companions;
+mod exploration;
 mod features;
 mod gpu;
 pub mod kernels;
@@ -21,6 +22,7 @@ mod validate;
 pub use check::{Entry, Trainer, check};
 pub use codes::{Explanation, all_codes, explain};
 pub use companions::{Companion, Companions};
+pub use exploration::resolve_exploration;
 pub use features::{checkpoint_policy, unavailable};
 pub use flow_config::{Diagnostic, Severity};
 pub use gpu::Gpu;

@@ -102,7 +102,7 @@ pub fn resolve(
 }
 
 /// The accelerator of an entry, or everything that is wrong with its name and parameters.
-fn build(
+pub(crate) fn build(
     entry: &AcceleratorEntry,
     registry: &AcceleratorRegistry,
     slot: Slot,
@@ -146,7 +146,7 @@ fn nothing_outside_window(config: &Config, slot: Slot, entry: &Entry) -> Option<
 }
 
 /// The accelerator that an error is about, and its slot if the error knows it.
-fn concerned(error: &AccelerationError) -> (&str, Option<Slot>) {
+pub(crate) fn concerned(error: &AccelerationError) -> (&str, Option<Slot>) {
     match error {
         AccelerationError::Duplicate { name, slot }
         | AccelerationError::WrongSlot { name, slot, .. }
@@ -159,7 +159,7 @@ fn concerned(error: &AccelerationError) -> (&str, Option<Slot>) {
     }
 }
 
-fn diagnostic(error: &AccelerationError, (slot, position): (Slot, usize)) -> Diagnostic {
+pub(crate) fn diagnostic(error: &AccelerationError, (slot, position): (Slot, usize)) -> Diagnostic {
     let code = match error {
         AccelerationError::Unknown { .. } => UNKNOWN,
         AccelerationError::Removed { .. } => REMOVED,

@@ -79,6 +79,9 @@ fn geometry(config: &Config, ranks: usize, group_wise: bool) -> Vec<Diagnostic> 
                 .help(help),
         ];
     }
+    if let Some(refused) = explored_groups(config, ranks, group_wise) {
+        return vec![refused];
+    }
     let own = accumulated / ranks * sampling.micro_batch;
     if ranks > 1 && group_wise && !own.is_multiple_of(sampling.group_size) {
         let message = format!(
@@ -94,4 +97,25 @@ fn geometry(config: &Config, ranks: usize, group_wise: bool) -> Vec<Diagnostic> 
         ];
     }
     Vec::new()
+}
+
+/// Why the candidates of exploration cannot be shared by so many ranks; none if they can.
+fn explored_groups(config: &Config, ranks: usize, group_wise: bool) -> Option<Diagnostic> {
+    let (sampling, candidates) = (&config.sampling, config.exploration.candidates);
+    if ranks < 2 || !group_wise || candidates == 0 {
+        return None;
+    }
+    let batches = sampling.prompts_per_step.checked_mul(candidates)? / sampling.micro_batch;
+    let are_whole =
+        batches.is_multiple_of(ranks) && (batches / ranks * sampling.micro_batch).is_multiple_of(candidates);
+    if are_whole {
+        return None;
+    }
+    let message = format!(
+        "a reward looks at whole groups, and {ranks} processes cannot each have whole groups of the {candidates} candidates of a prompt"
+    );
+    let refused = Diagnostic::error(NOT_ON_SEVERAL, message)
+        .path("exploration.candidates")
+        .help("make `sampling.prompts_per_step` a multiple of the processes and `exploration.candidates` one of `sampling.micro_batch`");
+    Some(refused)
 }

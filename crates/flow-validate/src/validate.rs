@@ -2,7 +2,7 @@
 
 use crate::codes::LARGE_LEARNING_RATE;
 use crate::{Companions, Gpu, Load, MemoryEstimate};
-use crate::{Trainer, features, kernels, memory, resolve};
+use crate::{Trainer, features, kernels, memory, resolve, resolve_exploration};
 use flow_accel::AcceleratorRegistry;
 use flow_config::{Catalog, Config, Diagnostic, Severity};
 use flow_core::{Backends, ModelSpec, ParamLayout};
@@ -94,7 +94,10 @@ pub fn validate(question: &Question<'_>) -> Vec<Diagnostic> {
     );
     found.extend(kernels::check(config, machine, model.as_ref()));
     if let (Some(plan), Some(model)) = (plan, model) {
-        found.extend(resolve(config, accelerators, plan, model.spec, trainer).0);
+        let (of_run, arrangement) = resolve(config, accelerators, plan, model.spec, trainer);
+        found.extend(of_run);
+        let exploring = arrangement.map(|run| resolve_exploration(config, accelerators, &run).0);
+        found.extend(exploring.into_iter().flatten());
     }
     let algorithm = catalog.algorithms().get(&config.algorithm.kind);
     found.extend(algorithm.and_then(|kind| kind.check_steps(&config.algorithm.params, sigmas)));

@@ -7,7 +7,9 @@ use flow_attention::CpuAttention;
 use flow_config::{AccelerationConfig, AcceleratorEntry, Config};
 use flow_core::{Backends, ModelSpec};
 use flow_kernels::CpuKernels;
-use flow_validate::{Entry, RULES, Severity, Trainer, check, errors, explain, resolve};
+use flow_validate::{
+    Entry, RULES, Severity, Trainer, check, errors, explain, resolve, resolve_exploration, several,
+};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use std::collections::BTreeSet;
@@ -300,4 +302,65 @@ fn names_parameters_refusals_and_slots_of_a_config_are_found_together() {
     ];
     assert!(found.iter().all(|(_, code)| explain(code).is_some()));
     assert_eq!(found, expected.map(|(path, code)| (path.to_owned(), code)));
+}
+
+#[test]
+fn lossy_accelerators_explore_for_a_coupled_trainer_and_what_is_wrong_with_them_stands_at_their_own_keys() {
+    let base = Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
+    let explored = |entries: &[(&str, f64)]| {
+        let mut whole = test_catalog::defaults();
+        whole.exploration.candidates = 2 * whole.sampling.group_size;
+        let entries = entries.iter();
+        whole.exploration.accelerators = entries
+            .map(|(name, threshold)| listed(name, (*threshold).into()))
+            .collect();
+        let trainer = trainer(Some(Paradigm::Coupled));
+        let (_, run) = resolve(&whole, &registry(), &base, &ModelSpec::default(), &trainer);
+        let run = run.expect("nothing forbids the run");
+        let (found, arrangement) = resolve_exploration(&whole, &registry(), &run);
+        assert_eq!(arrangement.is_none(), errors(&found));
+        found
+    };
+    assert!(explored(&[]).is_empty());
+    assert!(explored(&[("cache", 0.5)]).is_empty());
+    for (entries, path, code) in [
+        (
+            &[("cahce", 0.5)][..],
+            "exploration.accelerators.0.name",
+            "acceleration::unknown-accelerator",
+        ),
+        (
+            &[("cache", 2.0)][..],
+            "exploration.accelerators.0.name",
+            "acceleration::refused",
+        ),
+        (
+            &[("cache", 0.5), ("cache", 0.25)][..],
+            "exploration.accelerators.1.name",
+            "acceleration::duplicate",
+        ),
+    ] {
+        let found = explored(entries);
+        let [one] = &found[..] else { panic!("{found:?}") };
+        assert_eq!((one.path.as_str(), one.code), (path, code));
+        assert!(!one.message.contains("acceleration.rollout"), "{}", one.message);
+    }
+}
+
+#[test]
+fn a_reward_of_whole_groups_needs_whole_groups_of_candidates_on_each_process() {
+    let found = |candidates: usize, ranks: usize, group_wise: bool| {
+        let mut whole = test_catalog::defaults();
+        whole.sampling.prompts_per_step = 2;
+        whole.sampling.group_size = 4;
+        whole.sampling.micro_batch = 4;
+        whole.optimizer.gradient_accumulation = 0;
+        whole.exploration.candidates = candidates;
+        let found = several(&whole, ranks, group_wise);
+        found.into_iter().map(|one| one.path).collect::<Vec<_>>()
+    };
+    assert!(found(8, 2, true).is_empty());
+    assert_eq!(found(6, 2, true), ["exploration.candidates"]);
+    assert!(found(6, 2, false).is_empty());
+    assert!(found(6, 1, true).is_empty());
 }

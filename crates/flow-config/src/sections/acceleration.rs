@@ -34,7 +34,9 @@ pub struct AcceleratorEntry {
     pub params: BTreeMap<String, serde_json::Value>,
 }
 
-fn one_or_many<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<AcceleratorEntry>, D::Error> {
+pub(super) fn one_or_many<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Vec<AcceleratorEntry>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
     enum OneOrMany {
@@ -47,7 +49,7 @@ fn one_or_many<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Acceler
     })
 }
 
-fn one_or_many_schema(generator: &mut SchemaGenerator) -> Schema {
+pub(super) fn one_or_many_schema(generator: &mut SchemaGenerator) -> Schema {
     let entry = generator.subschema_for::<AcceleratorEntry>();
     schemars::json_schema!({ "anyOf": [{ "type": "array", "items": entry }, entry] })
 }

@@ -11,6 +11,7 @@ mod device;
 mod distributed;
 mod ema;
 mod evaluation;
+mod exploration;
 mod lora;
 mod model;
 mod optimizer;
@@ -31,6 +32,7 @@ pub use device::*;
 pub use distributed::*;
 pub use ema::*;
 pub use evaluation::*;
+pub use exploration::*;
 pub use lora::*;
 pub use model::*;
 pub use optimizer::*;
@@ -92,6 +94,9 @@ pub struct Config {
     /// Geometry of a rollout.
     #[serde(default)]
     pub sampling: SamplingConfig,
+    /// Many candidates sampled cheaply, the most telling ones exactly.
+    #[serde(default)]
+    pub exploration: ExplorationConfig,
     /// The RL algorithm.
     pub algorithm: AlgorithmConfig,
     /// From rewards to advantages.
@@ -147,6 +152,7 @@ impl Config {
             eval_rewards: None,
             scheduler: SchedulerConfig::default(),
             sampling: SamplingConfig::default(),
+            exploration: ExplorationConfig::default(),
             algorithm: AlgorithmConfig::new("grpo", serde_json::Map::new()),
             advantage: AdvantageConfig::default(),
             optimizer: OptimizerConfig::default(),

@@ -134,6 +134,12 @@ every = 2
 window = 6
 least_fall = 0.25
 judges = []
+[exploration]
+candidates = 8
+keep = "spread"
+steps = 2
+dynamics = "deterministic"
+accelerators = { name = "feature_cache", params = { policy = "taylorseer" } }
 [[acceleration.shared]]
 name = "fused_kernels"
 [acceleration.shared.params]

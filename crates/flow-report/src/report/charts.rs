@@ -40,6 +40,7 @@ pub fn run_charts(metrics: &Metrics, timing: &Metrics, summary: Option<&RunSumma
         ("Rewards", true, catalogue.rewards()),
         ("Learning", true, catalogue.learning()),
         ("Signs of an exploited reward", true, catalogue.watch()),
+        ("Exploration", true, catalogue.exploration()),
         ("Drift and accelerators", false, catalogue.accelerators()),
         ("Time and memory", false, catalogue.times()),
         ("Everything else", false, catalogue.rest()),
@@ -241,6 +242,43 @@ impl<'a> Catalogue<'a> {
         charts.collect()
     }
 
+    fn exploration(&mut self) -> Vec<RunChart> {
+        let mut charts = Vec::new();
+        let lines = [
+            ("exploration/reward_candidates", "all candidates"),
+            ("exploration/reward_kept", "those kept"),
+        ];
+        let lines: Vec<Series> = lines
+            .iter()
+            .filter_map(|(key, name)| self.take_key("train", key, name))
+            .collect();
+        if !lines.is_empty() {
+            let title = "Reward of candidates, as they were explored";
+            let chart = LineChart::new(title, STEP, "weighted sum of rewards");
+            charts.push(RunChart::of(lines.into_iter().fold(chart, LineChart::with)));
+        }
+        let single = [
+            (
+                "rank_correlation",
+                "Rank correlation of explored and exact rewards within groups",
+                "Spearman's, -1 to 1",
+            ),
+            (
+                "reward_difference",
+                "Difference of explored and exact rewards",
+                "mean absolute difference",
+            ),
+        ];
+        for (key, title, unit) in single {
+            let chart = self.single("train", &format!("exploration/{key}"), title, unit);
+            charts.extend(chart.map(RunChart::of));
+        }
+        for number in self.find(|kind, key| kind == "train" && key.starts_with("exploration/")) {
+            charts.push(self.plain(&number));
+        }
+        charts
+    }
+
     fn accelerators(&mut self) -> Vec<RunChart> {
         let mut charts = Vec::new();
         let counts = self.find(|kind, key| {
@@ -291,7 +329,7 @@ impl<'a> Catalogue<'a> {
         if let Some(chart) = self.single("throughput", "images_per_s", "Images per second", "images/s") {
             charts.push(RunChart::of(chart));
         }
-        let parts = ["rollout_s", "rewards_s", "update_s"];
+        let parts = ["exploration_s", "rollout_s", "rewards_s", "update_s"];
         let lines: Vec<Series> = parts
             .iter()
             .filter_map(|key| self.take_key("timing", key, key.trim_end_matches("_s")))

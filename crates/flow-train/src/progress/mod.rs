@@ -43,6 +43,7 @@ impl Observer for Quiet {
 /// A phase in a word or two.
 fn phase_name(phase: Phase) -> &'static str {
     match phase {
+        Phase::Exploration => "exploring",
         Phase::Rollout => "sampling",
         Phase::Rewards => "rewards",
         Phase::Update => "updating",

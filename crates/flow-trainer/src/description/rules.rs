@@ -34,6 +34,7 @@ const SPEED: Rule = MayChange("how later iterations are computed");
 const PATH: Rule = MayChange("later rollouts take other steps");
 const GEOMETRY: Rule =
     MayChange("later iterations are of another size; prompts and noise go on where they were");
+const EXPLORATION: Rule = MayChange("later groups are chosen from other candidates");
 const LOSS: Rule = MayChange("the loss of later iterations");
 const STEP: Rule = MayChange("later optimizer steps");
 const AVERAGE: Rule = MayChange("how the average follows from here on");
@@ -140,6 +141,8 @@ pub const RULES: &[(&str, Rule)] = &[
         "sampling.sizes_of_prompts",
         Fixed("the run makes pictures of other sizes"),
     ),
+    ("exploration", EXPLORATION),
+    ("exploration.candidates", GEOMETRY),
     ("algorithm.kind", Fixed("the run has another algorithm")),
     ("algorithm.clip_range", LOSS),
     ("algorithm.advantage_clip", LOSS),

@@ -7,7 +7,7 @@ use super::update::Mean;
 use crate::advantage::{RewardColumn, compute_advantages};
 use crate::algorithm::{Algorithm, Moment, SlowCopy};
 use crate::error::TrainError;
-use crate::observer::{IterationSummary, Observer, Phase};
+use crate::observer::{IterationSummary, Observer};
 use crate::undone::{Undone, settle, undone};
 use flow_accel::{Acceleration, Activity};
 use flow_report::Stopwatch;
@@ -19,22 +19,17 @@ impl<A: Algorithm> Session<A> {
         let mut watch = Stopwatch::start();
         // What was done before does not count.
         self.parts.acceleration.take_activity();
-        let rolled = self.parts.roll_out(observer)?;
+        let explored = self.parts.explore(observer)?;
+        let kept = explored.as_ref().map(|explored| &*explored.kept);
+        let exploration_s = explored.as_ref().map(|explored| explored.wall_s);
+        watch.lap_s();
+        let rolled = self.parts.roll_out(kept, observer)?;
         let rollout_s = watch.lap_s();
         let rollout_gib = self
             .tally
             .device_memory("rollouts", self.parts.sampler.device.taken_bytes());
 
-        observer.phase(Phase::Rewards, rolled.tickets.len());
-        let names = &self.parts.rewards.1;
-        let mut columns: Vec<Vec<f32>> = vec![Vec::new(); names.len()];
-        for ticket in rolled.tickets {
-            let batch = ticket.wait()?;
-            for (column, scores) in columns.iter_mut().zip(batch.rewards) {
-                column.extend(scores.values);
-            }
-            observer.advance(1);
-        }
+        let columns = self.parts.scored(rolled.tickets, observer)?;
         let columns = (self.parts.distribution).gather_columns(&self.parts.settings.geometry, columns)?;
         let watched = self.parts.watched(&rolled.watched, &rolled.groups)?;
         let names = &self.parts.rewards.1;
@@ -60,6 +55,10 @@ impl<A: Algorithm> Session<A> {
         let images = rolled.groups.len();
         self.parts.follow();
         let activity = self.activity(observer)?;
+        let explored = match explored {
+            Some(explored) => Some(self.explored(explored, &columns, observer)?),
+            None => None,
+        };
         self.name_kernels()?;
         let predicted = match &drift {
             Some(drift) => (self.parts.acceleration).audited(&activity, &drift.latent_l1_by_sample),
@@ -78,13 +77,17 @@ impl<A: Algorithm> Session<A> {
             &activity,
             drift.as_ref().map(|drift| (drift, &*predicted)),
             watched.as_ref(),
+            explored.as_ref(),
         )?;
-        self.record_timing(&[
+        let mut timing = vec![
             ("rollout_s", rollout_s),
             ("rewards_s", rewards_s),
             ("update_s", update_s),
-        ])?;
-        self.record_throughput(images, rollout_s + rewards_s + update_s)?;
+        ];
+        timing.extend(exploration_s.map(|wall_s| ("exploration_s", wall_s)));
+        let wall_s: f64 = timing.iter().map(|(_, wall_s)| wall_s).sum();
+        self.record_timing(&timing)?;
+        self.record_throughput(images, wall_s)?;
         self.record_device_memory(rollout_gib, update_gib, driver_gib)?;
         if let Some(drift) = &drift {
             self.record_saved(drift)?;
@@ -103,7 +106,7 @@ impl<A: Algorithm> Session<A> {
             learning_rate: outcome.steps.last().map_or(0.0, |step| step.learning_rate),
             max_ratio_deviation: outcome.audit.map(|audit| audit.max_deviation()),
             images,
-            wall_s: rollout_s + rewards_s + update_s,
+            wall_s,
         })
     }
 }

@@ -37,23 +37,25 @@ impl<'a> PassBatches<'a> {
         micro_batch.map_or(0, |micro_batch| micro_batch.batch.size)
     }
 
-    /// Those of the rollout; if `shares_noise`, with the noise of the first image of each group.
+    /// Those of the rollout; with the noise of the first address of each group if `shared_noise` has the first of the iteration.
     pub(super) fn as_rolled_out(
         batches: &'a BTreeMap<usize, Trajectories>,
         advantages: &[f32],
         geometry: &Geometry,
-        shares_noise: bool,
+        shared_noise: Option<u64>,
     ) -> Self {
         let size = geometry.micro_batch_size();
         let micro_batches = batches.iter().map(|(index, batch)| {
             let samples = Cow::Borrowed(&batch.samples[..]);
-            let first_of_group =
-                |(row, sample): (usize, &u64)| sample - geometry.slot(index * size + row).1 as u64;
+            let first_of_group = |first: u64, row: usize| {
+                let group = geometry.slot(index * size + row).0;
+                first + (group * geometry.candidates()) as u64
+            };
             let micro_batch = MicroBatch {
                 advantages: advantages[index * size..][..batch.samples.len()].to_vec(),
-                noise_of: match shares_noise {
-                    true => samples.iter().enumerate().map(first_of_group).collect(),
-                    false => samples,
+                noise_of: match shared_noise {
+                    Some(first) => (0..samples.len()).map(|row| first_of_group(first, row)).collect(),
+                    None => samples,
                 },
                 batch: Cow::Borrowed(batch),
                 weight: 1.0,
@@ -181,7 +183,7 @@ mod tests {
         };
         let batches: BTreeMap<usize, Trajectories> = (0..3).map(|index| (index, batch(index))).collect();
         let noise = |shares: bool| -> Vec<u64> {
-            let all = PassBatches::as_rolled_out(&batches, &[0.0; 6], &geometry, shares);
+            let all = PassBatches::as_rolled_out(&batches, &[0.0; 6], &geometry, shares.then_some(100));
             let of = |micro_batch: &MicroBatch<'_>| micro_batch.noise_of.to_vec();
             all.micro_batches.values().flat_map(of).collect()
         };

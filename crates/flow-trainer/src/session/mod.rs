@@ -6,6 +6,7 @@ mod compared;
 mod drift;
 mod evaluate;
 mod evaluation_shares;
+mod explore;
 mod falls;
 mod iterate;
 mod micro_batches;
@@ -21,6 +22,7 @@ mod watch;
 
 pub use drift::{Drift, DriftRun};
 pub use evaluate::{Evaluation, Subject};
+pub use explore::Explorer;
 use resume::Beginning;
 pub use state::{PolicyWeights, TrainState};
 use tally::Tally;
@@ -168,6 +170,8 @@ pub struct Parts<A, S = Arrangement> {
     pub schedule: Schedule,
     /// What rollouts and losses have in their places for other sizes of pictures than the first of [`EvaluationSettings::sizes`].
     pub others: Vec<AtSize>,
+    /// What chooses among candidates before a rollout, if anything does.
+    pub explorer: Option<Explorer<S>>,
     /// From prompts to conditions.
     pub conditioner: Conditioner,
     /// Prompts to train on.
@@ -205,7 +209,10 @@ impl<A> Parts<A> {
         let asked = self.prompts.iter().chain(&self.evaluation.prompts);
         let prepared = self.conditioner.prepare(asked)?;
         self.notices.extend(prepared);
-        let acceleration = self.acceleration.set_up(&self.state.weights.current)?;
+        let weights = &self.state.weights.current;
+        let acceleration = self.acceleration.set_up(weights)?;
+        let explorer = self.explorer.map(|explorer| explorer.set_up(weights));
+        let explorer = explorer.transpose()?;
         Ok(Parts {
             acceleration,
             settings: self.settings,
@@ -219,6 +226,7 @@ impl<A> Parts<A> {
             sampler: self.sampler,
             schedule: self.schedule,
             others: self.others,
+            explorer,
             conditioner: self.conditioner,
             prompts: self.prompts,
             prompt_sampler: self.prompt_sampler,

@@ -1,5 +1,6 @@
 //! What a run writes down: metrics, timing, curves, summary, report.
 
+use super::explore::{ExplorationRecord, with_exploration};
 use super::falls::in_words;
 use super::update::UpdateOutcome;
 use super::watch::with_statistics;
@@ -85,6 +86,7 @@ impl<A: Algorithm> Session<A> {
         activity: &[Activity],
         drift: Option<(&Drift, &[(f64, f64)])>,
         watched: Option<&ImageStatistics>,
+        explored: Option<&ExplorationRecord>,
     ) -> Result<(), TrainError> {
         let mut record = MetricRecord::new(self.parts.state.iteration, "train")
             .with("reward", advantages.total.mean)
@@ -134,6 +136,9 @@ impl<A: Algorithm> Session<A> {
         }
         if let Some(watched) = watched {
             record = with_statistics(record, watched);
+        }
+        if let Some(explored) = explored {
+            record = with_exploration(record, explored);
         }
         if let Some(step) = outcome.steps.last() {
             record = record

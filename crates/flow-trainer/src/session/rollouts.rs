@@ -8,7 +8,7 @@ use crate::error::TrainError;
 use crate::observer::{Observer, Phase};
 use crate::policy::CallSite;
 use crate::rollout::{NoiseSource, SampleRequest, Sampler, Trajectories};
-use crate::scheduler::Schedule;
+use crate::scheduler::{Schedule, StepCoefficients};
 use crate::sizes::at_size;
 use crate::watch::SampleStatistics;
 use flow_accel::{Acceleration, Activity};
@@ -58,18 +58,18 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         }
     }
 
-    /// The address of a sample's first latent.
-    fn start_id(&self, sample: usize) -> u64 {
-        let geometry = &self.settings.geometry;
+    /// The address of a candidate's first latent.
+    fn start_id(&self, candidate: usize) -> u64 {
+        let candidates = self.settings.geometry.candidates();
         let of = match self.settings.initial_noise {
-            InitialNoise::PerSample => sample,
-            InitialNoise::PerGroup => sample - geometry.slot(sample).1,
+            InitialNoise::PerSample => candidate,
+            InitialNoise::PerGroup => candidate - candidate % candidates,
         };
         self.prompt_sampler.history().sample_id(self.state.iteration, of)
     }
 
     /// The prompts of this iteration.
-    fn drawn(&self) -> Vec<Drawn> {
+    pub(super) fn drawn(&self) -> Vec<Drawn> {
         (self.prompt_sampler.draw(self.state.iteration).into_iter())
             .map(|draw| Drawn {
                 prompt: self.prompts[draw.prompt].clone(),
@@ -78,7 +78,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             .collect()
     }
 
-    fn sampling_weights(&self) -> &Weights {
+    pub(super) fn sampling_weights(&self) -> &Weights {
         let state = &self.state;
         let sampling = self.algorithm.sampling_weights(state.optimizer.steps());
         state.weights.of_rollout(sampling)
@@ -89,30 +89,56 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         at_size(size, (&self.sampler, &self.schedule), &self.others)
     }
 
-    /// Takes the samples of a micro-batch, which are of one size, through the steps; keeps the velocities if `traced`.
+    /// Takes the samples of a micro-batch through the steps of a rollout; keeps the velocities if `traced`. `kept` has the candidate
+    /// that each sample of the iteration is; none for the first ones.
     fn sample_range(
         &self,
         rollout: &InferencePass<'_>,
         drawn: &[Drawn],
-        range: Range<usize>,
+        (range, kept): (Range<usize>, Option<&[usize]>),
         traced: bool,
         on_step: impl Fn(),
     ) -> Traced {
-        let (geometry, watch) = (&self.settings.geometry, Stopwatch::start());
-        let of = |sample: usize| &drawn[geometry.slot(sample).0];
-        let (sampler, schedule) = self.at_size(self.evaluation.sizes.of(&of(range.start).prompt));
-        let steps = schedule.steps_for(self.state.iteration);
-        let first = self.prompt_sampler.history().first_sample(self.state.iteration);
-        let ids: Vec<u64> = (range.clone()).map(|sample| first + sample as u64).collect();
-        let starts: Vec<u64> = range.clone().map(|sample| self.start_id(sample)).collect();
+        let geometry = &self.settings.geometry;
+        let candidate = |sample: usize| match kept {
+            Some(kept) => kept[sample],
+            None => geometry.first_candidate(sample),
+        };
+        let candidates: Vec<usize> = range.map(candidate).collect();
+        let steps = |size| self.at_size(size).1.steps_for(self.state.iteration);
+        self.sample_candidates(rollout, drawn, &candidates, steps, traced, on_step)
+    }
+
+    /// Takes candidates, which are of one size, through the steps that `steps` has for it; keeps the velocities if `traced`.
+    pub(super) fn sample_candidates(
+        &self,
+        rollout: &InferencePass<'_>,
+        drawn: &[Drawn],
+        candidates: &[usize],
+        steps: impl Fn(usize) -> Vec<StepCoefficients>,
+        traced: bool,
+        on_step: impl Fn(),
+    ) -> Traced {
+        let watch = Stopwatch::start();
+        let of = |candidate: usize| &drawn[candidate / self.settings.geometry.candidates()];
+        let size = self.evaluation.sizes.of(&of(candidates[0]).prompt);
+        let (sampler, steps) = (self.at_size(size).0, steps(size));
+        let history = self.prompt_sampler.history();
+        let id = |candidate: &usize| history.sample_id(self.state.iteration, *candidate);
+        let ids: Vec<u64> = candidates.iter().map(id).collect();
+        let starts: Vec<u64> = (candidates.iter())
+            .map(|candidate| self.start_id(*candidate))
+            .collect();
+        let prompts = candidates.iter().map(|candidate| &of(*candidate).prompt);
         let request = SampleRequest {
-            site: self.site(Stage::Rollout),
+            site: CallSite {
+                steps: steps.len() as u32,
+                ..self.site(Stage::Rollout)
+            },
             source: NoiseSource::Rollout,
             samples: &ids,
             starts: &starts,
-            conditions: self
-                .conditioner
-                .conditions(range.map(|sample| &of(sample).prompt)),
+            conditions: self.conditioner.conditions(prompts),
             steps: &steps,
         };
         let mut velocities = Vec::new();
@@ -129,6 +155,43 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         }
     }
 
+    /// The scores of this rank's samples, by reward, once all are there.
+    pub(super) fn scored(
+        &self,
+        tickets: Vec<Ticket>,
+        observer: &mut dyn Observer,
+    ) -> Result<Vec<Vec<f32>>, TrainError> {
+        observer.phase(Phase::Rewards, tickets.len());
+        let mut columns: Vec<Vec<f32>> = vec![Vec::new(); self.rewards.1.len()];
+        for ticket in tickets {
+            let batch = ticket.wait()?;
+            for (column, scores) in columns.iter_mut().zip(batch.rewards) {
+                column.extend(scores.values);
+            }
+            observer.advance(1);
+        }
+        Ok(columns)
+    }
+
+    /// What rewards look at of a sample of a group.
+    ///
+    /// # Errors
+    /// If there is nothing, since a value is not finite.
+    pub(super) fn to_score(
+        &self,
+        drawn: &Drawn,
+        id: u64,
+        decoded: Option<Decoded>,
+    ) -> Result<Sample, TrainError> {
+        let Drawn { prompt, group } = drawn;
+        let decoded = decoded.ok_or_else(|| TrainError::NonFiniteSample {
+            iteration: self.state.iteration + 1,
+            sample: id,
+            prompt: prompt.text.clone(),
+        })?;
+        Ok(decoded.sample(prompt, *group))
+    }
+
     /// A rollout of this iteration in which `stacks` runs the blocks, one micro-batch after another, and nothing else is done:
     /// for drivers that measure: the model is called every time, not replayed from a recording without them.
     pub fn measure(&self, stacks: Arc<dyn StackDriver>, observer: &mut dyn Observer) {
@@ -143,14 +206,18 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         observer.phase(Phase::Rollout, geometry.micro_batches() * steps.len());
         let (drawn, observer) = (self.drawn(), Mutex::new(observer));
         for range in geometry.micro_batch_samples() {
-            self.sample_range(&rollout, &drawn, range, false, || advance(&observer));
+            self.sample_range(&rollout, &drawn, (range, None), false, || advance(&observer));
         }
     }
 
     /// Samples every micro-batch; a group's images go to the reward workers as soon as the group is complete, so
-    /// rewards are computed beside the generation of the next ones.
-    pub(super) fn roll_out(&self, observer: &mut dyn Observer) -> Result<RolloutOutcome, TrainError> {
-        self.roll_out_comparing(self.drift_groups(), true, observer)
+    /// rewards are computed beside the generation of the next ones. `kept` has the candidates that were chosen, if any were.
+    pub(super) fn roll_out(
+        &self,
+        kept: Option<&[usize]>,
+        observer: &mut dyn Observer,
+    ) -> Result<RolloutOutcome, TrainError> {
+        self.roll_out_comparing(self.drift_groups(), true, kept, observer)
     }
 
     /// As [`roll_out`](Self::roll_out), and the first `compared` groups once more without the accelerators of the rollout.
@@ -159,6 +226,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         &self,
         compared: usize,
         beside: bool,
+        kept: Option<&[usize]>,
         observer: &mut dyn Observer,
     ) -> Result<RolloutOutcome, TrainError> {
         let geometry = &self.settings.geometry;
@@ -174,19 +242,10 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         let ranges: Vec<Range<usize>> = geometry.micro_batch_samples().collect();
         let sample = |rollout: &InferencePass<'_>, index: usize| {
             let traced = index < twice_batches;
-            self.sample_range(rollout, &drawn, ranges[index].clone(), traced, || {
-                advance(&observer)
-            })
+            let range = ranges[index].clone();
+            self.sample_range(rollout, &drawn, (range, kept), traced, || advance(&observer))
         };
-        let to_score = |sample: usize, id: u64, decoded: Option<Decoded>| {
-            let Drawn { prompt, group } = of(sample);
-            let decoded = decoded.ok_or_else(|| TrainError::NonFiniteSample {
-                iteration: self.state.iteration + 1,
-                sample: id,
-                prompt: prompt.text.clone(),
-            })?;
-            Ok::<_, TrainError>(decoded.sample(prompt, *group))
-        };
+        let to_score = |sample: usize, id, decoded| self.to_score(of(sample), id, decoded);
 
         let mut outcome = RolloutOutcome {
             batches: BTreeMap::new(),

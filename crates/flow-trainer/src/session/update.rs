@@ -240,7 +240,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
     /// # Errors
     /// As those of a run.
     pub fn audit(&self, observer: &mut dyn Observer) -> Result<OnPolicyAudit, TrainError> {
-        let rolled = self.roll_out(observer)?;
+        let rolled = self.roll_out(None, observer)?;
         for ticket in rolled.tickets {
             ticket.wait()?;
         }
@@ -291,7 +291,12 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             pass: inner,
         });
         let batches = match arranged {
-            None => PassBatches::as_rolled_out(batches, advantages, geometry, self.algorithm.shares_noise()),
+            None => {
+                let history = self.prompt_sampler.history();
+                let first = history.first_sample(self.state.iteration);
+                let shared_noise = self.algorithm.shares_noise().then_some(first);
+                PassBatches::as_rolled_out(batches, advantages, geometry, shared_noise)
+            }
             Some(_) if self.distribution.exchange.world().is_several() => {
                 return Err(TrainError::Setting(format!(
                     "the algorithm `{}` puts images of the whole rollout together anew, which one process has all of; run it on one \

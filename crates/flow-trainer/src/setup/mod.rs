@@ -5,6 +5,7 @@
 mod checkpointing;
 mod described;
 mod examples;
+mod exploration;
 mod folder;
 mod folders;
 mod model;
@@ -32,7 +33,7 @@ use crate::description::Description;
 use crate::distributed::Distribution;
 use crate::error::TrainError;
 use crate::frozen::FrozenWeights;
-use crate::geometry::{Geometry, PromptSampler};
+use crate::geometry::PromptSampler;
 use crate::geometry_history::GeometryHistory;
 use crate::optimizer::AdamW;
 use crate::plugins::Plugins;
@@ -399,7 +400,7 @@ pub fn parts_of<A: Algorithm>(
     } = common_for(config, environment, model, &trainer, &algorithm.guidance_scales())?;
     let device = &environment.device;
     let sampling = &config.sampling;
-    let geometry = Geometry::from_config(sampling, &config.optimizer)?;
+    let geometry = exploration::geometry(config)?;
     let distribution = Distribution::of_config(&config.distributed, environment.exchange.clone());
     distribution.fits(&geometry)?;
     if environment.exchange.world().is_several() && acceleration.audit_share() > 0.0 {
@@ -446,6 +447,7 @@ pub fn parts_of<A: Algorithm>(
     };
     let own = (&model.model, &evaluation.decoder);
     let others = sizes::others_of_rollouts(config, environment, own, &evaluation.sizes)?;
+    let explorer = exploration::explorer(config, environment, &acceleration, (tokens, &others[..]))?;
     let average = average(config)?;
     // Averages are f32, in one piece.
     let slow = || model.weights.whole(&*environment.plan.kernels);
@@ -516,6 +518,7 @@ pub fn parts_of<A: Algorithm>(
         sampler,
         schedule,
         others,
+        explorer,
         conditioner,
         prompt_sampler: PromptSampler::with_repeats(
             prompts.len(),

@@ -27,8 +27,16 @@ pub fn step_sigmas(config: &Config, tokens: usize) -> Vec<f64> {
 /// # Errors
 /// If there is no step.
 pub fn deterministic(config: &Config, tokens: usize) -> Result<Schedule, TrainError> {
+    euler(config, tokens, config.eval_steps())
+}
+
+/// `steps` Euler steps of the ODE between the ends of the config's grid, under its shift.
+///
+/// # Errors
+/// If there is no step.
+pub(super) fn euler(config: &Config, tokens: usize, steps: usize) -> Result<Schedule, TrainError> {
     let options = ScheduleOptions {
-        steps: config.eval_steps(),
+        steps,
         ends: (&config.scheduler).into(),
         shift: SigmaShift::from_config(&config.scheduler.shift, tokens),
         dynamics: Dynamics::Ode,

@@ -59,6 +59,15 @@ pub(super) fn prompt_sizes(
             sampling.micro_batch, sampling.group_size
         ));
     }
+    if !config.exploration.candidates.is_multiple_of(sampling.micro_batch) {
+        return refused(&format!(
+            "pictures of a micro-batch are of one size, so `sampling.micro_batch` ({}) must divide `exploration.candidates` ({})",
+            sampling.micro_batch, config.exploration.candidates
+        ));
+    }
+    if !config.exploration.accelerators.is_empty() {
+        return refused("accelerators of `exploration.accelerators` know one size; remove them");
+    }
     if !config.acceleration.rollout.is_empty() {
         return refused("accelerators of `acceleration.rollout` know one size; remove them");
     }

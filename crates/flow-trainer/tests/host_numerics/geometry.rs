@@ -251,6 +251,36 @@ fn going_back_before_a_change_of_geometry_forgets_it() {
 }
 
 #[test]
+fn candidates_have_addresses_of_their_own_which_a_change_of_their_number_does_not_repeat() {
+    let plain = Geometry::new(request(3, 4, 6, 0)).unwrap();
+    assert_eq!((plain.candidates(), plain.first_candidate(5)), (4, 5));
+    let explored = plain.with_candidates(10).unwrap();
+    assert_eq!((explored.samples(), explored.candidate_micro_batches()), (12, 5));
+    assert_eq!(
+        [0, 3, 4, 11].map(|sample| explored.first_candidate(sample)),
+        [0, 3, 10, 23]
+    );
+    let mut history = GeometryHistory::new(&plain);
+    history.change(2, &explored);
+    history.change(5, &plain);
+    let firsts: Vec<u64> = (0..7).map(|iteration| history.first_sample(iteration)).collect();
+    assert_eq!(firsts, [0, 12, 24, 54, 84, 114, 126]);
+    assert_eq!((history.first_group(5), history.sample_id(3, 23)), (15, 77));
+}
+
+#[test]
+fn impossible_candidates_are_errors_with_the_nearest_possible_ones() {
+    let geometry = Geometry::new(request(3, 4, 6, 0)).unwrap();
+    let few = geometry.with_candidates(4).unwrap_err();
+    assert!(few.to_string().contains("more than group_size(4)"), "{few}");
+    let odd = geometry.with_candidates(9).unwrap_err();
+    assert_eq!(odd.problems[0].nearest, [("candidates", 8), ("candidates", 10)]);
+    let none_below = geometry.with_candidates(5).unwrap_err();
+    assert_eq!(none_below.problems[0].nearest, [("candidates", 6)]);
+    assert!(geometry.with_candidates(1 << 40).is_err());
+}
+
+#[test]
 fn the_order_depends_on_the_seed_and_changes_with_every_epoch() {
     let order = |seed: u64, iteration: u64| -> Vec<usize> {
         PromptSampler::new(50, 50, seed)

@@ -4,6 +4,7 @@ mod advantage;
 mod config;
 mod description;
 mod ema;
+mod exploration;
 mod geometry;
 mod scheduler;
 mod scheduler_fixtures;

@@ -167,3 +167,31 @@ fn a_shared_optimizer_leaves_the_bytes_of_a_whole_one_and_goes_on_shared_or_whol
         same(root.path(), left, &format!("from {first} to {second}"));
     }
 }
+
+#[test]
+fn ranks_choose_the_same_candidates_and_leave_the_same_bytes_on_one_two_and_four() {
+    // Six micro-batches of candidates: ranks have other numbers of them, and groups of nine lie across ranks.
+    let geometry = [
+        "sampling.prompts_per_step=2",
+        "sampling.group_size=6",
+        "sampling.micro_batch=3",
+        "optimizer.gradient_accumulation=4",
+        "distributed.lanes=4",
+        "distributed.check_replicas_every=1",
+        "exploration.candidates=9",
+        "exploration.steps=2",
+    ];
+    for algorithm in [
+        "algorithm.kind=\"grpo\"",
+        "algorithm={ kind = \"dgpo\", beta = 3000.0, train_timesteps = { count = 2 } }",
+    ] {
+        let overrides = [&geometry[..], &[algorithm]].concat();
+        let one = on_ranks(1, &overrides);
+        assert_eq!(one.metrics.matches("exploration/rank_correlation").count(), 2);
+        for ranks in [2, 4] {
+            let other = on_ranks(ranks, &overrides);
+            assert_eq!(other.metrics, one.metrics, "{algorithm} on {ranks}");
+            assert!(other.weights == one.weights, "{algorithm} on {ranks}");
+        }
+    }
+}

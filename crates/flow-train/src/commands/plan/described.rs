@@ -223,9 +223,14 @@ impl Described<'_> {
         let guided = config.sampling.guidance_scale != 1.0;
         let branches = if guided { 2 } else { 1 };
         let updates = positions * geometry.micro_batches() * passes;
+        let exploration = &config.exploration;
+        let exploring_calls = match exploration.is_on() {
+            true => geometry.candidate_micro_batches() * exploration.steps.unwrap_or(steps),
+            false => 0,
+        };
         let work = Work {
             rows: geometry.micro_batch_size() * branches,
-            sampling_calls: geometry.micro_batches() * steps,
+            sampling_calls: geometry.micro_batches() * steps + exploring_calls,
             training_calls: updates,
             reference_calls: algorithm.reference().map_or(0, |_| updates),
         };
