@@ -275,6 +275,36 @@ fn each_rule_is_reported_at_the_key_to_mend() {
             Error,
         ),
         (
+            "[sampling]\ngroup_size = 24\nmicro_batch = 8\n[sampling.branching]\nkind = \"one-step\"\n[scheduler.window]\nkind = \"contiguous\"\nsize = 3",
+            "rule::branching",
+            "sampling.branching.kind",
+            Error,
+        ),
+        (
+            "[algorithm]\nkind = \"nft\"\n[sampling]\ninitial_noise = \"per_group\"\ngroup_size = 24\nmicro_batch = 8\n[sampling.branching]\nkind = \"one-step\"\n[scheduler.window]\nkind = \"contiguous\"\nsize = 3",
+            "rule::branching",
+            "sampling.branching.kind",
+            Error,
+        ),
+        (
+            "[sampling]\ninitial_noise = \"per_group\"\ngroup_size = 16\nmicro_batch = 4\n[sampling.branching]\nkind = \"one-step\"\n[scheduler.window]\nkind = \"contiguous\"\nsize = 3",
+            "rule::branching",
+            "sampling.group_size",
+            Error,
+        ),
+        (
+            "[sampling]\ninitial_noise = \"per_group\"\ngroup_size = 3\nmicro_batch = 1\n[sampling.branching]\nkind = \"one-step\"\n[scheduler.window]\nkind = \"contiguous\"\nsize = 3",
+            "rule::branching",
+            "sampling.group_size",
+            Error,
+        ),
+        (
+            "[sampling]\ninitial_noise = \"per_group\"\ngroup_size = 24\nmicro_batch = 16\n[sampling.branching]\nkind = \"one-step\"\n[scheduler.window]\nkind = \"contiguous\"\nsize = 3",
+            "rule::branching",
+            "sampling.micro_batch",
+            Error,
+        ),
+        (
             "[optimizer]\ngradient_accumulation = 3",
             "rule::accumulation",
             "optimizer.gradient_accumulation",

@@ -35,6 +35,8 @@ pub struct Trajectories {
     pub conditions: Conditions,
     /// The stochastic steps, in order.
     pub records: Vec<StepRecord>,
+    /// The steps that are trained of their groups, of which these samples may have recorded a part; weights of steps are relative to them.
+    pub trained: Vec<StepCoefficients>,
     /// Final latents, `[B, N]`.
     pub clean: RawTensor,
     /// Number of their size among those of the run.
@@ -196,6 +198,7 @@ impl Sampler {
         Trajectories {
             samples: samples.to_vec(),
             conditions,
+            trained: records.iter().map(|record| record.step).collect(),
             records,
             clean: x,
             size: self.size,

@@ -1,6 +1,7 @@
 //! Rules on several keys at once, which the JSON schema cannot say.
 
 mod algorithm;
+mod branching;
 mod model;
 mod path;
 mod precision;
@@ -24,6 +25,7 @@ pub(crate) fn check(
     let mut rules = Rules::new(Some(catalog), config, document, bad);
     model::check(&mut rules);
     path::check(&mut rules);
+    branching::check(&mut rules);
     algorithm::check(&mut rules);
     precision::check(&mut rules);
     watch::check(&mut rules);

@@ -360,6 +360,20 @@ seed = 5
 "#,
     r#"
 config_version = 1
+[scheduler.window]
+kind = "random"
+count = 2
+[sampling]
+group_size = 8
+micro_batch = 4
+initial_noise = "per_group"
+[sampling.branching]
+kind = "one-step"
+[algorithm]
+step_weights = "noise"
+"#,
+    r#"
+config_version = 1
 [algorithm]
 kind = "dppo"
 mask = "velocity"

@@ -139,6 +139,7 @@ pub const RULES: &[(&str, Rule)] = &[
         "sampling.sizes_of_prompts",
         Fixed("the run makes pictures of other sizes"),
     ),
+    ("sampling.branching.kind", PATH),
     ("algorithm.kind", Fixed("the run has another algorithm")),
     ("algorithm.clip_range", LOSS),
     ("algorithm.advantage_clip", LOSS),

@@ -48,10 +48,12 @@ impl<A: Algorithm> Session<A> {
             })
             .collect();
         let options = &self.parts.settings.advantage;
+        let branches = self.parts.branches();
+        let compared = branches.compared_groups(&rolled.groups);
         let drift = (rolled.drift)
-            .map(|pending| pending.finish(names, &columns, &rolled.groups, options))
+            .map(|pending| pending.finish(names, &columns, &compared, options))
             .transpose()?;
-        let advantages = compute_advantages(&rewards, &rolled.groups, &self.parts.settings.advantage)?;
+        let advantages = compute_advantages(&rewards, &compared, options)?;
         let rewards_s = watch.lap_s();
 
         let outcome = self

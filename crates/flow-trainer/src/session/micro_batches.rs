@@ -125,6 +125,7 @@ fn gathered(batches: &BTreeMap<usize, Trajectories>, size: usize, images: &[usiz
         samples: rows.iter().map(|row| samples[*row]).collect(),
         conditions: conditions(&used, &rows),
         records: Vec::new(),
+        trained: Vec::new(),
         clean: flow_core::tensors::select(&clean, &rows).into_dispatch(),
         size: used[0].size,
     }
@@ -176,6 +177,7 @@ mod tests {
                 keys: None,
             },
             records: Vec::new(),
+            trained: Vec::new(),
             clean: ComputeDevice::cpu().plain(vec![0.0; 2], &[2, 1]),
             size: 0,
         };

@@ -3,6 +3,7 @@
 use super::Parts;
 use super::drift::{Pending, Sums, Traced};
 use crate::algorithm::Algorithm;
+use crate::branching::Branches;
 use crate::decoder::Decoded;
 use crate::error::TrainError;
 use crate::observer::{Observer, Phase};
@@ -68,6 +69,13 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         self.prompt_sampler.history().sample_id(self.state.iteration, of)
     }
 
+    /// How the members of groups part in this iteration.
+    pub(super) fn branches(&self) -> Branches<'_> {
+        let (settings, iteration) = (&self.settings, self.state.iteration);
+        let group_size = settings.geometry.group_size();
+        Branches::new(&settings.branching, group_size, &self.schedule, iteration)
+    }
+
     /// The prompts of this iteration.
     fn drawn(&self) -> Vec<Drawn> {
         (self.prompt_sampler.draw(self.state.iteration).into_iter())
@@ -101,7 +109,8 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         let (geometry, watch) = (&self.settings.geometry, Stopwatch::start());
         let of = |sample: usize| &drawn[geometry.slot(sample).0];
         let (sampler, schedule) = self.at_size(self.evaluation.sizes.of(&of(range.start).prompt));
-        let steps = schedule.steps_for(self.state.iteration);
+        let branches = self.branches();
+        let steps = schedule.steps_random_at(branches.random_steps(geometry.slot(range.start).1));
         let first = self.prompt_sampler.history().first_sample(self.state.iteration);
         let ids: Vec<u64> = (range.clone()).map(|sample| first + sample as u64).collect();
         let starts: Vec<u64> = range.clone().map(|sample| self.start_id(sample)).collect();
@@ -116,12 +125,14 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             steps: &steps,
         };
         let mut velocities = Vec::new();
-        let trajectories = sampler.run(rollout, request, |stepped| {
+        let mut trajectories = sampler.run(rollout, request, |stepped| {
             if traced {
                 velocities.push(cpu::to_host(stepped.velocity));
             }
             on_step();
         });
+        let whole = schedule.steps_random_at(branches.window());
+        trajectories.trained = branches.window().iter().map(|step| whole[*step]).collect();
         Traced {
             trajectories,
             velocities,

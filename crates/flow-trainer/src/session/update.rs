@@ -128,7 +128,8 @@ impl<A: Algorithm> Parts<A, Acceleration> {
     fn positions(&self, inner: usize) -> Result<Positions, TrainError> {
         let (seed, iteration) = (self.settings.seed, self.state.iteration);
         let schedules = std::iter::once(&self.schedule).chain(self.others.iter().map(|at| &at.schedule));
-        let of = |schedule| self.algorithm.positions(schedule, seed, iteration, inner);
+        let branches = self.branches();
+        let of = |schedule| branches.positions(self.algorithm.positions(schedule, seed, iteration, inner));
         let positions: Vec<Vec<Position>> = schedules.map(of).collect();
         match positions.iter().all(|of_size| of_size.len() == positions[0].len()) {
             true => Ok(Positions(positions)),

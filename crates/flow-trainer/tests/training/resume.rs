@@ -8,7 +8,7 @@ use flow_trainer::observer::{Observer, Silent};
 use flow_trainer::session::{Parts, Session};
 use std::path::Path;
 
-const VARIANTS: [&[&str]; 5] = [
+const VARIANTS: [&[&str]; 6] = [
     &[
         "ema.enabled=true",
         "algorithm.kl={ kind = \"velocity\", beta = 0.1 }",
@@ -31,6 +31,15 @@ const VARIANTS: [&[&str]; 5] = [
     ],
     // Two copies, which are neither each other nor the trained weights.
     &["algorithm={ kind = \"crd\", sampling_copy = { flat = 0, start = 0.5 } }"],
+    // Members of a group part at steps that are drawn anew in each iteration.
+    &[
+        "scheduler.window={ kind = \"random\", count = 2 }",
+        "sampling.micro_batch=2",
+        "sampling.initial_noise=\"per_group\"",
+        "sampling.branching={ kind = \"one-step\" }",
+        "algorithm.step_weights=\"noise\"",
+        "optimizer.gradient_accumulation=3",
+    ],
 ];
 
 #[test]
