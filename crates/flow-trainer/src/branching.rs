@@ -5,10 +5,17 @@
 //! and nothing depends on micro-batches or ranks.
 //!
 //! `one-step` is TempFlow-GRPO (arXiv 2508.04324): a part of the group for each step of the window, random at that step alone.
+//! `tree` is BranchGRPO (arXiv 2509.06040): the members of a group are the leaves of a tree.
+
+mod tree;
+
+pub use tree::EdgeCredits;
+
+use tree::Tree;
 
 use crate::algorithm::Position;
 use crate::scheduler::Schedule;
-use flow_config::Branching;
+use flow_config::{Branching, TreeFusion};
 use std::borrow::Cow;
 
 /// How the members of every group part at an iteration.
@@ -18,6 +25,7 @@ pub struct Branches<'a> {
     group_size: usize,
     /// The steps of the window, ascending.
     window: Vec<usize>,
+    iteration: u64,
 }
 
 impl<'a> Branches<'a> {
@@ -28,6 +36,7 @@ impl<'a> Branches<'a> {
             branching,
             group_size,
             window: schedule.trained_steps(iteration),
+            iteration,
         }
     }
 
@@ -36,10 +45,22 @@ impl<'a> Branches<'a> {
         &self.window
     }
 
+    /// The tree over the members of each group, if there is one.
+    fn tree(&self) -> Option<Tree<'_>> {
+        match self.branching {
+            Branching::Tree(config) => Some(Tree {
+                config,
+                window: &self.window,
+                iteration: self.iteration,
+            }),
+            Branching::None(_) | Branching::OneStep(_) => None,
+        }
+    }
+
     /// The members of each part that is compared within itself.
     fn compared(&self) -> usize {
         match self.branching {
-            Branching::None(_) => self.group_size,
+            Branching::None(_) | Branching::Tree(_) => self.group_size,
             Branching::OneStep(_) => (self.group_size / self.window.len().max(1)).max(1),
         }
     }
@@ -47,7 +68,7 @@ impl<'a> Branches<'a> {
     /// The steps that are random for a member of a group. Members of a micro-batch have the same.
     pub fn random_steps(&self, member: usize) -> &[usize] {
         match self.branching {
-            Branching::None(_) => &self.window,
+            Branching::None(_) | Branching::Tree(_) => &self.window,
             Branching::OneStep(_) => {
                 let part = member / self.compared();
                 self.window.get(part..=part).unwrap_or_default()
@@ -59,7 +80,7 @@ impl<'a> Branches<'a> {
     /// are the groups of the images, which stand beside one another.
     pub fn compared_groups<'g>(&self, groups: &'g [u64]) -> Cow<'g, [u64]> {
         match self.branching {
-            Branching::None(_) => Cow::Borrowed(groups),
+            Branching::None(_) | Branching::Tree(_) => Cow::Borrowed(groups),
             Branching::OneStep(_) => {
                 let parts = 0..groups.len();
                 parts.map(|image| (image / self.compared()) as u64).collect()
@@ -74,8 +95,56 @@ impl<'a> Branches<'a> {
             Branching::None(_) => {}
             // The one step that a micro-batch has recorded.
             Branching::OneStep(_) => positions.truncate(1),
+            Branching::Tree(_) => {
+                let tree = self.tree();
+                let is_trained = |step: &usize| tree.as_ref().is_none_or(|tree| tree.is_trained(*step));
+                positions.retain(|position| match position {
+                    Position::Recorded(index) => self.window.get(*index).is_none_or(is_trained),
+                    Position::Time { .. } => true,
+                });
+            }
         }
         positions
+    }
+
+    /// For each of the first `steps` steps the ids that address its noise, `[B]`, for images with these `ids`, which are the given
+    /// `members` of their groups: those whose ids agree up to a step are one trajectory up to it. Empty where every image has its own.
+    pub fn noise_ids(&self, steps: usize, ids: &[u64], members: &[usize]) -> Vec<Vec<u64>> {
+        let Some(tree) = self.tree() else {
+            return Vec::new();
+        };
+        let of_step = |step: usize| {
+            let images = ids.iter().zip(members);
+            let ids = images.map(|(id, member)| id - (member - tree.node_of(*member, step)) as u64);
+            ids.collect()
+        };
+        (0..steps).map(of_step).collect()
+    }
+
+    /// Whether [`credits`](Self::credits) read log-probabilities.
+    pub fn reads_log_probs(&self) -> bool {
+        matches!(self.branching, Branching::Tree(tree) if tree.fusion == TreeFusion::PathProbability)
+    }
+
+    /// For each recorded step what its edges are credited with, of the advantages of the images of a rollout, group by group; empty where
+    /// the advantage of an image counts at all of its steps. `log_probs` has one column per recorded step with a value per image, if they
+    /// are read.
+    ///
+    /// Advantages of a group are its rewards less a number and divided by one, and so the advantages of nodes are those of the rewards.
+    pub fn credits(&self, advantages: &[f32], log_probs: &[Vec<f32>]) -> Vec<EdgeCredits> {
+        let Some(tree) = self.tree() else {
+            return Vec::new();
+        };
+        let mut all = vec![EdgeCredits::default(); self.window.len()];
+        for (group, leaves) in advantages.chunks(self.group_size.max(1)).enumerate() {
+            let first = group * self.group_size;
+            let log_prob = |record: usize, leaf: usize| f64::from(log_probs[record][first + leaf]);
+            for (all, credits) in all.iter_mut().zip(tree.credits(leaves, log_prob)) {
+                all.advantages.extend(credits.advantages);
+                all.weights.extend(credits.weights);
+            }
+        }
+        all
     }
 }
 

@@ -2,9 +2,11 @@
 
 use super::Rules;
 use crate::codes::RULE_BRANCHING;
-use crate::sections::{Branching, InitialNoise, Window};
+use crate::sections::{Branching, InitialNoise, TreeBranching, TreeLeaves, Window};
 
 const KIND: &str = "sampling.branching.kind";
+const SPLITS: &str = "sampling.branching.splits";
+const UNTRAINED: &str = "sampling.branching.untrained_steps";
 
 pub(super) fn check(rules: &mut Rules<'_>) {
     let config = rules.config;
@@ -30,6 +32,7 @@ pub(super) fn check(rules: &mut Rules<'_>) {
     match &config.sampling.branching {
         Branching::None(_) => {}
         Branching::OneStep(_) => one_step(rules),
+        Branching::Tree(tree) => self::tree(rules, tree),
     }
 }
 
@@ -91,5 +94,125 @@ fn one_step(rules: &mut Rules<'_>) {
                 "the next lower batch that divides {part} is {}",
                 lower.unwrap_or(1)
             ));
+    }
+}
+
+fn tree(rules: &mut Rules<'_>, tree: &TreeBranching) {
+    let (scheduler, group) = (&rules.config.scheduler, rules.config.sampling.group_size);
+    let mut window: Vec<usize> = match &scheduler.window {
+        Window::All(_) => (0..scheduler.steps.saturating_sub(1)).collect(),
+        Window::List(list) => list.steps.clone(),
+        Window::Random(_) | Window::Sliding(_) | Window::Contiguous(_) => {
+            rules
+                .error(
+                    RULE_BRANCHING,
+                    &["scheduler.window.kind", KIND],
+                    "the steps at which a tree splits are fixed, and those of this window change from one iteration to the next",
+                )
+                .help("set `scheduler.window.kind` to \"all\" or \"list\"");
+            return;
+        }
+    };
+    window.sort_unstable();
+    if !tree.splits.is_sorted() {
+        rules
+            .error(
+                RULE_BRANCHING,
+                &[SPLITS, KIND],
+                "the splits of a tree are not in the order of its steps",
+            )
+            .help("write `sampling.branching.splits` from the noisiest step, 0, on");
+        return;
+    }
+    if tree.leaf_count() != Some(group) {
+        let (children, splits) = (tree.children, tree.splits.len());
+        let (leaves, help) = match tree.leaf_count().filter(|leaves| *leaves <= 65_536) {
+            Some(leaves) => (
+                leaves.to_string(),
+                format!("set `sampling.group_size = {leaves}`, or change `sampling.branching.splits`"),
+            ),
+            None => (
+                "too many".to_owned(),
+                "take fewer `sampling.branching.splits`".to_owned(),
+            ),
+        };
+        let message = format!(
+            "the members of a group are the leaves of its tree, but `sampling.group_size` is {group}, and a tree that splits {splits} \
+             times into {children} has {leaves} leaves"
+        );
+        rules
+            .error(
+                RULE_BRANCHING,
+                &[SPLITS, "sampling.group_size", "sampling.branching.children", KIND],
+                message,
+            )
+            .help(help);
+    }
+    steps_of_tree(rules, tree, &window);
+    if tree.leaves == TreeLeaves::Extremes && tree.extremes.saturating_mul(2) > group {
+        let message = format!(
+            "`sampling.branching.extremes` is {}, and a tree of {group} leaves has no {0} best and as many others",
+            tree.extremes
+        );
+        rules
+            .error(
+                RULE_BRANCHING,
+                &["sampling.branching.extremes", "sampling.group_size", KIND],
+                message,
+            )
+            .help(format!("lower it to at most {}", group / 2));
+    }
+}
+
+/// That the steps which a tree names are of its window, which is given in order.
+fn steps_of_tree(rules: &mut Rules<'_>, tree: &TreeBranching, window: &[usize]) {
+    let outside = |steps: &[usize]| steps.iter().copied().find(|step| !window.contains(step));
+    for (key, steps) in [(SPLITS, &tree.splits), (UNTRAINED, &tree.untrained_steps)] {
+        if let Some(step) = outside(steps) {
+            rules
+                .error(
+                    RULE_BRANCHING,
+                    &[key, "scheduler.window", "scheduler.steps", KIND],
+                    format!("`{key}` has step {step}, which `scheduler.window` does not let be random"),
+                )
+                .help("name steps of the window, or add the step to it");
+            return;
+        }
+    }
+    if let (Some(step), Some(split)) = (window.first(), tree.splits.first())
+        && step < split
+    {
+        let message = format!(
+            "step {step} is random for a tree as a whole, since it splits at step {split} for the first time: nothing is compared there"
+        );
+        rules
+            .error(RULE_BRANCHING, &[SPLITS, "scheduler.window", KIND], message)
+            .help(format!("let the tree split at step {step}, or leave the steps before {split} out of `scheduler.window`"));
+    }
+    let Some(first) = tree.untrained_steps.iter().min() else {
+        return;
+    };
+    if tree.untrained_steps.len() >= window.len() {
+        rules
+            .error(
+                RULE_BRANCHING,
+                &[UNTRAINED, "scheduler.window", KIND],
+                "no step of the window is trained",
+            )
+            .help(
+                "leave at least one step of `scheduler.window` out of `sampling.branching.untrained_steps`",
+            );
+    } else if tree.untrained_hold > 0 && tree.untrained_least > *first {
+        let message = format!(
+            "`sampling.branching.untrained_least` is {}, but the steps begin at {first} and move towards the noise",
+            tree.untrained_least
+        );
+        rules
+            .error(
+                RULE_BRANCHING,
+                &["sampling.branching.untrained_least", UNTRAINED, KIND],
+                message,
+            )
+            .help(format!("set it to at most {first}"));
     }
 }

@@ -114,6 +114,16 @@ fn images_that_part_at_one_step_share_every_call_up_to_it() {
 }
 
 #[test]
+fn leaves_of_a_tree_share_every_call_up_to_where_they_part() {
+    let settings = [
+        "sampling.micro_batch=4",
+        "sampling.branching={ kind = \"tree\", splits = [0, 2] }",
+    ];
+    // One, two, two and four rows are computed of four, in three groups.
+    saves(&settings, 21.0);
+}
+
+#[test]
 fn groups_that_start_from_one_latent_need_a_random_step() {
     let place = Place::new();
     let arguments = [

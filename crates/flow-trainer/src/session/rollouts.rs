@@ -121,11 +121,13 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             starts: &starts,
             conditions: self
                 .conditioner
-                .conditions(range.map(|sample| &of(sample).prompt)),
+                .conditions(range.clone().map(|sample| &of(sample).prompt)),
             steps: &steps,
         };
         let mut velocities = Vec::new();
-        let mut trajectories = sampler.run(rollout, request, |stepped| {
+        let members: Vec<usize> = range.map(|sample| geometry.slot(sample).1).collect();
+        let noise_ids = branches.noise_ids(steps.len(), &ids, &members);
+        let mut trajectories = sampler.run_branched(rollout, request, &noise_ids, |stepped| {
             if traced {
                 velocities.push(cpu::to_host(stepped.velocity));
             }

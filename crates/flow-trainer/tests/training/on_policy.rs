@@ -93,6 +93,29 @@ fn the_ratio_is_exactly_one_where_each_image_parts_at_one_step() {
     }
 }
 
+#[test]
+fn the_ratio_is_exactly_one_at_every_edge_of_a_tree() {
+    for tree in [
+        "{ kind = \"tree\", splits = [0, 2] }",
+        "{ kind = \"tree\", splits = [0, 1], fusion = \"path-probability\", leaves = \"extremes\", extremes = 1 }",
+        "{ kind = \"tree\", splits = [0], children = 4, leaves = \"better-half\", untrained_steps = [1] }",
+    ] {
+        for algorithm in ["grpo", "grpo-guard", "dppo"] {
+            let algorithm = format!("algorithm.kind=\"{algorithm}\"");
+            let branching = format!("sampling.branching={tree}");
+            // Groups of four in micro-batches of six: a tree lies in two of them.
+            let metrics = run(&[
+                &algorithm,
+                &branching,
+                "sampling.initial_noise=\"per_group\"",
+                "sampling.guidance_scale=2.0",
+            ]);
+            let metrics = metrics.unwrap_or_else(|error| panic!("{algorithm}, {tree}: {error}"));
+            assert_eq!(deviations(&metrics), [0.0, 0.0], "{algorithm}, {tree}");
+        }
+    }
+}
+
 /// A mixture of experts in the place of the base config's MLPs.
 const EXPERTS: [&str; 3] = [
     "model.dit.moe.experts=4",
