@@ -152,7 +152,7 @@ impl<'a> Branches<'a> {
 mod tests {
     use super::*;
     use crate::scheduler::{Dynamics, NoiseLevel, ScheduleOptions, SdeWindow, SigmaEnds, SigmaShift};
-    use flow_config::OneStepBranching;
+    use flow_config::{OneStepBranching, TreeBranching};
 
     fn schedule(steps: usize, window: &[usize]) -> Schedule {
         let schedule = Schedule::new(&ScheduleOptions {
@@ -185,5 +185,37 @@ mod tests {
         let branches = Branches::new(&branching, 2, &schedule(8, &[1, 4]), 0);
         assert_eq!(branches.random_steps(1), [1, 4]);
         assert_eq!(*branches.compared_groups(&[3, 3, 7, 7]), [3, 3, 7, 7]);
+    }
+
+    #[test]
+    fn each_group_is_a_tree_whose_noise_is_addressed_by_the_first_leaf_of_a_node() {
+        let branching = Branching::Tree(TreeBranching {
+            splits: vec![0, 2],
+            untrained_steps: vec![1],
+            ..TreeBranching::default()
+        });
+        let branches = Branches::new(&branching, 4, &schedule(5, &[0, 1, 2]), 0);
+        // A micro-batch that has the second half of a group and the first of the next.
+        let ids = branches.noise_ids(4, &[42, 43, 44, 45], &[2, 3, 0, 1]);
+        let (nodes, leaves) = (vec![42, 42, 44, 44], vec![42, 43, 44, 45]);
+        assert_eq!(ids, [nodes.clone(), nodes, leaves.clone(), leaves]);
+
+        let positions = (0..3).map(Position::Recorded).collect();
+        let trained = [Position::Recorded(0), Position::Recorded(2)];
+        assert_eq!(branches.positions(positions), trained);
+
+        assert!(!branches.reads_log_probs());
+        let both = branches.credits(&[1.0, 2.0, 3.0, 4.0, 7.0, 5.0, 5.0, 3.0], &[]);
+        let first = branches.credits(&[1.0, 2.0, 3.0, 4.0], &[]);
+        let second = branches.credits(&[7.0, 5.0, 5.0, 3.0], &[]);
+        assert_eq!(both.len(), 3);
+        for (both, (first, second)) in both.iter().zip(first.iter().zip(&second)) {
+            assert_eq!(
+                both.advantages,
+                [&first.advantages[..], &second.advantages].concat()
+            );
+            assert_eq!(both.weights, [&first.weights[..], &second.weights].concat());
+        }
+        assert!(second[0].advantages[0] > 0.0 && second[0].advantages[3] < 0.0);
     }
 }
