@@ -94,7 +94,8 @@ fn a_section_lists_its_keys() {
             "embedded_guidance_scale",
             "initial_noise",
             "sizes",
-            "sizes_of_prompts"
+            "sizes_of_prompts",
+            "branching"
         ]
     );
 }

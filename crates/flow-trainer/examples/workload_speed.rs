@@ -300,6 +300,7 @@ impl Job {
             samples: self.samples.clone(),
             conditions: self.conditions(),
             clean: record.x.clone(),
+            trained: vec![step],
             records: vec![record],
         })
     }

@@ -6,6 +6,7 @@ mod absent_file;
 pub mod advantage;
 pub mod algorithm;
 pub mod audit;
+pub mod branching;
 pub mod conditions;
 pub mod decoder;
 pub mod description;

@@ -35,6 +35,8 @@ pub struct Trajectories {
     pub conditions: Conditions,
     /// The stochastic steps, in order.
     pub records: Vec<StepRecord>,
+    /// The steps that are trained of their groups, of which these samples may have recorded a part; weights of steps are relative to them.
+    pub trained: Vec<StepCoefficients>,
     /// Final latents, `[B, N]`.
     pub clean: RawTensor,
     /// Number of their size among those of the run.
@@ -113,6 +115,19 @@ impl Sampler {
         &self,
         rollout: &InferencePass<'_>,
         request: SampleRequest<'_>,
+        on_step: impl FnMut(Stepped<'_>),
+    ) -> Trajectories {
+        self.run_branched(rollout, request, &[], on_step)
+    }
+
+    /// As [`run`](Self::run), with samples that part one after the other: `noise_ids` has for each step the ids that address its noise,
+    /// `[B]`. Samples whose first latents and ids agree up to a step have their trajectory in common up to it. The ids of a step without
+    /// an entry are those of the samples.
+    pub fn run_branched(
+        &self,
+        rollout: &InferencePass<'_>,
+        request: SampleRequest<'_>,
+        noise_ids: &[Vec<u64>],
         mut on_step: impl FnMut(Stepped<'_>),
     ) -> Trajectories {
         let SampleRequest {
@@ -132,7 +147,8 @@ impl Sampler {
         let mut x = self.noise(initial, starts, 0, values);
         // The noise of steps that have none: made once, on the device.
         let mut still = None;
-        let mut together = true;
+        // One number per sample, the same for those whose latents are the same bits; none once all may differ.
+        let mut alike = Some(starts);
         let mut records = Vec::new();
         for (index, step) in steps.iter().enumerate() {
             let site = CallSite {
@@ -144,9 +160,12 @@ impl Sampler {
             let call = self.policy.call(site, samples);
             let sigma = self.device.tensor(vec![step.sigma as f32; batch], [batch]);
             let exec = rollout.exec(call);
-            let latents = together.then_some(starts);
-            // Noise of their own makes latents differ from the next step on.
-            together &= !step.is_stochastic();
+            let own = noise_ids.get(index).map_or(samples, Vec::as_slice);
+            let latents = alike;
+            if step.is_stochastic() {
+                // Noise of their own makes latents differ from the next step on.
+                alike = (alike.is_some() && own != samples).then_some(own);
+            }
             let v = self.policy.velocity_of(
                 &exec,
                 Tensor::from_dispatch(x.clone()),
@@ -157,7 +176,7 @@ impl Sampler {
             let v = plain(&v.into_dispatch());
             let coefficients = coefficient_rows(&self.device, step, batch);
             let done = if step.is_stochastic() {
-                let noise = self.addressed(added, samples, index as u32 + 1, values);
+                let noise = self.addressed(added, own, index as u32 + 1, values);
                 self.kernels.ops().sampler.sde_step_drawn(
                     SdeStep {
                         x: &x,
@@ -196,6 +215,7 @@ impl Sampler {
         Trajectories {
             samples: samples.to_vec(),
             conditions,
+            trained: records.iter().map(|record| record.step).collect(),
             records,
             clean: x,
             size: self.size,

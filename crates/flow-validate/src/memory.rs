@@ -32,8 +32,8 @@ use crate::features::is_bf16_gpu;
 use crate::phase::Phase;
 use flow_checkpoint::Policy;
 use flow_config::{
-    Catalog, Config, Diagnostic, Dynamics, Finetune, GradientStorage, MomentStorage, Shard, TextConfig,
-    WeightStorage, Window,
+    Branching, Catalog, Config, Diagnostic, Dynamics, Finetune, GradientStorage, MomentStorage, Shard,
+    TextConfig, WeightStorage, Window,
 };
 use flow_core::{ModelSpec, ParamKind, ParamLayout, ParamSpec, Rows};
 use std::collections::BTreeMap;
@@ -105,6 +105,7 @@ impl Load {
         let scheduler = &config.scheduler;
         let records = match &scheduler.window {
             _ if !is_coupled || scheduler.dynamics == Dynamics::Ode => 0,
+            _ if matches!(sampling.branching, Branching::OneStep(_)) => 1,
             Window::All(_) => scheduler.steps.saturating_sub(1),
             Window::List(list) => list.steps.len(),
             Window::Random(random) => random.count,

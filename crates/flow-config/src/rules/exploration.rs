@@ -2,7 +2,7 @@
 
 use super::Rules;
 use crate::codes;
-use crate::sections::{ExplorationDynamics, InitialNoise};
+use crate::sections::{Branching, ExplorationDynamics, InitialNoise};
 
 pub(super) fn check(rules: &mut Rules<'_>) {
     if !rules.config.exploration.is_on() {
@@ -17,6 +17,16 @@ pub(super) fn check(rules: &mut Rules<'_>) {
     }
     candidates(rules);
     dynamics(rules);
+    if rules.config.sampling.branching != Branching::default() {
+        let message = "`sampling.branching` deals steps to the members of a group, and exploration chooses the members by themselves";
+        rules
+            .error(
+                codes::RULE_EXPLORATION,
+                &["exploration.candidates", "sampling.branching.kind"],
+                message,
+            )
+            .help("remove `exploration` or `sampling.branching`");
+    }
 }
 
 /// More candidates than are kept, in whole micro-batches.

@@ -2,6 +2,7 @@
 
 mod algorithm;
 mod exploration;
+mod branching;
 mod model;
 mod path;
 mod precision;
@@ -26,6 +27,7 @@ pub(crate) fn check(
     model::check(&mut rules);
     path::check(&mut rules);
     exploration::check(&mut rules);
+    branching::check(&mut rules);
     algorithm::check(&mut rules);
     precision::check(&mut rules);
     watch::check(&mut rules);

@@ -1,5 +1,6 @@
 //! `[sampling]`: how many images a rollout makes, and in which batches.
 
+use super::Branching;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -33,6 +34,8 @@ pub struct SamplingConfig {
     pub sizes: Vec<[usize; 2]>,
     /// Whether prompts bring their own size, as `width` and `height` beside the text in a `.jsonl` or a table.
     pub sizes_of_prompts: bool,
+    /// Where the members of a group part.
+    pub branching: Branching,
 }
 
 /// Which latents the members of a group start from.
@@ -59,6 +62,7 @@ impl Default for SamplingConfig {
             initial_noise: InitialNoise::PerSample,
             sizes: Vec::new(),
             sizes_of_prompts: false,
+            branching: Branching::default(),
         }
     }
 }

@@ -366,6 +366,40 @@ seed = 5
 "#,
     r#"
 config_version = 1
+[scheduler.window]
+kind = "random"
+count = 2
+[sampling]
+group_size = 8
+micro_batch = 4
+initial_noise = "per_group"
+[sampling.branching]
+kind = "one-step"
+[algorithm]
+step_weights = "noise"
+"#,
+    r#"
+config_version = 1
+[scheduler.window]
+kind = "list"
+steps = [0, 1, 2, 3, 4]
+[sampling]
+group_size = 9
+micro_batch = 12
+initial_noise = "per_group"
+[sampling.branching]
+kind = "tree"
+splits = [0, 3]
+children = 3
+fusion = "path-probability"
+leaves = "extremes"
+extremes = 2
+untrained_steps = [4]
+untrained_hold = 30
+untrained_least = 1
+"#,
+    r#"
+config_version = 1
 [algorithm]
 kind = "dppo"
 mask = "velocity"

@@ -75,6 +75,54 @@ fn a_run_with_it_is_the_run_without_it_whatever_the_algorithm_guidance_and_preci
     }
 }
 
+/// A run with these settings, with and without the accelerator: the same numbers, and so many calls saved in each iteration, in rows.
+fn saves(settings: &[&str], saved: f64) {
+    let run = |reuse: bool| {
+        let place = Place::new();
+        let mut arguments = vec!["train", "tiny.toml", "--set", "sampling.initial_noise=per_group"];
+        arguments.extend(settings.iter().flat_map(|setting| ["--set", *setting]));
+        if reuse {
+            let entry = "acceleration={ strict = true, shared = [{ name = \"exact_reuse\" }] }";
+            arguments.extend(["--set", entry]);
+        }
+        place.succeed(&arguments);
+        place
+    };
+    let (plain, reused) = (run(false), run(true));
+    assert_eq!(numbers(&plain), numbers(&reused), "{settings:?}");
+    for record in records(&reused, "train") {
+        let count = record["acceleration/exact_reuse/forwards_shared"].as_f64();
+        assert_eq!(count, Some(saved), "{settings:?}: {record}");
+        assert_eq!(
+            record["on_policy/max_ratio_deviation"].as_f64(),
+            Some(0.0),
+            "{record}"
+        );
+    }
+}
+
+#[test]
+fn images_that_part_at_one_step_share_every_call_up_to_it() {
+    let settings = [
+        "sampling.group_size=6",
+        "sampling.micro_batch=3",
+        "sampling.branching={ kind = \"one-step\" }",
+        "scheduler.window={ kind = \"list\", steps = [0, 2] }",
+    ];
+    // Three images part behind call 0, three behind call 2: of 1 and of 3 calls two rows each, in three groups.
+    saves(&settings, 24.0);
+}
+
+#[test]
+fn leaves_of_a_tree_share_every_call_up_to_where_they_part() {
+    let settings = [
+        "sampling.micro_batch=4",
+        "sampling.branching={ kind = \"tree\", splits = [0, 2] }",
+    ];
+    // One, two, two and four rows are computed of four, in three groups.
+    saves(&settings, 21.0);
+}
+
 #[test]
 fn groups_that_start_from_one_latent_need_a_random_step() {
     let place = Place::new();

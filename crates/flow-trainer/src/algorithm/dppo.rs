@@ -156,7 +156,7 @@ impl Algorithm for Dppo {
         let keep = kept(&divergence, &ratio, advantages, self.mask_threshold as f32);
         // Before the exponential: the ratio of a dropped row may be infinite, and infinity times 0 is not a number.
         let counted = (log_ratio * keep.clone()).exp() * (advantages.clone() * keep.clone()).neg();
-        let weight = self.step_weights.of(&record.step, &context.batch.records);
+        let weight = self.step_weights.of(&record.step, &context.batch.trained);
         let policy = mean_over_rows(counted) * weight as f32;
         let terms = vec![
             ("divergence", divergence.into_dispatch()),

@@ -298,8 +298,8 @@ impl Algorithm for Grpo {
         let replayed = replay(context, position);
         let old = Tensor::from_dispatch(replayed.record.log_prob.clone());
         let ratio = (replayed.log_prob_b.clone() - old).exp();
-        let records = &context.batch.records;
-        let weight = self.step_weights.of(&replayed.record.step, records) as f32;
+        let trained = &context.batch.trained;
+        let weight = self.step_weights.of(&replayed.record.step, trained) as f32;
         finish(context, &replayed, ratio, self.clip_range, weight, &self.kl)
     }
 }

@@ -108,9 +108,14 @@ impl Schedule {
 
     /// Coefficients of a rollout's steps at an iteration: the chosen dynamics inside the window, Euler outside.
     pub fn steps_for(&self, iteration: u64) -> Vec<StepCoefficients> {
+        self.steps_random_at(&self.trained_steps(iteration))
+    }
+
+    /// Coefficients of a rollout's steps of which these are stochastic, and Euler's the others.
+    pub(crate) fn steps_random_at(&self, random: &[usize]) -> Vec<StepCoefficients> {
         let mut steps = self.euler.clone();
-        for step in self.trained_steps(iteration) {
-            steps[step] = self.stochastic[step];
+        for step in random {
+            steps[*step] = self.stochastic[*step];
         }
         steps
     }

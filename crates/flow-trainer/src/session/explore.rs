@@ -116,7 +116,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             let sampled = device.concurrently(wave.len(), |at| {
                 let of_batch: Vec<usize> = (wave[at] * batch..(wave[at] + 1) * batch).collect();
                 let on_step = || advance(&observer);
-                self.sample_candidates(scope.rollout(), &drawn, &of_batch, steps, false, on_step)
+                self.sample_candidates(scope.rollout(), &drawn, (&of_batch, &[]), steps, false, on_step)
                     .trajectories
             });
             for (index, done) in wave.iter().zip(&sampled) {

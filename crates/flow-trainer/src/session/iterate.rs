@@ -8,10 +8,13 @@ use crate::advantage::{RewardColumn, compute_advantages};
 use crate::algorithm::{Algorithm, Moment, SlowCopy};
 use crate::error::TrainError;
 use crate::observer::{IterationSummary, Observer};
+use crate::rollout::Trajectories;
 use crate::undone::{Undone, settle, undone};
 use flow_accel::{Acceleration, Activity};
+use flow_core::cpu;
 use flow_report::Stopwatch;
-use std::collections::BTreeSet;
+use flow_rewards::Ticket;
+use std::collections::{BTreeMap, BTreeSet};
 
 impl<A: Algorithm> Session<A> {
     /// Runs the next iteration and writes its metrics.
@@ -29,8 +32,7 @@ impl<A: Algorithm> Session<A> {
             .tally
             .device_memory("rollouts", self.parts.sampler.device.taken_bytes());
 
-        let columns = self.parts.scored(rolled.tickets, observer)?;
-        let columns = (self.parts.distribution).gather_columns(&self.parts.settings.geometry, columns)?;
+        let (columns, log_probs) = self.scored(rolled.tickets, &rolled.batches, observer)?;
         let watched = self.parts.watched(&rolled.watched, &rolled.groups)?;
         let names = &self.parts.rewards.1;
         let rewards: Vec<RewardColumn<'_>> = names
@@ -43,15 +45,21 @@ impl<A: Algorithm> Session<A> {
             })
             .collect();
         let options = &self.parts.settings.advantage;
+        let branches = self.parts.branches();
+        let compared = branches.compared_groups(&rolled.groups);
         let drift = (rolled.drift)
-            .map(|pending| pending.finish(names, &columns, &rolled.groups, options))
+            .map(|pending| pending.finish(names, &columns, &compared, options))
             .transpose()?;
-        let advantages = compute_advantages(&rewards, &rolled.groups, &self.parts.settings.advantage)?;
+        let advantages = compute_advantages(&rewards, &compared, options)?;
+        let credits = branches.credits(&advantages.values, &log_probs);
         let rewards_s = watch.lap_s();
 
-        let outcome = self
-            .parts
-            .update(&rolled.batches, &advantages.values, &rolled.groups, observer)?;
+        let outcome = self.parts.update(
+            &rolled.batches,
+            (&*advantages.values, &*credits),
+            &rolled.groups,
+            observer,
+        )?;
         let images = rolled.groups.len();
         self.parts.follow();
         let activity = self.activity(observer)?;
@@ -112,6 +120,31 @@ impl<A: Algorithm> Session<A> {
 }
 
 impl<A: Algorithm> Session<A> {
+    /// A column of values for each reward, and one for the log-probabilities of each recorded step if the branches of the run read them;
+    /// of all samples of the iteration, in order.
+    fn scored(
+        &self,
+        tickets: Vec<Ticket>,
+        batches: &BTreeMap<usize, Trajectories>,
+        observer: &mut dyn Observer,
+    ) -> Result<(Vec<Vec<f32>>, Vec<Vec<f32>>), TrainError> {
+        let rewards = self.parts.rewards.1.len();
+        let mut columns = self.parts.scored(tickets, observer)?;
+        let branches = self.parts.branches();
+        if branches.reads_log_probs() {
+            let of_record = |record: usize| {
+                let batches = batches.values();
+                batches
+                    .flat_map(|batch| cpu::to_host(&batch.records[record].log_prob))
+                    .collect::<Vec<f32>>()
+            };
+            columns.extend((0..branches.window().len()).map(of_record));
+        }
+        let mut columns = (self.parts.distribution).gather_columns(&self.parts.settings.geometry, columns)?;
+        let log_probs = columns.split_off(rewards);
+        Ok((columns, log_probs))
+    }
+
     /// What the accelerators of all processes did in this iteration. What they did not do is named once, or stops a strict run.
     fn activity(&mut self, observer: &mut dyn Observer) -> Result<Vec<Activity>, TrainError> {
         let own = self.parts.acceleration.take_activity();

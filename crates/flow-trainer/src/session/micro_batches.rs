@@ -1,6 +1,7 @@
 //! The micro-batches of an update: those of the rollout, or rows that the algorithm arranged anew.
 
-use crate::algorithm::RowSet;
+use crate::algorithm::{Position, RowSet};
+use crate::branching::EdgeCredits;
 use crate::geometry::Geometry;
 use crate::policy::{ConditionKeys, Conditions};
 use crate::rollout::Trajectories;
@@ -14,6 +15,8 @@ pub(super) struct MicroBatch<'a> {
     pub batch: Cow<'a, Trajectories>,
     /// One per row.
     pub advantages: Vec<f32>,
+    /// For each recorded step what counts there in the place of `advantages`; empty if these count everywhere.
+    pub credits: Vec<EdgeCredits>,
     /// The sample whose noise each row takes.
     pub noise_of: Cow<'a, [u64]>,
     /// What makes its loss count by its rows in the mean of its optimizer step.
@@ -30,7 +33,39 @@ pub(super) struct PassBatches<'a> {
     pub arranged: bool,
 }
 
+impl MicroBatch<'_> {
+    /// What a loss at `position` weighs each row by: its advantage there, within `bound`.
+    pub(super) fn advantages_at(&self, position: Position, bound: f32) -> Vec<f32> {
+        let credits = match position {
+            Position::Recorded(record) => self.credits.get(record),
+            Position::Time { .. } => None,
+        };
+        let clamped = |value: &f32| value.clamp(-bound, bound);
+        match credits {
+            None => self.advantages.iter().map(clamped).collect(),
+            Some(EdgeCredits { advantages, weights }) => {
+                let rows = advantages.iter().zip(weights);
+                rows.map(|(advantage, weight)| clamped(advantage) * weight)
+                    .collect()
+            }
+        }
+    }
+}
+
 impl<'a> PassBatches<'a> {
+    /// Lets these credits, with values for all images of the rollout, count in the place of advantages.
+    pub(super) fn credit(&mut self, credits: &[EdgeCredits], geometry: &Geometry) {
+        let size = geometry.micro_batch_size();
+        for (index, micro_batch) in &mut self.micro_batches {
+            let rows = index * size..index * size + micro_batch.advantages.len();
+            let of_rows = |credits: &EdgeCredits| EdgeCredits {
+                advantages: credits.advantages[rows.clone()].to_vec(),
+                weights: credits.weights[rows.clone()].to_vec(),
+            };
+            micro_batch.credits = credits.iter().map(of_rows).collect();
+        }
+    }
+
     /// The number of the size of a micro-batch; of one that another process has the run's own.
     pub(super) fn size(&self, number: usize) -> usize {
         let micro_batch = self.micro_batches.get(&number);
@@ -53,6 +88,7 @@ impl<'a> PassBatches<'a> {
             };
             let micro_batch = MicroBatch {
                 advantages: advantages[index * size..][..batch.samples.len()].to_vec(),
+                credits: Vec::new(),
                 noise_of: match shared_noise {
                     Some(first) => (0..samples.len()).map(|row| first_of_group(first, row)).collect(),
                     None => samples,
@@ -85,6 +121,7 @@ impl<'a> PassBatches<'a> {
             micro_batches.extend(sets.iter().map(|set| MicroBatch {
                 batch: Cow::Owned(gathered(batches, size, &set.rows)),
                 advantages: set.rows.iter().map(|image| advantages[*image]).collect(),
+                credits: Vec::new(),
                 noise_of: set.noise.iter().map(|image| sample(*image)).collect(),
                 weight: (set.rows.len() * sets.len()) as f32 / rows as f32,
             }));
@@ -127,6 +164,7 @@ fn gathered(batches: &BTreeMap<usize, Trajectories>, size: usize, images: &[usiz
         samples: rows.iter().map(|row| samples[*row]).collect(),
         conditions: conditions(&used, &rows),
         records: Vec::new(),
+        trained: Vec::new(),
         clean: flow_core::tensors::select(&clean, &rows).into_dispatch(),
         size: used[0].size,
     }
@@ -161,6 +199,39 @@ mod tests {
     use flow_core::Condition;
     use flow_core::device::ComputeDevice;
 
+    /// Two images.
+    fn batch(index: usize) -> Trajectories {
+        Trajectories {
+            samples: vec![100 + 2 * index as u64, 101 + 2 * index as u64],
+            conditions: Conditions {
+                conditional: Condition::default(),
+                unconditional: None,
+                keys: None,
+            },
+            records: Vec::new(),
+            trained: Vec::new(),
+            clean: ComputeDevice::cpu().plain(vec![0.0; 2], &[2, 1]),
+            size: 0,
+        }
+    }
+
+    #[test]
+    fn credits_of_a_step_are_clamped_first_and_weighed_then() {
+        let micro_batch = MicroBatch {
+            batch: Cow::Owned(batch(0)),
+            advantages: vec![9.0, -0.5],
+            credits: vec![EdgeCredits {
+                advantages: vec![-9.0, 2.0],
+                weights: vec![0.5, 3.0],
+            }],
+            noise_of: Cow::Owned(vec![100, 101]),
+            weight: 1.0,
+        };
+        assert_eq!(micro_batch.advantages_at(Position::Recorded(0), 4.0), [-2.0, 6.0]);
+        let drawn = Position::Time { sigma: 0.5, draw: 0 };
+        assert_eq!(micro_batch.advantages_at(drawn, 4.0), [4.0, -0.5]);
+    }
+
     #[test]
     fn images_of_a_group_take_the_noise_of_its_first_one_where_they_share_it() {
         let geometry = Geometry::new(GeometryRequest {
@@ -170,17 +241,6 @@ mod tests {
             gradient_accumulation: 0,
         });
         let geometry = geometry.expect("everything divides");
-        let batch = |index: usize| Trajectories {
-            samples: vec![100 + 2 * index as u64, 101 + 2 * index as u64],
-            conditions: Conditions {
-                conditional: Condition::default(),
-                unconditional: None,
-                keys: None,
-            },
-            records: Vec::new(),
-            clean: ComputeDevice::cpu().plain(vec![0.0; 2], &[2, 1]),
-            size: 0,
-        };
         let batches: BTreeMap<usize, Trajectories> = (0..3).map(|index| (index, batch(index))).collect();
         let noise = |shares: bool| -> Vec<u64> {
             let all = PassBatches::as_rolled_out(&batches, &[0.0; 6], &geometry, shares.then_some(100));

@@ -45,8 +45,7 @@ use crate::scheduler::Schedule;
 use crate::sizes::{AtSize, PromptSizes};
 use flow_accel::{Acceleration, Arrangement};
 use flow_checkpoint::planner::PlanRecord;
-use flow_config::Catalog;
-use flow_config::InitialNoise;
+use flow_config::{Branching, Catalog, InitialNoise};
 use flow_core::{Backends, device::ComputeDevice, stopped};
 use flow_data::{Dataset, Prompt};
 use flow_report::{
@@ -117,6 +116,8 @@ pub struct SessionSettings {
     pub geometry: Geometry,
     /// Whether the members of a group start from the same latent.
     pub initial_noise: InitialNoise,
+    /// Where the members of a group part.
+    pub branching: Branching,
     /// From rewards to advantages.
     pub advantage: AdvantageOptions,
     /// The moving average, if one is kept.

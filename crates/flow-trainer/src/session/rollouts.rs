@@ -3,6 +3,7 @@
 use super::Parts;
 use super::drift::{Pending, Sums, Traced};
 use crate::algorithm::Algorithm;
+use crate::branching::Branches;
 use crate::decoder::Decoded;
 use crate::error::TrainError;
 use crate::observer::{Observer, Phase};
@@ -68,6 +69,13 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         self.prompt_sampler.history().sample_id(self.state.iteration, of)
     }
 
+    /// How the members of groups part in this iteration.
+    pub(super) fn branches(&self) -> Branches<'_> {
+        let (settings, iteration) = (&self.settings, self.state.iteration);
+        let group_size = settings.geometry.group_size();
+        Branches::new(&settings.branching, group_size, &self.schedule, iteration)
+    }
+
     /// The prompts of this iteration.
     pub(super) fn drawn(&self) -> Vec<Drawn> {
         (self.prompt_sampler.draw(self.state.iteration).into_iter())
@@ -104,17 +112,37 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             Some(kept) => kept[sample],
             None => geometry.first_candidate(sample),
         };
-        let candidates: Vec<usize> = range.map(candidate).collect();
-        let steps = |size| self.at_size(size).1.steps_for(self.state.iteration);
-        self.sample_candidates(rollout, drawn, &candidates, steps, traced, on_step)
+        let candidates: Vec<usize> = range.clone().map(candidate).collect();
+        let (group, member) = geometry.slot(range.start);
+        let schedule = self.at_size(self.evaluation.sizes.of(&drawn[group].prompt)).1;
+        let branches = self.branches();
+        let random = branches.random_steps(member);
+        let steps = schedule.steps_random_at(random);
+        let ids = self.ids(&candidates);
+        let members: Vec<usize> = range.map(|sample| geometry.slot(sample).1).collect();
+        let noise_ids = branches.noise_ids(steps.len(), &ids, &members);
+        let of_size = |_: usize| steps.clone();
+        let mut sampled =
+            self.sample_candidates(rollout, drawn, (&candidates, &noise_ids), of_size, traced, on_step);
+        let whole = schedule.steps_random_at(branches.window());
+        sampled.trajectories.trained = branches.window().iter().map(|step| whole[*step]).collect();
+        sampled
     }
 
-    /// Takes candidates, which are of one size, through the steps that `steps` has for it; keeps the velocities if `traced`.
+    /// The addresses of candidates.
+    fn ids(&self, candidates: &[usize]) -> Vec<u64> {
+        let history = self.prompt_sampler.history();
+        let id = |candidate: &usize| history.sample_id(self.state.iteration, *candidate);
+        candidates.iter().map(id).collect()
+    }
+
+    /// Takes candidates, which are of one size, through the steps that `steps` has for it; keeps the velocities if `traced`. `noise_ids` are
+    /// those of [`Sampler::run_branched`].
     pub(super) fn sample_candidates(
         &self,
         rollout: &InferencePass<'_>,
         drawn: &[Drawn],
-        candidates: &[usize],
+        (candidates, noise_ids): (&[usize], &[Vec<u64>]),
         steps: impl Fn(usize) -> Vec<StepCoefficients>,
         traced: bool,
         on_step: impl Fn(),
@@ -123,9 +151,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         let of = |candidate: usize| &drawn[candidate / self.settings.geometry.candidates()];
         let size = self.evaluation.sizes.of(&of(candidates[0]).prompt);
         let (sampler, steps) = (self.at_size(size).0, steps(size));
-        let history = self.prompt_sampler.history();
-        let id = |candidate: &usize| history.sample_id(self.state.iteration, *candidate);
-        let ids: Vec<u64> = candidates.iter().map(id).collect();
+        let ids = self.ids(candidates);
         let starts: Vec<u64> = (candidates.iter())
             .map(|candidate| self.start_id(*candidate))
             .collect();
@@ -142,7 +168,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             steps: &steps,
         };
         let mut velocities = Vec::new();
-        let trajectories = sampler.run(rollout, request, |stepped| {
+        let trajectories = sampler.run_branched(rollout, request, noise_ids, |stepped| {
             if traced {
                 velocities.push(cpu::to_host(stepped.velocity));
             }

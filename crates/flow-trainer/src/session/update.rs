@@ -7,6 +7,7 @@ use crate::algorithm::{
     Algorithm, LossContext, Moment, Position, ReferenceWeights, RolledOut, SamplingWeights, SlowCopy,
 };
 use crate::audit::{Distribution, OnPolicyAudit, ReplayedStep};
+use crate::branching::EdgeCredits;
 use crate::distributed::{Lanes, UnitSeen, UpdateSeen, on_some_rank};
 use crate::error::TrainError;
 use crate::observer::{Observer, Phase};
@@ -128,7 +129,8 @@ impl<A: Algorithm> Parts<A, Acceleration> {
     fn positions(&self, inner: usize) -> Result<Positions, TrainError> {
         let (seed, iteration) = (self.settings.seed, self.state.iteration);
         let schedules = std::iter::once(&self.schedule).chain(self.others.iter().map(|at| &at.schedule));
-        let of = |schedule| self.algorithm.positions(schedule, seed, iteration, inner);
+        let branches = self.branches();
+        let of = |schedule| branches.positions(self.algorithm.positions(schedule, seed, iteration, inner));
         let positions: Vec<Vec<Position>> = schedules.map(of).collect();
         match positions.iter().all(|of_size| of_size.len() == positions[0].len()) {
             true => Ok(Positions(positions)),
@@ -140,11 +142,12 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         }
     }
 
-    /// Every inner pass over the rollout; `advantages` and `groups` have one value per sample, in order.
+    /// Every inner pass over the rollout; `advantages` and `groups` have one value per sample, in order, and so do `credits`, which count
+    /// in the place of advantages where there are any.
     pub(super) fn update(
         &mut self,
         batches: &BTreeMap<usize, Trajectories>,
-        advantages: &[f32],
+        (advantages, credits): (&[f32], &[EdgeCredits]),
         groups: &[u64],
         observer: &mut dyn Observer,
     ) -> Result<UpdateOutcome, TrainError> {
@@ -157,7 +160,8 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         let sampling = self.algorithm.sampling_weights(self.state.optimizer.steps());
         for inner in 0..self.algorithm.inner_epochs() {
             let positions = self.positions(inner)?;
-            let pass = self.pass(batches, (advantages, groups), (inner, &positions), sampling)?;
+            let mut pass = self.pass(batches, (advantages, groups), (inner, &positions), sampling)?;
+            pass.batches.credit(credits, &self.settings.geometry);
             let count = pass.batches.micro_batches.len();
             observer.phase(Phase::Update, count * positions.count());
             for update in pass.batches.steps.clone() {
@@ -416,7 +420,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
                 Some(sampler.noise(Purpose::ForwardNoise, &micro_batch.noise_of, draw, values))
             }
         };
-        let advantages = self.clamped(&micro_batch.advantages);
+        let advantages = micro_batch.advantages_at(position, self.algorithm.advantage_clip());
         let rows = advantages.len();
         let computed = compute(&LossContext {
             pass: &pass,

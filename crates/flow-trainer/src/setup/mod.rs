@@ -28,6 +28,7 @@ pub use rewards::{BuiltRewards, RewardParts, ScoredPrompts, rewards};
 pub use schedule::{average, deterministic, schedule, step_sigmas};
 
 use crate::algorithm::{Algorithm, AlgorithmContext, ReferenceWeights, SlowCopy};
+use crate::branching::Branches;
 use crate::conditions::Conditioner;
 use crate::description::Description;
 use crate::distributed::Distribution;
@@ -416,7 +417,9 @@ pub fn parts_of<A: Algorithm>(
     let policy = Policy::new(model.model.clone(), sampling.guidance_scale as f32);
     let mut checkpoint_plan = None;
     if let CheckpointPolicy::Budget { peak_gib } = checkpoint_policy(config) {
-        let positions = algorithm.positions(&schedule, config.run.seed, 0, 0).len();
+        let positions = algorithm.positions(&schedule, config.run.seed, 0, 0);
+        let branches = Branches::new(&sampling.branching, geometry.group_size(), &schedule, 0);
+        let positions = branches.positions(positions).len();
         let units = positions * geometry.micro_batches() / geometry.updates();
         let passes = device.concurrency().min(units).max(1);
         let prompts = (&conditioner, &prompts[..]);
@@ -482,6 +485,7 @@ pub fn parts_of<A: Algorithm>(
         iterations: config.run.steps as u64,
         geometry,
         initial_noise: sampling.initial_noise,
+        branching: sampling.branching.clone(),
         advantage: (&config.advantage).into(),
         average,
         audit: match config.audit.on_policy {

@@ -2,6 +2,7 @@
 
 mod accelerators;
 mod exploration;
+mod branching;
 mod frozen;
 mod group_losses;
 mod guards;

@@ -68,6 +68,54 @@ fn the_ratio_is_exactly_one_with_adapters_and_a_reference_below_them() {
     assert_eq!(deviations(&metrics.expect("the run ends")), [0.0, 0.0]);
 }
 
+/// Six images of a group, two for each of three steps.
+const ONE_STEP: [&str; 5] = [
+    "sampling.group_size=6",
+    "sampling.micro_batch=2",
+    "sampling.initial_noise=\"per_group\"",
+    "sampling.branching={ kind = \"one-step\" }",
+    "optimizer.gradient_accumulation=3",
+];
+
+#[test]
+fn the_ratio_is_exactly_one_where_each_image_parts_at_one_step() {
+    for dynamics in ["flow-sde", "dance-sde", "cps"] {
+        for algorithm in [
+            "algorithm={ kind = \"grpo\", step_weights = \"noise\" }",
+            "algorithm.kind=\"grpo-guard\"",
+            "algorithm.kind=\"dppo\"",
+        ] {
+            let dynamics = format!("scheduler.dynamics=\"{dynamics}\"");
+            let metrics = run(&[&ONE_STEP[..], &[algorithm, &*dynamics]].concat());
+            let metrics = metrics.unwrap_or_else(|error| panic!("{algorithm}, {dynamics}: {error}"));
+            assert_eq!(deviations(&metrics), [0.0, 0.0], "{algorithm}, {dynamics}");
+        }
+    }
+}
+
+#[test]
+fn the_ratio_is_exactly_one_at_every_edge_of_a_tree() {
+    for tree in [
+        "{ kind = \"tree\", splits = [0, 2] }",
+        "{ kind = \"tree\", splits = [0, 1], fusion = \"path-probability\", leaves = \"extremes\", extremes = 1 }",
+        "{ kind = \"tree\", splits = [0], children = 4, leaves = \"better-half\", untrained_steps = [1] }",
+    ] {
+        for algorithm in ["grpo", "grpo-guard", "dppo"] {
+            let algorithm = format!("algorithm.kind=\"{algorithm}\"");
+            let branching = format!("sampling.branching={tree}");
+            // Groups of four in micro-batches of six: a tree lies in two of them.
+            let metrics = run(&[
+                &algorithm,
+                &branching,
+                "sampling.initial_noise=\"per_group\"",
+                "sampling.guidance_scale=2.0",
+            ]);
+            let metrics = metrics.unwrap_or_else(|error| panic!("{algorithm}, {tree}: {error}"));
+            assert_eq!(deviations(&metrics), [0.0, 0.0], "{algorithm}, {tree}");
+        }
+    }
+}
+
 /// A mixture of experts in the place of the base config's MLPs.
 const EXPERTS: [&str; 3] = [
     "model.dit.moe.experts=4",

@@ -195,3 +195,38 @@ fn ranks_choose_the_same_candidates_and_leave_the_same_bytes_on_one_two_and_four
         }
     }
 }
+
+
+#[test]
+fn members_that_part_at_steps_leave_the_same_bytes_on_one_two_and_four_ranks() {
+    // Four micro-batches in an update: a group lies across ranks.
+    let geometry = [
+        "sampling.initial_noise=\"per_group\"",
+        "optimizer.gradient_accumulation=4",
+        "distributed.lanes=4",
+        "distributed.check_replicas_every=1",
+    ];
+    let one_step: &[&str] = &[
+        "sampling.prompts_per_step=2",
+        "sampling.group_size=8",
+        "sampling.micro_batch=2",
+        "scheduler.window={ kind = \"list\", steps = [0, 2] }",
+        "sampling.branching={ kind = \"one-step\" }",
+        "algorithm.step_weights=\"noise\"",
+    ];
+    let tree: &[&str] = &[
+        "sampling.group_size=8",
+        "sampling.micro_batch=4",
+        "sampling.prompts_per_step=4",
+        "sampling.branching={ kind = \"tree\", splits = [0, 1, 2], fusion = \"path-probability\" }",
+    ];
+    for branching in [one_step, tree] {
+        let overrides = [&geometry[..], branching].concat();
+        let one = on_ranks(1, &overrides);
+        for ranks in [2, 4] {
+            let other = on_ranks(ranks, &overrides);
+            assert_eq!(other.metrics, one.metrics, "{branching:?} on {ranks}");
+            assert!(other.weights == one.weights, "{branching:?} on {ranks}");
+        }
+    }
+}

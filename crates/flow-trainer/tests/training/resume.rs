@@ -8,7 +8,7 @@ use flow_trainer::observer::{Observer, Silent};
 use flow_trainer::session::{Parts, Session};
 use std::path::Path;
 
-const VARIANTS: [&[&str]; 5] = [
+const VARIANTS: [&[&str]; 7] = [
     &[
         "ema.enabled=true",
         "algorithm.kl={ kind = \"velocity\", beta = 0.1 }",
@@ -31,6 +31,20 @@ const VARIANTS: [&[&str]; 5] = [
     ],
     // Two copies, which are neither each other nor the trained weights.
     &["algorithm={ kind = \"crd\", sampling_copy = { flat = 0, start = 0.5 } }"],
+    // Members of a group part at steps that are drawn anew in each iteration.
+    &[
+        "scheduler.window={ kind = \"random\", count = 2 }",
+        "sampling.micro_batch=2",
+        "sampling.initial_noise=\"per_group\"",
+        "sampling.branching={ kind = \"one-step\" }",
+        "algorithm.step_weights=\"noise\"",
+        "optimizer.gradient_accumulation=3",
+    ],
+    // Members of a group are leaves of a tree, and the step that is not trained moves.
+    &[
+        "sampling.initial_noise=\"per_group\"",
+        "sampling.branching={ kind = \"tree\", splits = [0, 1], fusion = \"path-probability\", untrained_steps = [2], untrained_hold = 2 }",
+    ],
 ];
 
 #[test]

@@ -8,6 +8,7 @@ use flow_config::{Config, Finetune};
 use flow_core::{ModelSpec, ParamLayout};
 use flow_train::checkpoint::Policy;
 use flow_trainer::algorithm::Algorithm;
+use flow_trainer::branching::Branches;
 use flow_trainer::geometry::Geometry;
 use flow_trainer::scheduler::{Schedule, StepCoefficients};
 use flow_trainer::session::Parts;
@@ -218,7 +219,14 @@ impl Described<'_> {
     /// What an iteration computes and keeps.
     pub(super) fn figures<A: Algorithm>(&self, config: &Config, algorithm: &A, steps: usize) -> Figures {
         let geometry = self.geometry;
-        let positions = algorithm.positions(self.schedule, config.run.seed, 0, 0).len();
+        let positions = algorithm.positions(self.schedule, config.run.seed, 0, 0);
+        let branching = Branches::new(
+            &config.sampling.branching,
+            geometry.group_size(),
+            self.schedule,
+            0,
+        );
+        let positions = branching.positions(positions).len();
         let passes = algorithm.inner_epochs();
         let guided = config.sampling.guidance_scale != 1.0;
         let branches = if guided { 2 } else { 1 };
