@@ -17,4 +17,4 @@ pub use cpu::CpuAttention;
 pub use flow_core::ops::attention::Mask;
 pub use flow_core::{AttentionBackend, AttentionCall, AttentionSpec, Declined, KeyValue, RelativeBias};
 pub use reference::ReferenceAttention;
-pub use registry::{AttentionRegistry, UnknownBackend, register};
+pub use registry::{AttentionRegistry, register};

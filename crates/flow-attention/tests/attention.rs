@@ -318,7 +318,7 @@ fn no_samples_and_no_queries_give_empty_results() {
 #[test]
 fn an_unknown_backend_lists_what_there_is_and_the_nearest() {
     let mut registry = AttentionRegistry::default();
-    register(&mut registry);
+    register(&mut registry).expect("a new registry");
     assert_eq!(registry.get("CPU").expect("registered").name(), "cpu");
     let error = registry.get("cpuu").expect_err("not registered").to_string();
     assert_eq!(

@@ -33,6 +33,12 @@ fn a_name_is_taken_once() {
     );
     assert_eq!(registry.get("dark-green"), Some(&3));
     assert!(registry.remove("blue", "is gone", "use red").is_err());
+    let mut registry = Registry::new("algorithm");
+    registry.register("nft", 1).expect("free");
+    assert_eq!(
+        registry.register("NFT", 2).expect_err("taken").to_string(),
+        "there is an algorithm `nft` already; register each name once"
+    );
 }
 
 #[test]

@@ -14,7 +14,13 @@ fn a_name_is_registered_once_whatever_its_case() {
         })
     };
     let again = registry.register("LABEL", AcceleratorStage::Both, "", build);
-    assert_eq!(again.unwrap_err(), AlreadyRegistered("label".into()));
+    assert_eq!(
+        again.unwrap_err(),
+        NameTaken {
+            what: "accelerator",
+            name: "label".into()
+        }
+    );
     let known: Vec<(&str, &str)> = registry
         .kinds()
         .map(|kind| (kind.name(), kind.summary()))
@@ -23,6 +29,7 @@ fn a_name_is_registered_once_whatever_its_case() {
         known,
         [("label", "Names regions."), ("rollout-label", "Names stacks.")]
     );
+    assert!(registry.kind("Rollout-LABEL").is_some() && registry.kind("rollout_label").is_none());
 }
 
 #[test]
