@@ -105,7 +105,10 @@ impl AccelerationError {
             },
             Self::Removed(removed) => sentence(&removed.instead),
             Self::Params { .. } => "correct `params` of the entry".into(),
-            Self::Refused { refusal, .. } => sentence(&refusal.help),
+            Self::Refused { refusal, .. } => match &refusal.help {
+                Some(help) => sentence(help),
+                None => "change what the message names, or remove the entry".into(),
+            },
             Self::WrongSlot { slot, .. } => slot.misplaced().1.into(),
             Self::Duplicate { .. } => "keep one of the entries".into(),
             Self::Conflict { .. } => "remove one of them".into(),

@@ -14,9 +14,9 @@ mod safety;
 mod slot;
 
 pub use acceleration::{Acceleration, Activity, ActivityCounts, Applied, Arrangement, RolloutScope};
-pub use accelerator::{Accelerator, Refusal, Target};
+pub use accelerator::{Accelerator, Target};
 pub use error::AccelerationError;
-pub use flow_registry::NameTaken;
+pub use flow_registry::{NameTaken, Refusal};
 pub use meter::{Engagement, Engagements, Meter, Part, Shares, Shortfall};
 pub use paradigm::Paradigm;
 pub use params::Params;

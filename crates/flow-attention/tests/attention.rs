@@ -7,7 +7,7 @@ use burn::backend::DispatchTensor;
 use flow_attention::{AttentionRegistry, CpuAttention, ReferenceAttention, register};
 use flow_core::cpu::to_host;
 use flow_core::ops::{Compute, Stash};
-use flow_core::{AttentionBackend, AttentionCall, AttentionSpec, Declined, KeyValue, RawTensor};
+use flow_core::{AttentionBackend, AttentionCall, AttentionSpec, KeyValue, RawTensor, Refusal};
 use std::sync::Mutex;
 use support::{Operand, bits, check, check_threads, distance, operand, run};
 
@@ -39,7 +39,7 @@ fn attend(
     stash: &dyn Stash,
     scale: f32,
     inputs: &[DispatchTensor],
-) -> Result<DispatchTensor, Declined> {
+) -> Result<DispatchTensor, Refusal> {
     let parts = [KeyValue {
         k: &inputs[1],
         v: &inputs[2],

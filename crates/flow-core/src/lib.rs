@@ -31,8 +31,8 @@ pub use exec::{
 pub use model::{AttentionShape, Condition, LatentShape, ModelInput, ModelSpec, RegionKind, TextWidth};
 pub use ops::{
     Activation, AdamWFactors, AdamWParam, AdamWScalars, AdamWStep, Attended, AttentionBackend, AttentionCall,
-    AttentionCapability, AttentionSpec, Declined, ExpertOps, FeatureCacheOps, KernelOps, Kernels, KeyValue,
-    LayeredKernels, MasterWeight, Noise, RelativeBias, Rounding, RowSource,
+    AttentionCapability, AttentionSpec, ExpertOps, FeatureCacheOps, KernelOps, Kernels, KeyValue,
+    LayeredKernels, MasterWeight, Noise, Refusal, RelativeBias, Rounding, RowSource,
 };
 pub use params::{
     Changing, Handle, Init, ParamKind, ParamLayout, ParamSpec, ParamView, Rows, Standing, WeightStorage,

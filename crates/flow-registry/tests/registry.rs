@@ -1,6 +1,6 @@
-//! Names: taken once, found however they are written, answered with the nearest.
+//! Names: taken once, found however they are written, answered with the nearest; and refusals.
 
-use flow_registry::{NotFound, Registry, nearest, nearest_within};
+use flow_registry::{NotFound, Refusal, Registry, nearest, nearest_within};
 
 fn colours() -> Registry<u32> {
     let mut registry = Registry::new("colour");
@@ -100,4 +100,18 @@ fn names_that_are_alike_by_nature_need_more() {
         Some(weights[0])
     );
     assert_eq!(nearest_within(0.9, "blocks.0.norm.weight", weights), None);
+}
+
+#[test]
+fn a_refusal_says_why_and_what_to_change_if_it_knows() {
+    let refusal = Refusal::new("`every` is 1, which reuses nothing", "Set it to 2 or more");
+    assert_eq!(
+        refusal.to_string(),
+        "`every` is 1, which reuses nothing. Set it to 2 or more"
+    );
+    let refusal = Refusal::because("heads of 7 channels");
+    assert_eq!(
+        (refusal.to_string(), refusal.help),
+        ("heads of 7 channels".into(), None)
+    );
 }

@@ -81,3 +81,16 @@ fn names_of_slots_stages_and_paradigms_are_those_of_configs() {
         ["coupled", "decoupled", "distillation"]
     );
 }
+
+#[test]
+fn a_refusal_that_knows_no_help_points_at_the_entry() {
+    let error = flow_accel::AccelerationError::Refused {
+        name: "label".into(),
+        refusal: Refusal::because("the device does not label"),
+    };
+    assert_eq!(
+        error.to_string(),
+        "the accelerator `label` cannot be used: the device does not label. Change what the message names, or \
+         remove the entry"
+    );
+}
