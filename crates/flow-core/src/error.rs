@@ -1,18 +1,18 @@
 //! Errors of this crate.
 
+use flow_registry::Refusal;
+
 /// What can go wrong below the model.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CoreError {
     /// The device asked for is not in this build, or does not answer.
-    #[error("the device `{asked}` is not there: {why}. {help}")]
+    #[error("the device `{asked}` is not there: {refusal}")]
     NoDevice {
         /// The device asked for.
         asked: String,
-        /// What is missing, the build or the machine, without a full stop.
-        why: String,
-        /// How to mend it.
-        help: String,
+        /// What is missing, the build or the machine, and how to mend it.
+        refusal: Refusal,
     },
     /// A weight was given values of another shape.
     #[error("weight `{name}` has shape {expected:?}, got {found:?}")]

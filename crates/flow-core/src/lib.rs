@@ -20,7 +20,7 @@ pub use flow_rng as rng;
 pub use device::cpu;
 #[cfg(feature = "cube")]
 pub use device::cube;
-pub use device::graph::{NotRecorded, Recorded, Recorder};
+pub use device::graph::{Recorded, Recorder};
 pub use error::CoreError;
 pub use exec::{
     AttentionKind, AttentionLayer, Backends, Block, CallContext, CallModel, ComputeAllLayers, DependsOn,

@@ -110,8 +110,6 @@ fn a_refusal_says_why_and_what_to_change_if_it_knows() {
         "`every` is 1, which reuses nothing. Set it to 2 or more"
     );
     let refusal = Refusal::because("heads of 7 channels");
-    assert_eq!(
-        (refusal.to_string(), refusal.help),
-        ("heads of 7 channels".into(), None)
-    );
+    assert_eq!(refusal.to_string(), "heads of 7 channels");
+    assert_eq!(refusal.help, None);
 }
