@@ -28,11 +28,14 @@ pub enum CoreError {
     #[error("weight `{0}` is declared twice")]
     Duplicate(String),
     /// A weight that the layout does not have.
-    #[error("there is no weight `{name}`; the nearest name is `{nearest}`")]
+    #[error(
+        "there is no weight `{name}`{}",
+        .nearest.as_ref().map(|nearest| format!("; the nearest name is `{nearest}`")).unwrap_or_default()
+    )]
     Unknown {
         /// The name asked for.
         name: String,
-        /// The nearest declared name.
-        nearest: String,
+        /// The declared name nearest to it, if one is near.
+        nearest: Option<String>,
     },
 }
