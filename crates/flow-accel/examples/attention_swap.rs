@@ -45,7 +45,7 @@ impl Accelerator for AttentionSwap {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut backends = AttentionRegistry::default();
-    flow_attention::register(&mut backends);
+    flow_attention::register(&mut backends)?;
 
     let mut registry = AcceleratorRegistry::default();
     registry.register(

@@ -1,6 +1,6 @@
 //! What an accelerator is.
 
-use crate::{AcceleratorStage, Meter, Safety};
+use crate::{AcceleratorStage, Meter, Refusal, Safety};
 use flow_core::{Backends, ModelSpec, Weights};
 use std::fmt::Debug;
 
@@ -83,24 +83,4 @@ pub struct Target<'a> {
     /// Where those count that were applied to the plan before it. Who answers in their place with what they did once
     /// counts it for them ([`Meter::count_again`]), so that they are not taken for idle.
     pub below: &'a [Meter],
-}
-
-/// Why an accelerator will not be in force, and how to mend it.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{why}. {help}")]
-pub struct Refusal {
-    /// The reason, in the user's names and values, without a full stop.
-    pub why: String,
-    /// What to change.
-    pub help: String,
-}
-
-impl Refusal {
-    /// A refusal.
-    pub fn new(why: impl Into<String>, help: impl Into<String>) -> Self {
-        Self {
-            why: why.into(),
-            help: help.into(),
-        }
-    }
 }

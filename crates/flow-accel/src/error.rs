@@ -1,6 +1,7 @@
 //! Why an entry of `[acceleration]` cannot be used.
 
 use crate::{AcceleratorStage, Refusal, Slot};
+use flow_registry::{NotFound, Removed, UnknownName};
 use std::fmt;
 
 /// Why an entry of `[acceleration]` cannot be used. Displayed as [`message`](Self::message) and [`help`](Self::help);
@@ -9,23 +10,9 @@ use std::fmt;
 #[non_exhaustive]
 pub enum AccelerationError {
     /// No accelerator is registered under this name.
-    Unknown {
-        /// The name asked for.
-        asked: String,
-        /// The registered names, sorted.
-        available: Vec<String>,
-        /// The registered name most like it, if one is like it.
-        nearest: Option<String>,
-    },
+    Unknown(UnknownName),
     /// The name was one once, here or in another program.
-    Removed {
-        /// The name asked for.
-        asked: String,
-        /// What became of it, without a full stop.
-        why: String,
-        /// What to write instead, ready to paste.
-        instead: String,
-    },
+    Removed(Removed),
     /// The parameters are not those of the accelerator.
     Params {
         /// The accelerator.
@@ -82,8 +69,8 @@ impl AccelerationError {
     /// What is wrong, in the user's names and values, without a full stop.
     pub fn message(&self) -> String {
         match self {
-            Self::Unknown { asked, .. } => format!("there is no accelerator `{asked}`"),
-            Self::Removed { asked, why, .. } => format!("there is no accelerator `{asked}`: {why}"),
+            Self::Unknown(unknown) => format!("there is no accelerator `{}`", unknown.asked),
+            Self::Removed(removed) => format!("there is no accelerator `{}`: {}", removed.asked, removed.why),
             Self::Params { name, message } => format!("parameters of the accelerator `{name}`: {message}"),
             Self::Refused { name, refusal } => {
                 format!("the accelerator `{name}` cannot be used: {}", refusal.why)
@@ -109,21 +96,32 @@ impl AccelerationError {
     /// How to mend it, without a full stop.
     pub fn help(&self) -> String {
         match self {
-            Self::Unknown { available, .. } if available.is_empty() => {
+            Self::Unknown(unknown) if unknown.available.is_empty() => {
                 "no accelerator is registered in this program; remove the entry".into()
             }
-            Self::Unknown {
-                nearest: Some(nearest),
-                ..
-            } => format!("did you mean `{nearest}`?"),
-            Self::Unknown { .. } => "`flow-train list accelerators` says what each does".into(),
-            Self::Removed { instead, .. } => sentence(instead),
+            Self::Unknown(unknown) => match &unknown.nearest {
+                Some(nearest) => format!("did you mean `{nearest}`?"),
+                None => "`flow-train list accelerators` says what each does".into(),
+            },
+            Self::Removed(removed) => sentence(&removed.instead),
             Self::Params { .. } => "correct `params` of the entry".into(),
-            Self::Refused { refusal, .. } => sentence(&refusal.help),
+            Self::Refused { refusal, .. } => match &refusal.help {
+                Some(help) => sentence(help),
+                None => "change what the message names, or remove the entry".into(),
+            },
             Self::WrongSlot { slot, .. } => slot.misplaced().1.into(),
             Self::Duplicate { .. } => "keep one of the entries".into(),
             Self::Conflict { .. } => "remove one of them".into(),
             Self::Order { name, other, .. } => format!("move the entry of `{name}` below that of `{other}`"),
+        }
+    }
+}
+
+impl From<NotFound> for AccelerationError {
+    fn from(error: NotFound) -> Self {
+        match error {
+            NotFound::Unknown(unknown) => Self::Unknown(unknown),
+            NotFound::Removed(removed) => Self::Removed(removed),
         }
     }
 }
@@ -144,10 +142,10 @@ fn with_first(text: &str, change: impl Fn(char) -> String) -> String {
 impl fmt::Display for AccelerationError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.message())?;
-        if let Self::Unknown { available, .. } = self
-            && !available.is_empty()
+        if let Self::Unknown(unknown) = self
+            && !unknown.available.is_empty()
         {
-            write!(f, "; available: {}", available.join(", "))?;
+            write!(f, "; available: {}", unknown.available.join(", "))?;
         }
         write!(
             f,

@@ -14,11 +14,12 @@ mod safety;
 mod slot;
 
 pub use acceleration::{Acceleration, Activity, ActivityCounts, Applied, Arrangement, RolloutScope};
-pub use accelerator::{Accelerator, Refusal, Target};
+pub use accelerator::{Accelerator, Target};
 pub use error::AccelerationError;
+pub use flow_registry::{NameTaken, Refusal};
 pub use meter::{Engagement, Engagements, Meter, Part, Shares, Shortfall};
 pub use paradigm::Paradigm;
 pub use params::Params;
-pub use registry::{AcceleratorKind, AcceleratorRegistry, AlreadyRegistered};
+pub use registry::{AcceleratorKind, AcceleratorRegistry};
 pub use safety::{Safety, StepScope};
 pub use slot::{AcceleratorStage, Slot};

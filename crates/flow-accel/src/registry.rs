@@ -4,19 +4,16 @@ use crate::params::{self, Params};
 use crate::{AccelerationError, Accelerator, AcceleratorStage, Arrangement, Refusal};
 use flow_config::Diagnostic;
 use flow_core::{Backends, ModelSpec};
-use flow_registry::UnknownName;
+use flow_registry::{NameTaken, NotFound, Registry, UnknownName};
 use schemars::{JsonSchema, Schema};
 use serde::de::DeserializeOwned;
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-type Build = dyn Fn(&Params) -> Result<Arc<dyn Accelerator>, AccelerationError> + Send + Sync;
+/// What the registry holds.
+const WHAT: &str = "accelerator";
 
-/// A name that has an accelerator already.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("an accelerator `{0}` is registered already; register each name once")]
-pub struct AlreadyRegistered(pub String);
+type Build = dyn Fn(&Params) -> Result<Arc<dyn Accelerator>, AccelerationError> + Send + Sync;
 
 /// A registered accelerator, before it has parameters.
 #[derive(Clone)]
@@ -77,10 +74,17 @@ impl fmt::Debug for AcceleratorKind {
 
 /// Accelerators by name. Built by the program that uses it; there is no global one, and none is registered from the
 /// start.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct AcceleratorRegistry {
-    kinds: BTreeMap<String, AcceleratorKind>,
-    removed: BTreeMap<String, (String, String)>,
+    kinds: Registry<AcceleratorKind>,
+}
+
+impl Default for AcceleratorRegistry {
+    fn default() -> Self {
+        Self {
+            kinds: Registry::new(WHAT),
+        }
+    }
 }
 
 impl AcceleratorRegistry {
@@ -91,24 +95,19 @@ impl AcceleratorRegistry {
     /// its schema declares are checked.
     ///
     /// # Errors
-    /// [`AlreadyRegistered`] if the name is taken.
+    /// [`NameTaken`] if the name is taken.
     pub fn register<P, A>(
         &mut self,
         name: &str,
         stage: AcceleratorStage,
         summary: &str,
         build: impl Fn(P) -> Result<A, Refusal> + Send + Sync + 'static,
-    ) -> Result<&mut AcceleratorKind, AlreadyRegistered>
+    ) -> Result<&mut AcceleratorKind, NameTaken>
     where
         P: DeserializeOwned + JsonSchema,
         A: Accelerator + 'static,
     {
         let name = name.to_ascii_lowercase();
-        if self.kinds.contains_key(&name) {
-            return Err(AlreadyRegistered(name));
-        }
-        // Who registers a name that ours once had means their own.
-        self.removed.remove(&name);
         let called = name.clone();
         let schema = schemars::schema_for!(P);
         let by_schema = schema.as_value().clone();
@@ -143,26 +142,21 @@ impl AcceleratorRegistry {
             schema,
             build: Arc::new(build),
         };
-        Ok(self.kinds.entry(name).insert_entry(kind).into_mut())
+        self.kinds.register(&name, kind)
     }
 
     /// Remembers a name that was an accelerator once, or is one elsewhere: `why` says what became of it, without a full
     /// stop, and `instead` what to write.
     ///
     /// # Errors
-    /// [`AlreadyRegistered`] if there is an accelerator of this name.
-    pub fn remove(&mut self, name: &str, why: &str, instead: &str) -> Result<(), AlreadyRegistered> {
-        let name = name.to_ascii_lowercase();
-        if self.kinds.contains_key(&name) {
-            return Err(AlreadyRegistered(name));
-        }
-        self.removed.insert(name, (why.into(), instead.into()));
-        Ok(())
+    /// [`NameTaken`] if there is an accelerator of this name.
+    pub fn remove(&mut self, name: &str, why: &str, instead: &str) -> Result<(), NameTaken> {
+        self.kinds.remove(name, why, instead)
     }
 
     /// The accelerator registered as `name`; case does not matter.
     pub fn kind(&self, name: &str) -> Option<&AcceleratorKind> {
-        self.kinds.get(&name.to_lowercase())
+        self.find(name).ok()
     }
 
     /// The registered accelerators, by name.
@@ -177,28 +171,16 @@ impl AcceleratorRegistry {
     /// to write instead, [`AccelerationError::Params`] if the
     /// parameters are not its own, [`AccelerationError::Refused`] if it does not take their values.
     pub fn build(&self, name: &str, params: &Params) -> Result<Arc<dyn Accelerator>, AccelerationError> {
-        let asked = name.to_ascii_lowercase();
-        if let Some((why, instead)) = self.removed.get(&asked) {
-            return Err(AccelerationError::Removed {
-                asked: name.into(),
-                why: why.clone(),
-                instead: instead.clone(),
-            });
+        (self.find(name)?.build)(params)
+    }
+
+    /// As the registry finds it, where the joints of words are those of the name: the schema of a config allows no other.
+    fn find(&self, name: &str) -> Result<&AcceleratorKind, NotFound> {
+        let kind = self.kinds.find(name)?;
+        match kind.name.eq_ignore_ascii_case(name) {
+            true => Ok(kind),
+            false => Err(UnknownName::new(WHAT, name, self.kinds.names()).into()),
         }
-        let Some(kind) = self.kinds.get(&asked) else {
-            let UnknownName {
-                asked,
-                available,
-                nearest,
-                ..
-            } = UnknownName::new("accelerator", name, self.kinds.keys().map(String::as_str));
-            return Err(AccelerationError::Unknown {
-                asked,
-                available,
-                nearest,
-            });
-        };
-        (kind.build)(params)
     }
 
     /// The entries of both slots over `base`, each entry a name with its parameters.

@@ -4,9 +4,8 @@
 mod kinds;
 
 use flow_accel::{
-    Acceleration, Accelerator, AcceleratorRegistry, AcceleratorStage, AlreadyRegistered, Applied,
-    Arrangement, Engagement, Engagements, Meter, Paradigm, Params, Refusal, Safety, Shortfall, Slot,
-    StepScope, Target,
+    Acceleration, Accelerator, AcceleratorRegistry, AcceleratorStage, Applied, Arrangement, Engagement,
+    Engagements, Meter, NameTaken, Paradigm, Params, Refusal, Safety, Shortfall, Slot, StepScope, Target,
 };
 use flow_attention::CpuAttention;
 use flow_core::device::ComputeDevice;

@@ -5,7 +5,7 @@ use flow_attention::AttentionRegistry;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut backends = AttentionRegistry::default();
-    flow_attention::register(&mut backends);
+    flow_attention::register(&mut backends)?;
     let mut registry = AcceleratorRegistry::default();
     flow_accelerators::register(&mut registry, &backends)?;
     for kind in registry.kinds() {

@@ -5,7 +5,7 @@ use flow_accel::{Accelerator, AcceleratorStage, Engagement, Meter, Refusal, Safe
 use flow_attention::AttentionRegistry;
 use flow_core::ops::Stash;
 use flow_core::{
-    Attended, AttentionBackend, AttentionCall, AttentionCapability, Backends, Declined, KeyValue, RegionKind,
+    Attended, AttentionBackend, AttentionCall, AttentionCapability, Backends, KeyValue, RegionKind,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -145,7 +145,7 @@ impl AttentionBackend for Metered {
         self.backend.capability()
     }
 
-    fn kernel(&self, call: &AttentionCall) -> Result<String, Declined> {
+    fn kernel(&self, call: &AttentionCall) -> Result<String, Refusal> {
         self.backend.kernel(call)
     }
 
@@ -159,7 +159,7 @@ impl AttentionBackend for Metered {
         q: &DispatchTensor,
         parts: &[KeyValue<'_>],
         call: &AttentionCall,
-    ) -> Result<Attended, Declined> {
+    ) -> Result<Attended, Refusal> {
         let attended = self.backend.attend(stash, q, parts, call)?;
         self.meter.count(Engagement::KernelReplaced, 1);
         Ok(attended)

@@ -6,7 +6,7 @@ use crate::feature_cache::FeatureCache;
 use crate::fused_kernels::{FusedKernelsAccelerator, FusedKernelsParams};
 use crate::fusion::{Fusion, FusionParams};
 use crate::graph_capture::{GraphCaptureAccelerator, GraphCaptureParams};
-use flow_accel::{AcceleratorRegistry, AcceleratorStage, AlreadyRegistered};
+use flow_accel::{AcceleratorRegistry, AcceleratorStage, NameTaken};
 use flow_attention::AttentionRegistry;
 
 /// Names of Flow-Factory (PR #196) that this program does not have: what became of each, and what to write.
@@ -33,11 +33,8 @@ const ELSEWHERE: [(&str, &str, &str); 3] = [
 /// Registers `attention_backend` over `backends`, `exact_reuse`, `feature_cache`, `fused_kernels`, `fusion`, and `graph_capture`.
 ///
 /// # Errors
-/// [`AlreadyRegistered`] if one of the names is taken.
-pub fn register(
-    registry: &mut AcceleratorRegistry,
-    backends: &AttentionRegistry,
-) -> Result<(), AlreadyRegistered> {
+/// [`NameTaken`] if one of the names is taken.
+pub fn register(registry: &mut AcceleratorRegistry, backends: &AttentionRegistry) -> Result<(), NameTaken> {
     let backends = backends.clone();
     registry.register(
         AttentionBackendAccelerator::NAME,

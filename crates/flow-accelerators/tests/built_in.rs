@@ -9,8 +9,8 @@ use flow_core::device::ComputeDevice;
 use flow_core::ops::Stash;
 use flow_core::params::LayoutBuilder;
 use flow_core::{
-    Attended, AttentionBackend, AttentionCall, AttentionCapability, Backends, CallContext, Declined, Init,
-    Kernels, KeyValue, ModelSpec, ParamLayout, RegionKind, Stage, Weights,
+    Attended, AttentionBackend, AttentionCall, AttentionCapability, Backends, CallContext, Init, Kernels,
+    KeyValue, ModelSpec, ParamLayout, Refusal, RegionKind, Stage, Weights,
 };
 use flow_kernels::CpuKernels;
 use serde_json::json;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 fn registry() -> AcceleratorRegistry {
     let mut backends = AttentionRegistry::default();
-    flow_attention::register(&mut backends);
+    flow_attention::register(&mut backends).expect("different names");
     let mut registry = AcceleratorRegistry::default();
     flow_accelerators::register(&mut registry, &backends).expect("different names");
     registry
@@ -126,8 +126,8 @@ impl AttentionBackend for Elsewhere {
         false
     }
 
-    fn kernel(&self, _: &AttentionCall) -> Result<String, Declined> {
-        Err(Declined::new("the operands are in the host's memory"))
+    fn kernel(&self, _: &AttentionCall) -> Result<String, Refusal> {
+        Err(Refusal::because("the operands are in the host's memory"))
     }
 
     fn attend(
@@ -136,7 +136,7 @@ impl AttentionBackend for Elsewhere {
         _: &DispatchTensor,
         _: &[KeyValue<'_>],
         call: &AttentionCall,
-    ) -> Result<Attended, Declined> {
+    ) -> Result<Attended, Refusal> {
         Err(self.kernel(call).expect_err("always"))
     }
 }
@@ -153,7 +153,8 @@ fn an_attention_backend_of_another_device_or_type_is_refused_before_the_run() {
     let there = Backends::new(Arc::new(Elsewhere), kernels());
     let refusal = AttentionBackendAccelerator::serves(&Elsewhere, &there).expect_err("the run is in f32");
     assert_eq!(refusal.why, "`elsewhere` takes bf16; the run computes in f32");
-    assert!(refusal.help.contains("device.dtype"), "{}", refusal.help);
+    let help = refusal.help.expect("it says how to mend it");
+    assert!(help.contains("device.dtype"), "{help}");
     assert!(AttentionBackendAccelerator::serves(&ReferenceAttention, &here).is_ok());
 }
 

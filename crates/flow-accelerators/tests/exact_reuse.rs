@@ -10,8 +10,8 @@ use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
 use flow_core::exec::{CallBody, Reusable, RowsBody};
 use flow_core::{
-    Attended, AttentionBackend, AttentionCall, AttentionCapability, Backends, CallContext, Declined, Exec,
-    FlowModel, InferencePass, KeyValue, ModelInput, ReuseDriver, RowKey, Stage, TrainingPass, TrajectoryId,
+    Attended, AttentionBackend, AttentionCall, AttentionCapability, Backends, CallContext, Exec, FlowModel,
+    InferencePass, KeyValue, ModelInput, Refusal, ReuseDriver, RowKey, Stage, TrainingPass, TrajectoryId,
     Weights,
 };
 use flow_kernels::CpuKernels;
@@ -403,7 +403,7 @@ impl AttentionBackend for Mixing {
         false
     }
 
-    fn kernel(&self, call: &AttentionCall) -> Result<String, Declined> {
+    fn kernel(&self, call: &AttentionCall) -> Result<String, Refusal> {
         CpuAttention.kernel(call)
     }
     fn attend(
@@ -412,7 +412,7 @@ impl AttentionBackend for Mixing {
         q: &burn::backend::DispatchTensor,
         parts: &[KeyValue<'_>],
         call: &AttentionCall,
-    ) -> Result<Attended, Declined> {
+    ) -> Result<Attended, Refusal> {
         CpuAttention.attend(stash, q, parts, call)
     }
 }

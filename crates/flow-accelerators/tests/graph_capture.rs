@@ -8,8 +8,8 @@ use flow_attention::CpuAttention;
 use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
 use flow_core::{
-    Backends, CallContext, FlowModel, InferencePass, Kernels, LayeredKernels, ModelInput, NotRecorded,
-    RawTensor, Recorded, Recorder, Stage, Stopped, TrainingPass, TrajectoryId, Weights, stopped,
+    Backends, CallContext, FlowModel, InferencePass, Kernels, LayeredKernels, ModelInput, RawTensor,
+    Recorded, Recorder, Refusal, Stage, Stopped, TrainingPass, TrajectoryId, Weights, stopped,
 };
 use flow_kernels::CpuKernels;
 use serde_json::json;
@@ -33,7 +33,7 @@ impl Recorder for Manner {
         inputs: &[RawTensor],
         warm_up: &mut dyn FnMut(&[RawTensor]) -> Vec<RawTensor>,
         compute: &mut dyn FnMut(&[RawTensor]) -> Vec<RawTensor>,
-    ) -> Result<Box<dyn Recorded>, NotRecorded> {
+    ) -> Result<Box<dyn Recorded>, Refusal> {
         let outputs = warm_up(inputs);
         assert!(
             !outputs.is_empty(),
@@ -41,10 +41,8 @@ impl Recorder for Manner {
         );
         match self {
             Self::Records => Ok(Box::new(Recording(compute(inputs)))),
-            Self::Full => Err(NotRecorded(
-                "a recording needs 9.10 GiB, 3.20 GiB are free".into(),
-            )),
-            Self::Broken => Err(NotRecorded("the device has no memory left".into())),
+            Self::Full => Err(Refusal::because("a recording needs 9.10 GiB, 3.20 GiB are free")),
+            Self::Broken => Err(Refusal::because("the device has no memory left")),
         }
     }
 
@@ -68,7 +66,7 @@ impl Recorder for Manner {
 struct Recording(Vec<RawTensor>);
 
 impl Recorded for Recording {
-    fn replay(&mut self, _: &[RawTensor]) -> Result<&[RawTensor], NotRecorded> {
+    fn replay(&mut self, _: &[RawTensor]) -> Result<&[RawTensor], Refusal> {
         Ok(&self.0)
     }
 

@@ -1,7 +1,7 @@
 //! A problem made ready to launch: selects tiles, compiles the mask, launches forward and backward.
 
 use crate::launch_order::Grid;
-use crate::problem::{Declined, Problem, check_scale};
+use crate::problem::{Problem, Refusal, check_scale};
 use crate::tensors::{Backward, BlockMask, Heads, KvSegment, lse_rows};
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
@@ -142,8 +142,8 @@ pub trait Kernels: Send + Sync + 'static {
     /// Whether the device has the instructions and the shared memory that the kernels need.
     ///
     /// # Errors
-    /// [`Declined`] with what it lacks.
-    fn check(client: &Client, problem: &Problem) -> Result<(), Declined>;
+    /// [`Refusal`] with what it lacks.
+    fn check(client: &Client, problem: &Problem) -> Result<(), Refusal>;
 
     /// Partial sums in f32 that the kernel for keys leaves in memory for a reduction.
     fn partial_sums(_call: &Problem, _tiles: &Self::Backward) -> usize {
@@ -232,13 +232,13 @@ impl<K: Kernels> Prepared<K> {
     /// Chooses tiles and compiles the mask.
     ///
     /// # Errors
-    /// [`Declined`] if the kernels do not serve the call, or the mask does not fit it.
+    /// [`Refusal`] if the kernels do not serve the call, or the mask does not fit it.
     pub fn new(
         client: &Client,
         problem: Problem,
         scale: f32,
         mask: Option<Arc<Mask>>,
-    ) -> Result<Self, Declined> {
+    ) -> Result<Self, Refusal> {
         problem.check()?;
         K::check(client, &problem)?;
         check_scale(scale)?;
@@ -246,9 +246,7 @@ impl<K: Kernels> Prepared<K> {
         let forward = match &mask {
             Some(mask) => {
                 let tiles = selection.forward_mask(mask, problem.sizes());
-                let tiles = tiles.map_err(|error| Declined {
-                    why: error.to_string(),
-                })?;
+                let tiles = tiles.map_err(|error| Refusal::because(error.to_string()))?;
                 let tiles = if K::MAX_FROM_FIRST_TILE {
                     tiles.whole_first()
                 } else {

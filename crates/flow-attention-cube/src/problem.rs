@@ -2,6 +2,7 @@
 
 use flow_attention_mask::Sizes;
 use flow_cube::wgmma::OperandType;
+pub use flow_registry::Refusal;
 
 /// The problem of one call. `[B, H, S, D]` throughout.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -22,26 +23,18 @@ pub struct Problem {
     pub operand_type: OperandType,
 }
 
-/// Why a backend does not serve a call.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{why}")]
-pub struct Declined {
-    /// For a person.
-    pub why: String,
-}
-
 /// Refuses a scale of the scores with which the tensor cores' kernels would not find a row's largest score: they look for it
 /// before they multiply.
 ///
 /// # Errors
-/// [`Declined`].
-pub fn check_scale(scale: f32) -> Result<(), Declined> {
+/// [`Refusal`].
+pub fn check_scale(scale: f32) -> Result<(), Refusal> {
     if scale.is_finite() && scale > 0.0 {
         return Ok(());
     }
-    Err(Declined {
-        why: format!("the factor on the scores must be above 0 and finite, not {scale}"),
-    })
+    Err(Refusal::because(format!(
+        "the factor on the scores must be above 0 and finite, not {scale}"
+    )))
 }
 
 impl Problem {
@@ -57,9 +50,9 @@ impl Problem {
     /// Whether these kernels serve the call.
     ///
     /// # Errors
-    /// [`Declined`] with the reason.
-    pub fn check(&self) -> Result<(), Declined> {
-        let no = |why: String| Err(Declined { why });
+    /// [`Refusal`] with the reason.
+    pub fn check(&self) -> Result<(), Refusal> {
+        let no = |why: String| Err(Refusal::because(why));
         if self.head_dim == 0 || !self.head_dim.is_multiple_of(8) || self.head_dim > 256 {
             return no(format!(
                 "the kernels for tensor cores want heads of a multiple of 8 channels, at most 256, not of {}",

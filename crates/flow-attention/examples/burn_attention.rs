@@ -91,7 +91,7 @@ fn compare(backend: &dyn AttentionBackend, device: &Device, dtype: DType) -> Res
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut registry = AttentionRegistry::default();
-    register(&mut registry);
+    register(&mut registry)?;
     compare(&*registry.get("cpu")?, &Device::flex().autodiff(), DType::F32)?;
     #[cfg(feature = "cuda")]
     if Device::enumerate(burn::tensor::DeviceType::Cuda)

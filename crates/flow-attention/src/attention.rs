@@ -4,7 +4,7 @@ use burn::backend::Dispatch;
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::{Slice, Tensor};
 use flow_core::ops::Compute;
-use flow_core::{AttentionBackend, AttentionCall, AttentionSpec, Declined, KeyValue};
+use flow_core::{AttentionBackend, AttentionCall, AttentionSpec, KeyValue, Refusal};
 
 /// What [`attention`] gives.
 #[derive(Clone, Debug)]
@@ -20,13 +20,13 @@ pub struct Attention {
 /// D]`, where `H_kv` divides `H`; forward, and backward where operands are tracked.
 ///
 /// # Errors
-/// [`Declined`], before anything is launched, if the operands do not fit each other or `backend` does not serve them.
+/// [`Refusal`], before anything is launched, if the operands do not fit each other or `backend` does not serve them.
 pub fn attention<const PARTS: usize>(
     backend: &dyn AttentionBackend,
     q: Tensor<4>,
     parts: [(Tensor<4>, Tensor<4>); PARTS],
     spec: &AttentionSpec,
-) -> Result<Attention, Declined> {
+) -> Result<Attention, Refusal> {
     let q = q.into_dispatch();
     let parts = parts.map(|(k, v)| (k.into_dispatch(), v.into_dispatch()));
     let parts: Vec<KeyValue<'_>> = parts.iter().map(|(k, v)| KeyValue { k, v }).collect();

@@ -2,7 +2,7 @@
 
 use burn::backend::DispatchTensor;
 use flow_core::ops::Stash;
-use flow_core::{Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, KeyValue};
+use flow_core::{Attended, AttentionBackend, AttentionCall, AttentionCapability, KeyValue, Refusal};
 use std::sync::Arc;
 
 /// The first of several backends that serves a call. Which that is follows from the call alone (its sizes, types, mask and
@@ -30,7 +30,7 @@ impl AutomaticAttention {
     }
 
     /// The backend that serves `call`, and its kernel.
-    fn choose(&self, call: &AttentionCall) -> Result<(&dyn AttentionBackend, String), Declined> {
+    fn choose(&self, call: &AttentionCall) -> Result<(&dyn AttentionBackend, String), Refusal> {
         let mut reasons = Vec::new();
         for backend in &self.backends {
             let allowed = backend.capability().check_bias(call);
@@ -39,7 +39,7 @@ impl AutomaticAttention {
                 Err(declined) => reasons.push(format!("`{}`: {declined}", backend.name())),
             }
         }
-        Err(Declined::new(format!(
+        Err(Refusal::because(format!(
             "no backend serves the call; {}",
             reasons.join("; ")
         )))
@@ -55,7 +55,7 @@ impl AttentionBackend for AutomaticAttention {
         self.capability
     }
 
-    fn kernel(&self, call: &AttentionCall) -> Result<String, Declined> {
+    fn kernel(&self, call: &AttentionCall) -> Result<String, Refusal> {
         self.choose(call).map(|(_, kernel)| kernel)
     }
 
@@ -69,7 +69,7 @@ impl AttentionBackend for AutomaticAttention {
         q: &DispatchTensor,
         parts: &[KeyValue<'_>],
         call: &AttentionCall,
-    ) -> Result<Attended, Declined> {
+    ) -> Result<Attended, Refusal> {
         self.choose(call)?.0.attend(stash, q, parts, call)
     }
 }

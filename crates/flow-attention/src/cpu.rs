@@ -19,7 +19,7 @@ use flow_core::cpu::{CpuTensor, from_vec};
 use flow_core::ops::Stash;
 use flow_core::ops::attention::Place;
 use flow_core::{
-    Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, KeyValue, RawTensor, autograd,
+    Attended, AttentionBackend, AttentionCall, AttentionCapability, KeyValue, RawTensor, Refusal, autograd,
 };
 use forward::{Operands, forward};
 use std::sync::Arc;
@@ -41,7 +41,7 @@ impl AttentionBackend for CpuAttention {
         }
     }
 
-    fn kernel(&self, call: &AttentionCall) -> Result<String, Declined> {
+    fn kernel(&self, call: &AttentionCall) -> Result<String, Refusal> {
         on_the_host(call)?;
         Ok(self.name().into())
     }
@@ -57,7 +57,7 @@ impl AttentionBackend for CpuAttention {
         q: &DispatchTensor,
         parts: &[KeyValue<'_>],
         call: &AttentionCall,
-    ) -> Result<Attended, Declined> {
+    ) -> Result<Attended, Refusal> {
         on_the_host(call)?;
         let visible = Arc::new(Visible::new(call));
         Ok(through(stash, q, parts, |inputs| {
@@ -101,14 +101,14 @@ fn operands<'a>(inputs: &'a [CpuTensor], bias: Option<&'a CpuTensor>) -> Operand
 }
 
 /// Whether a kernel on the host can serve `call`.
-pub(crate) fn on_the_host(call: &AttentionCall) -> Result<(), Declined> {
+pub(crate) fn on_the_host(call: &AttentionCall) -> Result<(), Refusal> {
     if !matches!(call.place, Place::Host) {
-        return Err(Declined::new(
+        return Err(Refusal::because(
             "this backend computes on the processor; the operands are on another device",
         ));
     }
     if call.dtype != DType::F32 {
-        return Err(Declined::new(format!(
+        return Err(Refusal::because(format!(
             "this backend computes in f32; the operands are {:?}",
             call.dtype
         )));

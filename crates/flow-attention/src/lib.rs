@@ -15,6 +15,6 @@ pub use attention::{Attention, attention};
 pub use automatic::AutomaticAttention;
 pub use cpu::CpuAttention;
 pub use flow_core::ops::attention::Mask;
-pub use flow_core::{AttentionBackend, AttentionCall, AttentionSpec, Declined, KeyValue, RelativeBias};
+pub use flow_core::{AttentionBackend, AttentionCall, AttentionSpec, KeyValue, Refusal, RelativeBias};
 pub use reference::ReferenceAttention;
-pub use registry::{AttentionRegistry, UnknownBackend, register};
+pub use registry::{AttentionRegistry, register};

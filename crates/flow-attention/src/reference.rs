@@ -10,7 +10,7 @@ use burn::backend::DispatchTensor;
 use flow_core::cpu::{CpuTensor, from_vec};
 use flow_core::ops::Stash;
 use flow_core::{
-    Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, KeyValue, RawTensor, autograd,
+    Attended, AttentionBackend, AttentionCall, AttentionCapability, KeyValue, RawTensor, Refusal, autograd,
 };
 use rayon::prelude::*;
 use std::sync::Arc;
@@ -238,7 +238,7 @@ impl AttentionBackend for ReferenceAttention {
         }
     }
 
-    fn kernel(&self, call: &AttentionCall) -> Result<String, Declined> {
+    fn kernel(&self, call: &AttentionCall) -> Result<String, Refusal> {
         on_the_host(call)?;
         Ok(self.name().into())
     }
@@ -254,7 +254,7 @@ impl AttentionBackend for ReferenceAttention {
         q: &DispatchTensor,
         parts: &[KeyValue<'_>],
         call: &AttentionCall,
-    ) -> Result<Attended, Declined> {
+    ) -> Result<Attended, Refusal> {
         on_the_host(call)?;
         Ok(through(stash, q, parts, |inputs| {
             let operands: Arc<[CpuTensor]> = inputs.iter().map(CpuTensor::read).collect();

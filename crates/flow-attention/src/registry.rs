@@ -4,47 +4,56 @@ use crate::{CpuAttention, ReferenceAttention};
 use flow_core::AttentionBackend;
 #[cfg(feature = "cube")]
 use flow_core::AttentionCapability;
-use flow_registry::UnknownName;
-use std::collections::BTreeMap;
+use flow_registry::{NameTaken, NotFound, Registry};
 use std::sync::Arc;
 
-/// A name that no registered backend has.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(transparent)]
-pub struct UnknownBackend(#[from] pub UnknownName);
-
 /// Attention backends by name. Built by the program that uses it; there is no global one.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct AttentionRegistry {
-    backends: BTreeMap<String, Arc<dyn AttentionBackend>>,
+    backends: Registry<Arc<dyn AttentionBackend>>,
+}
+
+impl Default for AttentionRegistry {
+    fn default() -> Self {
+        Self {
+            backends: Registry::new("attention backend"),
+        }
+    }
 }
 
 impl AttentionRegistry {
-    /// Adds `backend` under its own name, in lower case; returns the one that had the name before.
-    pub fn insert(&mut self, backend: Arc<dyn AttentionBackend>) -> Option<Arc<dyn AttentionBackend>> {
-        self.backends.insert(backend.name().to_lowercase(), backend)
+    /// Adds `backend` under its own name.
+    ///
+    /// # Errors
+    /// [`NameTaken`] if there is one of its name.
+    pub fn register(&mut self, backend: Arc<dyn AttentionBackend>) -> Result<(), NameTaken> {
+        let name = backend.name().to_owned();
+        self.backends.register(&name, backend)?;
+        Ok(())
     }
 
     /// The backend called `name`, upper and lower case alike.
     ///
     /// # Errors
-    /// [`UnknownBackend`] with the names there are.
-    pub fn get(&self, name: &str) -> Result<Arc<dyn AttentionBackend>, UnknownBackend> {
-        let backend = self.backends.get(&name.to_lowercase()).cloned();
-        backend.ok_or_else(|| UnknownBackend(UnknownName::new("attention backend", name, self.names())))
+    /// [`NotFound`] with the names there are.
+    pub fn get(&self, name: &str) -> Result<Arc<dyn AttentionBackend>, NotFound> {
+        self.backends.find(name).cloned()
     }
 
     /// All names, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.backends.keys().map(String::as_str)
+        self.backends.names()
     }
 }
 
 /// Registers the backends of this crate: `cpu`, and `reference`, which is exact and slow; with the feature `cube` also
 /// `wgmma`, `mma` and `portable`, and `cuda`, the first of these that serves a call.
-pub fn register(registry: &mut AttentionRegistry) {
-    registry.insert(Arc::new(CpuAttention));
-    registry.insert(Arc::new(ReferenceAttention));
+///
+/// # Errors
+/// [`NameTaken`] if one of the names is taken.
+pub fn register(registry: &mut AttentionRegistry) -> Result<(), NameTaken> {
+    registry.register(Arc::new(CpuAttention))?;
+    registry.register(Arc::new(ReferenceAttention))?;
     #[cfg(feature = "cube")]
     {
         use crate::cube::{MmaAttention, PortableAttention, WgmmaAttention};
@@ -55,13 +64,14 @@ pub fn register(registry: &mut AttentionRegistry) {
             Arc::new(PortableAttention::default()),
         ];
         for backend in &backends {
-            registry.insert(backend.clone());
+            registry.register(backend.clone())?;
         }
         let capability = AttentionCapability {
             devices: &["cuda"],
             ..PortableAttention::default().capability()
         };
         let automatic = crate::AutomaticAttention::new("cuda", capability, backends.into());
-        registry.insert(Arc::new(automatic));
+        registry.register(Arc::new(automatic))?;
     }
+    Ok(())
 }

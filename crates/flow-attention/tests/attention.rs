@@ -7,7 +7,7 @@ use burn::backend::DispatchTensor;
 use flow_attention::{AttentionRegistry, CpuAttention, ReferenceAttention, register};
 use flow_core::cpu::to_host;
 use flow_core::ops::{Compute, Stash};
-use flow_core::{AttentionBackend, AttentionCall, AttentionSpec, Declined, KeyValue, RawTensor};
+use flow_core::{AttentionBackend, AttentionCall, AttentionSpec, KeyValue, RawTensor, Refusal};
 use std::sync::Mutex;
 use support::{Operand, bits, check, check_threads, distance, operand, run};
 
@@ -39,7 +39,7 @@ fn attend(
     stash: &dyn Stash,
     scale: f32,
     inputs: &[DispatchTensor],
-) -> Result<DispatchTensor, Declined> {
+) -> Result<DispatchTensor, Refusal> {
     let parts = [KeyValue {
         k: &inputs[1],
         v: &inputs[2],
@@ -318,7 +318,7 @@ fn no_samples_and_no_queries_give_empty_results() {
 #[test]
 fn an_unknown_backend_lists_what_there_is_and_the_nearest() {
     let mut registry = AttentionRegistry::default();
-    register(&mut registry);
+    register(&mut registry).expect("a new registry");
     assert_eq!(registry.get("CPU").expect("registered").name(), "cpu");
     let error = registry.get("cpuu").expect_err("not registered").to_string();
     assert_eq!(

@@ -12,8 +12,8 @@ use flow_core::exec::{InferencePass, Stage};
 use flow_core::ops::{Compute, Stash};
 use flow_core::tensors::leaf;
 use flow_core::{
-    Attended, AttentionBackend, AttentionCall, AttentionCapability, Backends, CallContext, Declined,
-    KeyValue, ParamLayout, RelativeBias, Weights,
+    Attended, AttentionBackend, AttentionCall, AttentionCapability, Backends, CallContext, KeyValue,
+    ParamLayout, Refusal, RelativeBias, Weights,
 };
 use flow_kernels::CpuKernels;
 use std::sync::Arc;
@@ -150,7 +150,7 @@ impl Case {
         &self,
         backend: &dyn AttentionBackend,
         inputs: &[DispatchTensor],
-    ) -> Result<DispatchTensor, Declined> {
+    ) -> Result<DispatchTensor, Refusal> {
         let parts: Vec<KeyValue<'_>> = inputs[1..]
             .chunks(2)
             .map(|pair| KeyValue {
@@ -198,7 +198,7 @@ impl AttentionBackend for WithoutBias {
         AttentionCapability::HOST
     }
 
-    fn kernel(&self, _: &AttentionCall) -> Result<String, Declined> {
+    fn kernel(&self, _: &AttentionCall) -> Result<String, Refusal> {
         Ok(self.name().into())
     }
 
@@ -212,7 +212,7 @@ impl AttentionBackend for WithoutBias {
         _: &DispatchTensor,
         _: &[KeyValue<'_>],
         _: &AttentionCall,
-    ) -> Result<Attended, Declined> {
+    ) -> Result<Attended, Refusal> {
         panic!("a backend that adds no bias is not asked for a call with one")
     }
 }

@@ -139,8 +139,8 @@ impl Job {
 /// A device with its own kernels and attention.
 fn open(kind: &str) -> Result<(ComputeDevice, Arc<Backends>), Box<dyn std::error::Error>> {
     let (mut kernels, mut attention) = (KernelRegistry::default(), AttentionRegistry::default());
-    flow_kernels::register(&mut kernels);
-    flow_attention::register(&mut attention);
+    flow_kernels::register(&mut kernels)?;
+    flow_attention::register(&mut attention)?;
     let device = ComputeDevice::open(kind, 0)?;
     let (device, name) = match kind {
         "cuda" => (device.computing_in(FloatDType::BF16), "cuda-bf16"),

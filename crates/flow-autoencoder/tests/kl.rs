@@ -10,8 +10,8 @@ use flow_autoencoder::{Autoencoder, AutoencoderConfig, Latent, Options, Pictures
 use flow_core::device::ComputeDevice;
 use flow_core::ops::Stash;
 use flow_core::{
-    Attended, AttentionBackend, AttentionCall, AttentionCapability, Backends, CallContext, Declined,
-    InferencePass, KeyValue, Stage, Weights,
+    Attended, AttentionBackend, AttentionCall, AttentionCapability, Backends, CallContext, InferencePass,
+    KeyValue, Refusal, Stage, Weights,
 };
 use flow_kernels::CpuKernels;
 use std::path::Path;
@@ -168,8 +168,8 @@ impl AttentionBackend for Declining {
         AttentionCapability::HOST
     }
 
-    fn kernel(&self, _: &AttentionCall) -> Result<String, Declined> {
-        Err(Declined::new("too many channels"))
+    fn kernel(&self, _: &AttentionCall) -> Result<String, Refusal> {
+        Err(Refusal::because("too many channels"))
     }
 
     fn is_row_independent(&self) -> bool {
@@ -182,7 +182,7 @@ impl AttentionBackend for Declining {
         _: &DispatchTensor,
         _: &[KeyValue<'_>],
         call: &AttentionCall,
-    ) -> Result<Attended, Declined> {
+    ) -> Result<Attended, Refusal> {
         Err(self.kernel(call).expect_err("none is taken"))
     }
 }

@@ -338,8 +338,8 @@ fn measure(problem: &Problem, serves: bool) -> Result<(), Box<dyn Error>> {
     let subject = Subject::new(problem)?;
     say(start, "weights and inputs are there");
     let (mut kernels, mut attention) = (KernelRegistry::default(), AttentionRegistry::default());
-    flow_kernels::register(&mut kernels);
-    flow_attention::register(&mut attention);
+    flow_kernels::register(&mut kernels)?;
+    flow_attention::register(&mut attention)?;
     let name = problem.kernels.as_ref().unwrap_or(&problem.device);
     let plan = Backends::new(attention.get(&problem.device)?, kernels.get(name)?);
     let gauge = gauge(&subject.device, &problem.device)?;

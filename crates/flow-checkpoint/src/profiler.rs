@@ -11,8 +11,8 @@ use flow_core::autograd::{self, Backward};
 use flow_core::ops::Stash;
 use flow_core::tensors::is_tracked;
 use flow_core::{
-    Attended, AttentionBackend, AttentionCall, AttentionCapability, Backends, Declined, Kernels, KeyValue,
-    RawTensor,
+    Attended, AttentionBackend, AttentionCall, AttentionCapability, Backends, Kernels, KeyValue, RawTensor,
+    Refusal,
 };
 use kernels::ProfiledKernels;
 use std::collections::BTreeMap;
@@ -256,7 +256,7 @@ impl AttentionBackend for ProfiledAttention {
         self.inner.is_row_independent()
     }
 
-    fn kernel(&self, call: &AttentionCall) -> Result<String, Declined> {
+    fn kernel(&self, call: &AttentionCall) -> Result<String, Refusal> {
         self.inner.kernel(call)
     }
 
@@ -268,7 +268,7 @@ impl AttentionBackend for ProfiledAttention {
         q: &DispatchTensor,
         parts: &[KeyValue<'_>],
         call: &AttentionCall,
-    ) -> Result<Attended, Declined> {
+    ) -> Result<Attended, Refusal> {
         self.inner.kernel(call)?;
         let product = 2 * (call.batch * call.heads * call.queries * call.key_count() * call.head_dim) as u64;
         let mut lse = None;

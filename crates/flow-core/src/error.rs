@@ -1,18 +1,18 @@
 //! Errors of this crate.
 
+use flow_registry::Refusal;
+
 /// What can go wrong below the model.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CoreError {
     /// The device asked for is not in this build, or does not answer.
-    #[error("the device `{asked}` is not there: {why}. {help}")]
+    #[error("the device `{asked}` is not there: {refusal}")]
     NoDevice {
         /// The device asked for.
         asked: String,
-        /// What is missing, the build or the machine, without a full stop.
-        why: String,
-        /// How to mend it.
-        help: String,
+        /// What is missing, the build or the machine, and how to mend it.
+        refusal: Refusal,
     },
     /// A weight was given values of another shape.
     #[error("weight `{name}` has shape {expected:?}, got {found:?}")]
@@ -28,11 +28,14 @@ pub enum CoreError {
     #[error("weight `{0}` is declared twice")]
     Duplicate(String),
     /// A weight that the layout does not have.
-    #[error("there is no weight `{name}`; the nearest name is `{nearest}`")]
+    #[error(
+        "there is no weight `{name}`{}",
+        .nearest.as_ref().map(|nearest| format!("; the nearest name is `{nearest}`")).unwrap_or_default()
+    )]
     Unknown {
         /// The name asked for.
         name: String,
-        /// The nearest declared name.
-        nearest: String,
+        /// The declared name nearest to it, if one is near.
+        nearest: Option<String>,
     },
 }

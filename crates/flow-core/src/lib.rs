@@ -20,7 +20,7 @@ pub use flow_rng as rng;
 pub use device::cpu;
 #[cfg(feature = "cube")]
 pub use device::cube;
-pub use device::graph::{NotRecorded, Recorded, Recorder};
+pub use device::graph::{Recorded, Recorder};
 pub use error::CoreError;
 pub use exec::{
     AttentionKind, AttentionLayer, Backends, Block, CallContext, CallModel, ComputeAllLayers, DependsOn,
@@ -31,8 +31,8 @@ pub use exec::{
 pub use model::{AttentionShape, Condition, LatentShape, ModelInput, ModelSpec, RegionKind, TextWidth};
 pub use ops::{
     Activation, AdamWFactors, AdamWParam, AdamWScalars, AdamWStep, Attended, AttentionBackend, AttentionCall,
-    AttentionCapability, AttentionSpec, Declined, ExpertOps, FeatureCacheOps, KernelOps, Kernels, KeyValue,
-    LayeredKernels, MasterWeight, Noise, RelativeBias, Rounding, RowSource,
+    AttentionCapability, AttentionSpec, ExpertOps, FeatureCacheOps, KernelOps, Kernels, KeyValue,
+    LayeredKernels, MasterWeight, Noise, Refusal, RelativeBias, Rounding, RowSource,
 };
 pub use params::{
     Changing, Handle, Init, ParamKind, ParamLayout, ParamSpec, ParamView, Rows, Standing, WeightStorage,

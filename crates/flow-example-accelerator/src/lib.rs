@@ -7,7 +7,7 @@ mod driver;
 pub use driver::StepReuseDriver;
 
 use flow_accel::{
-    Accelerator, AcceleratorRegistry, AcceleratorStage, AlreadyRegistered, Refusal, Safety, StepScope, Target,
+    Accelerator, AcceleratorRegistry, AcceleratorStage, NameTaken, Refusal, Safety, StepScope, Target,
 };
 use flow_core::Backends;
 use flow_core::exec::{RunAllBlocks, StackDriver};
@@ -100,8 +100,8 @@ impl Accelerator for StepReuse {
 /// Registers `step_reuse`.
 ///
 /// # Errors
-/// [`AlreadyRegistered`] if the name is taken.
-pub fn register(registry: &mut AcceleratorRegistry) -> Result<(), AlreadyRegistered> {
+/// [`NameTaken`] if the name is taken.
+pub fn register(registry: &mut AcceleratorRegistry) -> Result<(), NameTaken> {
     registry.register(
         StepReuse::NAME,
         AcceleratorStage::Rollout,

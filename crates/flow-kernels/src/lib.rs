@@ -14,4 +14,4 @@ pub use cpu::{
 };
 #[cfg(feature = "cube")]
 pub use cube::CubeKernels;
-pub use registry::{KernelRegistry, UnknownKernels, register};
+pub use registry::{KernelRegistry, register};

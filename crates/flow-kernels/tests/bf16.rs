@@ -43,7 +43,7 @@ fn bf16() -> Option<CpuKernels> {
 #[test]
 fn the_registry_has_the_kernels_exactly_where_the_processor_has_the_instructions() {
     let mut registry = KernelRegistry::default();
-    register(&mut registry);
+    register(&mut registry).expect("a new registry");
     assert_eq!(registry.get("cpu-bf16").is_ok(), is_supported());
     match CpuKernels::bf16() {
         Ok(kernels) => assert_eq!(kernels.name(), "cpu-bf16"),

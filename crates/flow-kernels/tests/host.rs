@@ -90,11 +90,12 @@ fn a_product_of_shapes_that_do_not_fit_is_refused() {
 #[test]
 fn an_unknown_name_lists_what_there_is_and_the_nearest() {
     let mut registry = KernelRegistry::default();
-    register(&mut registry);
+    register(&mut registry).expect("a new registry");
     assert_eq!(registry.get("cpu").expect("registered").name(), "cpu");
     // `register` adds more on some processors.
     let mut registry = KernelRegistry::default();
-    registry.insert(Arc::new(CpuKernels::default()));
+    let added = registry.register(Arc::new(CpuKernels::default()));
+    added.expect("a new registry");
     let error = registry.get("gpu").expect_err("not registered").to_string();
     assert_eq!(
         error,

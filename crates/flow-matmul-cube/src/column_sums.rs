@@ -1,7 +1,7 @@
 //! Sums over the rows of a matrix, for each column: a bias's gradient. In f32 and in a fixed order.
 
 use crate::Element;
-use crate::problem::{Declined, no};
+use crate::problem::{Refusal, no};
 use crate::tensors::Matrix;
 use cubecl::ir::{AddressType, ElemType};
 use cubecl::prelude::*;
@@ -62,7 +62,7 @@ pub fn sum_rows<F: Numeric, O: Numeric>(
 /// what is there. The order of the sum depends on the number of rows alone.
 ///
 /// # Errors
-/// [`Declined`] if `out` is too short or there is nothing to sum; nothing was launched then.
+/// [`Refusal`] if `out` is too short or there is nothing to sum; nothing was launched then.
 pub fn column_sums(
     client: &Client,
     x: &Matrix,
@@ -70,7 +70,7 @@ pub fn column_sums(
     out: &Handle,
     to: Element,
     accumulate: bool,
-) -> Result<(), Declined> {
+) -> Result<(), Refusal> {
     if x.rows == 0 || x.columns == 0 {
         return no("a matrix without rows or columns has no sums");
     }

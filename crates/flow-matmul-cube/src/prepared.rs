@@ -3,7 +3,7 @@
 use crate::epilogue::CompiledEpilogue;
 use crate::mma;
 use crate::portable;
-use crate::problem::{Declined, Epilogue, Matmul, no};
+use crate::problem::{Epilogue, Matmul, Refusal, no};
 use crate::reduce_split_k::{ROWS_PER_THREAD, THREADS, reduce_split_k};
 use crate::schedule::{STEP, Schedule, Tiling};
 use crate::sources;
@@ -72,8 +72,8 @@ impl Plan {
     /// The table.
     ///
     /// # Errors
-    /// [`Declined`] if no kernel computes the call on such a device.
-    pub fn new(call: &Matmul, capabilities: DeviceCapabilities) -> Result<Self, Declined> {
+    /// [`Refusal`] if no kernel computes the call on such a device.
+    pub fn new(call: &Matmul, capabilities: DeviceCapabilities) -> Result<Self, Refusal> {
         call.check()?;
         // Tensor memory access cannot end a store where a group's rows end.
         if capabilities.hopper
@@ -95,8 +95,8 @@ impl Plan {
     /// The plan by `mma`, also where there are better tensor cores.
     ///
     /// # Errors
-    /// [`Declined`] if `mma` does not compute the call.
-    pub fn mma(call: &Matmul, capabilities: DeviceCapabilities) -> Result<Self, Declined> {
+    /// [`Refusal`] if `mma` does not compute the call.
+    pub fn mma(call: &Matmul, capabilities: DeviceCapabilities) -> Result<Self, Refusal> {
         call.check()?;
         if call.kernel_rows.is_some() {
             return no("`mma` computes no convolutions");
@@ -161,7 +161,7 @@ fn splits_k(name: String, tiling: &Tiling) -> String {
 }
 
 /// Only plain sums can be split along k.
-fn check_split_k(call: &Matmul, tiling: &Tiling) -> Result<(), Declined> {
+fn check_split_k(call: &Matmul, tiling: &Tiling) -> Result<(), Refusal> {
     let simple = !call.bias && matches!(call.epilogue, Epilogue::Store | Epilogue::Accumulate);
     match (tiling.split_k > 1 || tiling.stream_k) && !simple {
         true => no("split-K sums have no bias and no epilogue but accumulation"),
@@ -231,8 +231,8 @@ impl Prepared {
     /// Makes ready what the table chooses for the call on the client's device.
     ///
     /// # Errors
-    /// [`Declined`] if the call makes no sense, or the device cannot compute it.
-    pub fn new(client: &Client, call: Matmul) -> Result<Self, Declined> {
+    /// [`Refusal`] if the call makes no sense, or the device cannot compute it.
+    pub fn new(client: &Client, call: Matmul) -> Result<Self, Refusal> {
         Self::with(client, call, Plan::new(&call, DeviceCapabilities::of(client))?)
     }
 
@@ -240,8 +240,8 @@ impl Prepared {
     /// tensor cores want them, it is the portable kernel.
     ///
     /// # Errors
-    /// [`Declined`] if the call makes no sense, the device cannot compute it, or `like` are no operands of the call.
-    pub fn for_operands(client: &Client, call: Matmul, like: &Operands<'_>) -> Result<Self, Declined> {
+    /// [`Refusal`] if the call makes no sense, the device cannot compute it, or `like` are no operands of the call.
+    pub fn for_operands(client: &Client, call: Matmul, like: &Operands<'_>) -> Result<Self, Refusal> {
         like.check(&call, false)?;
         let plan = match like.check(&call, true) {
             Ok(()) => Plan::new(&call, DeviceCapabilities::of(client))?,
@@ -254,8 +254,8 @@ impl Prepared {
     /// Makes `plan` ready.
     ///
     /// # Errors
-    /// [`Declined`] if the plan's kernel does not compute the call.
-    pub fn with(client: &Client, call: Matmul, plan: Plan) -> Result<Self, Declined> {
+    /// [`Refusal`] if the plan's kernel does not compute the call.
+    pub fn with(client: &Client, call: Matmul, plan: Plan) -> Result<Self, Refusal> {
         call.check()?;
         if call.kernel_rows.is_some() && !matches!(plan, Plan::Wgmma { .. }) {
             return no("convolutions are for the wgmma kernel");
@@ -323,8 +323,8 @@ impl Prepared {
     /// Computes the product. Operands are checked first: see [`Operands::check`].
     ///
     /// # Errors
-    /// [`Declined`] if the operands are not those of the call; nothing was launched then.
-    pub fn run(&self, operands: &Operands<'_>) -> Result<(), Declined> {
+    /// [`Refusal`] if the operands are not those of the call; nothing was launched then.
+    pub fn run(&self, operands: &Operands<'_>) -> Result<(), Refusal> {
         let call = &self.call;
         match (&self.ready, self.plan) {
             (Ready::Wgmma(launches), Plan::Wgmma { tiles, tiling }) => {

@@ -2,6 +2,7 @@
 
 use crate::Element;
 pub use flow_cube::activation::Activation;
+pub use flow_registry::Refusal;
 
 /// How the operands of `D [m, n]` lie in memory, rows without gaps between their elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -129,17 +130,9 @@ pub struct Matmul {
     pub kernel_rows: Option<KernelRows>,
 }
 
-/// Why a product is not computed. Nothing was launched.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{why}")]
-pub struct Declined {
-    /// For a person.
-    pub why: String,
-}
-
-/// A refusal.
-pub(crate) fn no<T>(why: impl Into<String>) -> Result<T, Declined> {
-    Err(Declined { why: why.into() })
+/// A refusal. Nothing was launched.
+pub(crate) fn no<T>(why: impl Into<String>) -> Result<T, Refusal> {
+    Err(Refusal::because(why))
 }
 
 impl Matmul {
@@ -195,8 +188,8 @@ impl Matmul {
     /// Whether the description makes sense.
     ///
     /// # Errors
-    /// [`Declined`] with what does not.
-    pub fn check(&self) -> Result<(), Declined> {
+    /// [`Refusal`] with what does not.
+    pub fn check(&self) -> Result<(), Refusal> {
         if self.m == 0 || self.n == 0 || self.k == 0 {
             return no(format!(
                 "a product of {} x {} with {} summands has nothing to compute",

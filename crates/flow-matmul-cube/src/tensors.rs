@@ -1,7 +1,7 @@
 //! Matrices on the device, and the operands of a call.
 
 use crate::Element;
-use crate::problem::{Declined, Epilogue, KernelRows, Matmul, no};
+use crate::problem::{Epilogue, KernelRows, Matmul, Refusal, no};
 use cubecl_runtime::server::Handle;
 
 /// A matrix on the device, row by row; the elements of a row have no gaps.
@@ -91,8 +91,8 @@ impl<'a> Operands<'a> {
     /// Whether these are the operands of `call`. `aligned`: whether rows must begin at multiples of 16 bytes.
     ///
     /// # Errors
-    /// [`Declined`] with what is missing, too much, of another shape, or in the wrong place.
-    pub fn check(&self, call: &Matmul, aligned: bool) -> Result<(), Declined> {
+    /// [`Refusal`] with what is missing, too much, of another shape, or in the wrong place.
+    pub fn check(&self, call: &Matmul, aligned: bool) -> Result<(), Refusal> {
         let (from, to) = (call.element, call.output);
         // Biases and gates are read in pairs.
         let pairs = if aligned { 4 } else { 1 };
@@ -150,7 +150,7 @@ impl<'a> Operands<'a> {
     }
 }
 
-fn given(name: &str, is: bool, must: bool) -> Result<(), Declined> {
+fn given(name: &str, is: bool, must: bool) -> Result<(), Refusal> {
     match (is, must) {
         (true, false) => no(format!("`{name}` is given, but the call has none")),
         (false, true) => no(format!("`{name}` is missing, but the call has one")),
@@ -158,13 +158,7 @@ fn given(name: &str, is: bool, must: bool) -> Result<(), Declined> {
     }
 }
 
-fn matrix(
-    name: &str,
-    x: &Matrix,
-    shape: [usize; 2],
-    element: Element,
-    aligned: bool,
-) -> Result<(), Declined> {
+fn matrix(name: &str, x: &Matrix, shape: [usize; 2], element: Element, aligned: bool) -> Result<(), Refusal> {
     if [x.rows, x.columns] != shape {
         return no(format!(
             "`{name}` is {:?}, but must be {shape:?} ([rows, columns])",
@@ -194,7 +188,7 @@ fn matrix(
 }
 
 /// Pixels of a convolution: rows that overlap, and all that the result's rows read.
-fn overlapped(name: &str, x: &Matrix, call: &Matmul, rows: KernelRows) -> Result<(), Declined> {
+fn overlapped(name: &str, x: &Matrix, call: &Matmul, rows: KernelRows) -> Result<(), Refusal> {
     let reach = (rows.frames - 1) * rows.frame_stride + (rows.rows - 1) * rows.row_stride;
     let columns = call.k / rows.count();
     if x.rows < call.m + reach || x.columns > columns || x.stride == 0 {
@@ -219,7 +213,7 @@ fn holds(
     elements: usize,
     element: Element,
     alignment: u64,
-) -> Result<(), Declined> {
+) -> Result<(), Refusal> {
     let bytes = handle.size_in_used() as usize;
     if elements * element.bytes() > bytes {
         return no(format!(

@@ -1,13 +1,16 @@
-//! Plug-ins by name: one [`Registry`], one finder of the [`nearest`] name, one sentence about an [`UnknownName`].
+//! Plug-ins by name: one [`Registry`], one finder of the [`nearest`] name, one sentence about an [`UnknownName`]; and
+//! one [`Refusal`].
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 mod readme {}
 
 mod nearest;
+mod refusal;
 mod registry;
 mod unknown;
 
 pub use nearest::{likeness, nearest, nearest_within};
+pub use refusal::Refusal;
 pub use registry::{NameTaken, NotFound, Registry, Removed};
 pub use unknown::UnknownName;

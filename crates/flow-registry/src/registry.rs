@@ -6,7 +6,7 @@ use std::fmt;
 
 /// A name that is taken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is a {what} `{name}` already; register each name once")]
+#[error("there is {} {what} `{name}` already; register each name once", article(.what))]
 pub struct NameTaken {
     /// What the registry holds, as a noun.
     pub what: &'static str,
@@ -147,6 +147,14 @@ impl<T> fmt::Debug for Registry<T> {
             .debug_tuple(self.what)
             .field(&self.names().collect::<Vec<_>>())
             .finish()
+    }
+}
+
+/// The article before a noun, by its first letter.
+fn article(noun: &str) -> &'static str {
+    match noun.starts_with(['a', 'e', 'i', 'o', 'u']) {
+        true => "an",
+        false => "a",
     }
 }
 

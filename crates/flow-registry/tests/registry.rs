@@ -1,6 +1,6 @@
-//! Names: taken once, found however they are written, answered with the nearest.
+//! Names: taken once, found however they are written, answered with the nearest; and refusals.
 
-use flow_registry::{NotFound, Registry, nearest, nearest_within};
+use flow_registry::{NotFound, Refusal, Registry, nearest, nearest_within};
 
 fn colours() -> Registry<u32> {
     let mut registry = Registry::new("colour");
@@ -33,6 +33,12 @@ fn a_name_is_taken_once() {
     );
     assert_eq!(registry.get("dark-green"), Some(&3));
     assert!(registry.remove("blue", "is gone", "use red").is_err());
+    let mut registry = Registry::new("algorithm");
+    registry.register("nft", 1).expect("free");
+    assert_eq!(
+        registry.register("NFT", 2).expect_err("taken").to_string(),
+        "there is an algorithm `nft` already; register each name once"
+    );
 }
 
 #[test]
@@ -94,4 +100,16 @@ fn names_that_are_alike_by_nature_need_more() {
         Some(weights[0])
     );
     assert_eq!(nearest_within(0.9, "blocks.0.norm.weight", weights), None);
+}
+
+#[test]
+fn a_refusal_says_why_and_what_to_change_if_it_knows() {
+    let refusal = Refusal::new("`every` is 1, which reuses nothing", "Set it to 2 or more");
+    assert_eq!(
+        refusal.to_string(),
+        "`every` is 1, which reuses nothing. Set it to 2 or more"
+    );
+    let refusal = Refusal::because("heads of 7 channels");
+    assert_eq!(refusal.to_string(), "heads of 7 channels");
+    assert_eq!(refusal.help, None);
 }

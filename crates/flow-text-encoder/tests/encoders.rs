@@ -10,7 +10,7 @@ use flow_core::exec::{Stage, TrainingPass};
 use flow_core::ops::Stash;
 use flow_core::stopped::caught;
 use flow_core::{
-    Attended, AttentionBackend, AttentionCall, AttentionCapability, CallContext, Declined, KeyValue, Weights,
+    Attended, AttentionBackend, AttentionCall, AttentionCapability, CallContext, KeyValue, Refusal, Weights,
 };
 use flow_text_encoder::{
     ClipConfig, ClipText, Padding, QwenText, T5Encoder, TextEncoder, Tokens, clip::ClipActivation,
@@ -133,7 +133,7 @@ impl AttentionBackend for WithoutBias {
         AttentionCapability::HOST
     }
 
-    fn kernel(&self, call: &AttentionCall) -> Result<String, Declined> {
+    fn kernel(&self, call: &AttentionCall) -> Result<String, Refusal> {
         CpuAttention.kernel(call)
     }
 
@@ -147,7 +147,7 @@ impl AttentionBackend for WithoutBias {
         q: &DispatchTensor,
         parts: &[KeyValue<'_>],
         call: &AttentionCall,
-    ) -> Result<Attended, Declined> {
+    ) -> Result<Attended, Refusal> {
         let call = AttentionCall {
             bias: None,
             ..call.clone()

@@ -30,12 +30,9 @@ pub enum EnvironmentError {
     /// Options of Burn or CubeCL that could not be made effective.
     #[error("`[runtime.options]` cannot be applied: {0}")]
     Apply(#[from] flow_runtime::ApplyError),
-    /// Kernels for the device.
+    /// Kernels or attention for the device.
     #[error(transparent)]
-    Kernels(#[from] flow_kernels::UnknownKernels),
-    /// Attention for the device.
-    #[error(transparent)]
-    Attention(#[from] flow_attention::UnknownBackend),
+    NotFound(#[from] flow_registry::NotFound),
     /// Kernels that store gradients in f32 alone.
     #[error("the kernels `{0}` store gradients in f32 alone. Set `optimizer.gradients = \"f32\"`")]
     Gradients(String),

@@ -15,7 +15,7 @@ pub use environment::{EnvironmentError, base_plan, environment, versions, worker
 pub use library::{Error, Sampling, Trained, Training, sample, train};
 pub use machine::machine;
 pub use manifest::{manifest_device, weights_metadata};
-pub use registries::{NameTaken, Registries};
+pub use registries::Registries;
 pub use runtime_options::{apply_no_runtime_options, apply_runtime_options, runtime_options};
 pub use schema::{schema, schema_text};
 
@@ -38,3 +38,4 @@ pub use flow_trainer as trainer;
 pub use flow_validate as validate;
 
 pub use flow_config::Config;
+pub use flow_registry::NameTaken;

@@ -1,9 +1,10 @@
 //! What a config can ask for by name.
 
-use flow_accel::{AcceleratorRegistry, AlreadyRegistered};
+use flow_accel::AcceleratorRegistry;
 use flow_attention::AttentionRegistry;
 use flow_config::Catalog;
 use flow_kernels::KernelRegistry;
+use flow_registry::NameTaken;
 use flow_trainer::Plugins;
 
 /// The registries of a program. Nothing registers itself: a plugin is a function that adds to one of them.
@@ -19,28 +20,18 @@ pub struct Registries {
     pub accelerators: AcceleratorRegistry,
 }
 
-/// Two plugins of one name, which the tests rule out for those of this workspace.
-#[derive(Debug, thiserror::Error)]
-#[error(transparent)]
-pub enum NameTaken {
-    /// Two data sets or two rewards.
-    Plugin(#[from] flow_registry::NameTaken),
-    /// Two accelerators.
-    Accelerator(#[from] AlreadyRegistered),
-}
-
 impl Registries {
     /// Everything that this workspace brings.
     ///
     /// # Errors
-    /// If two plugins have one name.
+    /// If two plug-ins have one name, which the tests rule out for those of this workspace.
     pub fn built_in() -> Result<Self, NameTaken> {
         let mut registries = Self {
             plugins: Plugins::built_in()?,
             ..Self::default()
         };
-        flow_kernels::register(&mut registries.kernels);
-        flow_attention::register(&mut registries.attention);
+        flow_kernels::register(&mut registries.kernels)?;
+        flow_attention::register(&mut registries.attention)?;
         flow_accelerators::register(&mut registries.accelerators, &registries.attention)?;
         Ok(registries)
     }

@@ -129,8 +129,8 @@ fn main() -> Result<(), Failure> {
         .map_err(|report| report.to_string())?
         .config;
     let (mut kernels, mut attention) = (KernelRegistry::default(), AttentionRegistry::default());
-    flow_kernels::register(&mut kernels);
-    flow_attention::register(&mut attention);
+    flow_kernels::register(&mut kernels)?;
+    flow_attention::register(&mut attention)?;
     let plan = Arc::new(Backends::new(attention.get("cpu")?, kernels.get("cpu")?));
     let base = Path::new(path).parent().unwrap_or(Path::new("."));
     let accelerators = AcceleratorRegistry::default();

@@ -154,15 +154,16 @@ pub(crate) fn concerned(error: &AccelerationError) -> (&str, Option<Slot>) {
         AccelerationError::Conflict { name, .. }
         | AccelerationError::Refused { name, .. }
         | AccelerationError::Params { name, .. } => (name, None),
-        AccelerationError::Unknown { asked, .. } | AccelerationError::Removed { asked, .. } => (asked, None),
+        AccelerationError::Unknown(unknown) => (&unknown.asked, None),
+        AccelerationError::Removed(removed) => (&removed.asked, None),
         _ => ("", None),
     }
 }
 
 pub(crate) fn diagnostic(error: &AccelerationError, (slot, position): (Slot, usize)) -> Diagnostic {
     let code = match error {
-        AccelerationError::Unknown { .. } => UNKNOWN,
-        AccelerationError::Removed { .. } => REMOVED,
+        AccelerationError::Unknown(_) => UNKNOWN,
+        AccelerationError::Removed(_) => REMOVED,
         AccelerationError::Params { .. } => BAD_PARAMETERS,
         AccelerationError::Refused { .. } => REFUSED,
         AccelerationError::Duplicate { .. } => DUPLICATE,
@@ -178,9 +179,9 @@ pub(crate) fn diagnostic(error: &AccelerationError, (slot, position): (Slot, usi
         .path(path(slot.name(), position, key))
         .help(error.help());
     match error {
-        AccelerationError::Unknown {
-            available, nearest, ..
-        } => diagnostic.allowed(available.clone()).nearest(nearest.clone()),
+        AccelerationError::Unknown(unknown) => diagnostic
+            .allowed(unknown.available.clone())
+            .nearest(unknown.nearest.clone()),
         _ => diagnostic,
     }
 }

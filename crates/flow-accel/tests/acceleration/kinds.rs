@@ -14,7 +14,13 @@ fn a_name_is_registered_once_whatever_its_case() {
         })
     };
     let again = registry.register("LABEL", AcceleratorStage::Both, "", build);
-    assert_eq!(again.unwrap_err(), AlreadyRegistered("label".into()));
+    assert_eq!(
+        again.unwrap_err(),
+        NameTaken {
+            what: "accelerator",
+            name: "label".into()
+        }
+    );
     let known: Vec<(&str, &str)> = registry
         .kinds()
         .map(|kind| (kind.name(), kind.summary()))
@@ -23,6 +29,7 @@ fn a_name_is_registered_once_whatever_its_case() {
         known,
         [("label", "Names regions."), ("rollout-label", "Names stacks.")]
     );
+    assert!(registry.kind("Rollout-LABEL").is_some() && registry.kind("rollout_label").is_none());
 }
 
 #[test]
@@ -72,5 +79,18 @@ fn names_of_slots_stages_and_paradigms_are_those_of_configs() {
     assert_eq!(
         paradigms.map(Paradigm::name),
         ["coupled", "decoupled", "distillation"]
+    );
+}
+
+#[test]
+fn a_refusal_that_knows_no_help_points_at_the_entry() {
+    let error = flow_accel::AccelerationError::Refused {
+        name: "label".into(),
+        refusal: Refusal::because("the device does not label"),
+    };
+    assert_eq!(
+        error.to_string(),
+        "the accelerator `label` cannot be used: the device does not label. Change what the message names, or \
+         remove the entry"
     );
 }

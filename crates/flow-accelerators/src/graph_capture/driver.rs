@@ -14,7 +14,7 @@ use flow_accel::{Engagement, Engagements, Meter};
 use flow_core::autograd::{self, Backward};
 use flow_core::tensors::{is_tracked, plain, zeros_like};
 use flow_core::{
-    Exec, FlowModel, ModelInput, NotRecorded, ParamView, RawTensor, Recorder, Stopped, VelocityDriver,
+    Exec, FlowModel, ModelInput, ParamView, RawTensor, Recorder, Refusal, Stopped, VelocityDriver,
 };
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -83,8 +83,8 @@ impl VelocityDriver for Replaying {
             Call::Differentiated(pair) => self.differentiated(exec, model, pair, &inputs),
             Call::NotRecorded(_) => Ok(None),
         };
-        let velocity = replayed.unwrap_or_else(|why| {
-            *call = of.without_recording(why);
+        let velocity = replayed.unwrap_or_else(|refusal| {
+            *call = of.without_recording(&refusal);
             None
         });
         if let Call::NotRecorded(why) = call {
@@ -142,7 +142,7 @@ impl Replaying {
         model: &dyn FlowModel,
         pair: &mut Pair,
         inputs: &[RawTensor],
-    ) -> Result<Option<DispatchTensor>, NotRecorded> {
+    ) -> Result<Option<DispatchTensor>, Refusal> {
         let Some(pass) = pair.begin() else {
             return Ok(None);
         };
@@ -174,8 +174,8 @@ impl Replaying {
             let mut backward = backward.lock().unwrap_or_else(PoisonError::into_inner);
             let seed = incoming.gradient().clone();
             // Its forward pass was a replay, so there is nothing to differentiate but the recording.
-            let outputs = backward.replay(&[seed]).unwrap_or_else(|why| {
-                let (model, why) = (name.clone(), why.0);
+            let outputs = backward.replay(&[seed]).unwrap_or_else(|refusal| {
+                let (model, why) = (name.clone(), refusal.to_string());
                 Stopped::RecordingLost { model, why }.stop()
             });
             counted.again();
@@ -201,24 +201,24 @@ impl ToRecord<'_> {
         for ((meter, before), after) in self.driver.recorded.iter().zip(before).zip(self.driver.counts()) {
             meter.take_back(before, after);
         }
-        recorded.unwrap_or_else(|why| self.without_recording(why))
+        recorded.unwrap_or_else(|refusal| self.without_recording(&refusal))
     }
 
     /// What becomes of a call that the device did not record or replay, if what it was given is still there; else this stops.
-    fn without_recording(&self, NotRecorded(why): NotRecorded) -> Call {
+    fn without_recording(&self, refusal: &Refusal) -> Call {
         let weights = self.exec.params().values().iter();
         let given: Vec<RawTensor> = self.inputs.iter().chain(weights).cloned().collect();
         if !self.driver.recorder.is_readable(&given) {
-            let model = self.model.spec().architecture.clone();
+            let (model, why) = (self.model.spec().architecture.clone(), refusal.to_string());
             Stopped::RecordingLost { model, why }.stop();
         }
         // A forward pass that was recorded for a backward pass that was not.
         autograd::free_abandoned(&self.inputs[0]);
         self.driver.recorder.release(&self.inputs[0]);
-        Call::NotRecorded(why)
+        Call::NotRecorded(refusal.to_string())
     }
 
-    fn plain(&self) -> Result<Call, NotRecorded> {
+    fn plain(&self) -> Result<Call, Refusal> {
         let velocity = |views: &[RawTensor]| plain(&self.velocity(self.exec, views));
         let mut counted = Counted::default();
         let recorded =
@@ -242,7 +242,7 @@ impl ToRecord<'_> {
         (self.velocity(&within, inputs), params)
     }
 
-    fn pair(&self) -> Result<Pair, NotRecorded> {
+    fn pair(&self) -> Result<Pair, Refusal> {
         let recorder = &self.driver.recorder;
         let mut kept = None;
         let mut counted = [Counted::default(), Counted::default()];

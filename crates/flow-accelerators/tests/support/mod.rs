@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// Every built-in accelerator.
 pub fn registry() -> AcceleratorRegistry {
     let mut backends = AttentionRegistry::default();
-    flow_attention::register(&mut backends);
+    flow_attention::register(&mut backends).expect("different names");
     let mut registry = AcceleratorRegistry::default();
     flow_accelerators::register(&mut registry, &backends).expect("different names");
     registry

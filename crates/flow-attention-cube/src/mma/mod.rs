@@ -10,7 +10,7 @@ mod tiles;
 
 use crate::launch_order::Grid;
 use crate::prepared::{DeviceCapabilities, Kernels, MaskTiling};
-use crate::problem::{Declined, Problem};
+use crate::problem::{Problem, Refusal};
 use crate::tensors::{Backward, BlockMask, Heads, KvSegment};
 use cubecl::ir::features::MmaConfig;
 use cubecl::prelude::*;
@@ -55,7 +55,7 @@ impl Kernels for Mma {
     type ForwardMask = BlockMask;
     type Backward = BackwardTiles;
 
-    fn check(client: &Client, problem: &Problem) -> Result<(), Declined> {
+    fn check(client: &Client, problem: &Problem) -> Result<(), Refusal> {
         let element = problem.operand_type.element();
         let instruction = MmaConfig {
             a_type: element,
@@ -71,14 +71,14 @@ impl Kernels for Mma {
                 "this device has no product of 16 x 8 x 16 of {:?} in a warp",
                 problem.operand_type
             );
-            return Err(Declined { why });
+            return Err(Refusal::because(why));
         }
         let found = properties.hardware.max_shared_memory_size;
         if found < SHARED_BYTES {
             let why = format!(
                 "the mma kernels want {SHARED_BYTES} bytes of shared memory, this device has {found}"
             );
-            return Err(Declined { why });
+            return Err(Refusal::because(why));
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! Why the portable kernels do not take a call.
 
 use flow_attention_mask::MaskError;
+use flow_registry::Refusal;
 use thiserror::Error;
 
 /// Why the portable kernels do not take a call. Nothing was launched.
@@ -81,4 +82,10 @@ pub enum Declined {
     /// The mask itself is wrong.
     #[error(transparent)]
     MaskError(#[from] MaskError),
+}
+
+impl From<Declined> for Refusal {
+    fn from(declined: Declined) -> Self {
+        Self::because(declined.to_string())
+    }
 }

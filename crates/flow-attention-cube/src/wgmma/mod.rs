@@ -18,7 +18,7 @@ mod tiles;
 
 use crate::launch_order::Grid;
 use crate::prepared::{DeviceCapabilities, Kernels, MaskTiling};
-use crate::problem::{Declined, Problem};
+use crate::problem::{Problem, Refusal};
 use crate::tensors::{Backward, BlockMask, Heads, KvSegment};
 use crate::tile_scheduler::ScheduledMask;
 use cubecl::ir::features::Tma;
@@ -70,15 +70,14 @@ impl Kernels for Wgmma {
     type ForwardMask = ForwardMask;
     type Backward = BackwardTiles;
 
-    fn check(client: &Client, _: &Problem) -> Result<(), Declined> {
+    fn check(client: &Client, _: &Problem) -> Result<(), Refusal> {
         // Of the generations that CubeCL knows, Hopper alone has the first of these and not the second; `wgmma` exists
         // nowhere else (PTX ISA 9.0, section 9.7.15: sm_90a).
         let tensor_memory = client.properties().features.tma;
         if !tensor_memory.contains(Tma::Base) || tensor_memory.contains(Tma::Im2colWide) {
-            return Err(Declined {
-                why: "the wgmma kernels want a GPU of NVIDIA's Hopper generation (compute capability 9.0)"
-                    .into(),
-            });
+            return Err(Refusal::because(
+                "the wgmma kernels want a GPU of NVIDIA's Hopper generation (compute capability 9.0)",
+            ));
         }
         Ok(())
     }

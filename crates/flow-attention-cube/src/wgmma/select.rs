@@ -2,7 +2,7 @@
 
 use super::tiles::MULTIPROCESSORS;
 use super::{BackwardTiles, ForwardTiles, KvGradients};
-pub use crate::problem::{Declined, Problem};
+pub use crate::problem::{Problem, Refusal};
 
 /// Tiles of the three kernels.
 pub type Selection = crate::prepared::Selection<ForwardTiles, BackwardTiles>;

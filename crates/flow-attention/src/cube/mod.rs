@@ -13,16 +13,16 @@ pub use tensor_cores::{CubeAttention, MmaAttention, WgmmaAttention};
 use flow_attention_cube::tensors::Heads;
 use flow_core::cube::{Client, CubeTensor};
 use flow_core::ops::attention::Place;
-use flow_core::{AttentionCall, Declined, RawTensor};
+use flow_core::{AttentionCall, RawTensor, Refusal};
 
 /// The device of `call`, which has nothing that no kernel here computes.
-fn client(call: &AttentionCall) -> Result<&Client, Declined> {
+fn client(call: &AttentionCall) -> Result<&Client, Refusal> {
     match &call.place {
-        Place::Cube(_) if call.bias.is_some() => Err(Declined::new(
+        Place::Cube(_) if call.bias.is_some() => Err(Refusal::because(
             "the kernels of GPUs add no bias to scores, and the call has one (relative positions of a T5 encoder)",
         )),
         Place::Cube(client) => Ok(client),
-        _ => Err(Declined::new(
+        _ => Err(Refusal::because(
             "this backend computes on a GPU; the operands are in the host's memory. The backends `cpu` and `reference` compute \
              there",
         )),

@@ -12,7 +12,7 @@ use flow_core::cube::{Client, CubeTensor, LaunchesOn, empty_like, wrap};
 use flow_core::ops::Stash;
 use flow_core::ops::attention::{Mask, Sizes};
 use flow_core::{
-    Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, KeyValue, RawTensor, autograd,
+    Attended, AttentionBackend, AttentionCall, AttentionCapability, KeyValue, RawTensor, Refusal, autograd,
 };
 use std::fmt;
 use std::sync::Arc;
@@ -38,16 +38,12 @@ impl fmt::Debug for PortableAttention {
     }
 }
 
-fn declined(error: portable::Declined) -> Declined {
-    Declined::new(error.to_string())
-}
-
-fn element(call: &AttentionCall) -> Result<Element, Declined> {
+fn element(call: &AttentionCall) -> Result<Element, Refusal> {
     match call.dtype {
         DType::F32 => Ok(Element::F32),
         DType::F16 => Ok(Element::F16),
         DType::BF16 => Ok(Element::Bf16),
-        other => Err(Declined::new(format!(
+        other => Err(Refusal::because(format!(
             "the portable attention kernels take f32, f16 and bf16, not {other:?}"
         ))),
     }
@@ -57,13 +53,13 @@ impl PortableAttention {
     /// Name in logs, manifests and configs.
     pub const NAME: &'static str = "portable";
 
-    fn check(call: &AttentionCall) -> Result<(&Client, Element), Declined> {
+    fn check(call: &AttentionCall) -> Result<(&Client, Element), Refusal> {
         let (client, element) = (client(call)?, element(call)?);
-        check_device(client, [call.batch, call.heads, call.head_dim], element).map_err(declined)?;
+        check_device(client, [call.batch, call.heads, call.head_dim], element)?;
         Ok((client, element))
     }
 
-    fn mask(&self, client: &Client, call: &AttentionCall) -> Result<Arc<PortableMask>, Declined> {
+    fn mask(&self, client: &Client, call: &AttentionCall) -> Result<Arc<PortableMask>, Refusal> {
         let (sizes, head_dim) = (call.sizes(), call.head_dim);
         let key = CallKey {
             device: LaunchesOn::of(client),
@@ -73,7 +69,7 @@ impl PortableAttention {
         };
         self.masks.get_or_make(client, key, || {
             let mask = call.mask.as_deref().unwrap_or(&Mask::Full);
-            PortableMask::new(client, mask, sizes, head_dim).map_err(declined)
+            PortableMask::new(client, mask, sizes, head_dim).map_err(Refusal::from)
         })
     }
 }
@@ -173,7 +169,7 @@ impl AttentionBackend for PortableAttention {
         }
     }
 
-    fn kernel(&self, call: &AttentionCall) -> Result<String, Declined> {
+    fn kernel(&self, call: &AttentionCall) -> Result<String, Refusal> {
         Self::check(call)?;
         Ok(Self::NAME.into())
     }
@@ -189,7 +185,7 @@ impl AttentionBackend for PortableAttention {
         q: &DispatchTensor,
         kv_segments: &[KeyValue<'_>],
         call: &AttentionCall,
-    ) -> Result<Attended, Declined> {
+    ) -> Result<Attended, Refusal> {
         let (client, element) = Self::check(call)?;
         let mask = self.mask(client, call)?;
         Ok(through(stash, q, kv_segments, |inputs| {

@@ -15,7 +15,7 @@ use flow_core::cube::{Client, CubeTensor, LaunchesOn, contiguous, empty_like, wr
 use flow_core::ops::Stash;
 use flow_core::ops::attention::Mask;
 use flow_core::{
-    Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, KeyValue, RawTensor, autograd,
+    Attended, AttentionBackend, AttentionCall, AttentionCapability, KeyValue, RawTensor, Refusal, autograd,
 };
 use flow_cube::wgmma::OperandType;
 use std::fmt;
@@ -70,12 +70,12 @@ fn operand(tensor: &RawTensor) -> CubeTensor {
 }
 
 /// The call as the kernels know it.
-fn cube_call(call: &AttentionCall) -> Result<Problem, Declined> {
+fn cube_call(call: &AttentionCall) -> Result<Problem, Refusal> {
     let operand_type = match call.dtype {
         DType::BF16 => OperandType::Bf16,
         DType::F16 => OperandType::F16,
         other => {
-            return Err(Declined::new(format!(
+            return Err(Refusal::because(format!(
                 "tensor cores attend in bf16 or f16; the operands are {other:?}"
             )));
         }
@@ -91,12 +91,8 @@ fn cube_call(call: &AttentionCall) -> Result<Problem, Declined> {
     })
 }
 
-fn declined(error: flow_attention_cube::problem::Declined) -> Declined {
-    Declined::new(error.why)
-}
-
 impl<K: Sources> CubeAttention<K> {
-    fn prepare(&self, client: &Client, problem: &AttentionCall) -> Result<Arc<Prepared<K>>, Declined> {
+    fn prepare(&self, client: &Client, problem: &AttentionCall) -> Result<Arc<Prepared<K>>, Refusal> {
         let call = cube_call(problem)?;
         let key = CallKey {
             device: LaunchesOn::of(client),
@@ -105,8 +101,7 @@ impl<K: Sources> CubeAttention<K> {
             mask: problem.mask.clone(),
         };
         self.prepared.get_or_make(client, key, || {
-            let prepared =
-                Prepared::new(client, call, problem.scale, problem.mask.clone()).map_err(declined)?;
+            let prepared = Prepared::new(client, call, problem.scale, problem.mask.clone())?;
             // Backward's, too: they are wanted once forward is queued, and by then they are ready.
             #[cfg(feature = "cuda")]
             self.precompiler.compile(client, || prepared.kernels());
@@ -183,11 +178,11 @@ impl<K: Sources> AttentionBackend for CubeAttention<K> {
         }
     }
 
-    fn kernel(&self, call: &AttentionCall) -> Result<String, Declined> {
+    fn kernel(&self, call: &AttentionCall) -> Result<String, Refusal> {
         let (client, problem) = (client(call)?, cube_call(call)?);
-        problem.check().map_err(declined)?;
-        check_scale(call.scale).map_err(declined)?;
-        K::check(client, &problem).map_err(declined)?;
+        problem.check()?;
+        check_scale(call.scale)?;
+        K::check(client, &problem)?;
         let selection = K::select(&problem, call.mask.is_some(), DeviceCapabilities::of(client));
         Ok(selection.name(K::NAME))
     }
@@ -203,7 +198,7 @@ impl<K: Sources> AttentionBackend for CubeAttention<K> {
         q: &DispatchTensor,
         kv_segments: &[KeyValue<'_>],
         call: &AttentionCall,
-    ) -> Result<Attended, Declined> {
+    ) -> Result<Attended, Refusal> {
         let prepared = self.prepare(client(call)?, call)?;
         Ok(through(stash, q, kv_segments, |inputs| {
             let operands: Arc<[CubeTensor]> = inputs.iter().map(operand).collect();

@@ -82,8 +82,8 @@ fn gpus() -> Vec<Place> {
     );
     let device = device.unwrap_or_else(|error| panic!("{error:?}"));
     let mut registries = (KernelRegistry::default(), AttentionRegistry::default());
-    flow_kernels::register(&mut registries.0);
-    flow_attention::register(&mut registries.1);
+    flow_kernels::register(&mut registries.0).expect("a new registry");
+    flow_attention::register(&mut registries.1).expect("a new registry");
     let attention = if cfg!(feature = "lavapipe") {
         "portable"
     } else {

@@ -3,9 +3,9 @@
 //! A device that runs out of memory in the middle of a recording may lose what it was given. So what the recording needs is
 //! measured on the way to it and compared with what the device has, while nothing depends on the answer yet.
 
-use super::graph::NotRecorded;
 use crate::stopped;
 use crate::tensors::RawTensor;
+use flow_registry::Refusal;
 
 /// The steps of a recording, as a device does them. [`record`] calls them, all from one thread.
 pub trait CaptureDevice {
@@ -27,31 +27,31 @@ pub trait CaptureDevice {
     ///
     /// # Errors
     /// If the device has none left.
-    fn set_aside(&self) -> Result<Self::SetAside, NotRecorded>;
+    fn set_aside(&self) -> Result<Self::SetAside, Refusal>;
 
     /// Begins the warm-up: from here to [`stop`](Self::stop) the runtime holds the thread's order of launches for one recording.
     ///
     /// # Errors
     /// If another recording is under way. There is nothing to stop then.
-    fn prepare(&self) -> Result<(), NotRecorded>;
+    fn prepare(&self) -> Result<(), Refusal>;
 
     /// Waits until all that was asked of the device is done.
     ///
     /// # Errors
     /// If the device failed, or did not compute one of `outputs`: for want of memory, say.
-    fn finish(&self, outputs: &[RawTensor]) -> Result<(), NotRecorded>;
+    fn finish(&self, outputs: &[RawTensor]) -> Result<(), Refusal>;
 
     /// Begins to record.
     ///
     /// # Errors
     /// If the device refuses.
-    fn start(&self) -> Result<(), NotRecorded>;
+    fn start(&self) -> Result<(), Refusal>;
 
     /// Ends the recording; after [`prepare`](Self::prepare) alone, or after a step that failed, ends the attempt.
     ///
     /// # Errors
     /// If there is nothing that can be replayed.
-    fn stop(&self) -> Result<Self::Graph, NotRecorded>;
+    fn stop(&self) -> Result<Self::Graph, Refusal>;
 }
 
 /// Records what `compute` launches on `device`, and gives the recording with the outputs of `compute`.
@@ -61,13 +61,13 @@ pub trait CaptureDevice {
 /// recording: how much is in use at once depends on how far the thread runs ahead of the device.
 ///
 /// # Errors
-/// [`NotRecorded`] if the device declines a step, if it did not compute an output of `warm_up`, or if a recording needs more
+/// [`Refusal`] if the device declines a step, if it did not compute an output of `warm_up`, or if a recording needs more
 /// memory than is free. The device records nothing afterwards, whichever step it was, and also if one of the two panics.
 pub fn record<D: CaptureDevice>(
     device: &D,
     warm_up: &mut dyn FnMut() -> Vec<RawTensor>,
     compute: &mut dyn FnMut() -> Vec<RawTensor>,
-) -> Result<(D::Graph, Vec<RawTensor>), NotRecorded> {
+) -> Result<(D::Graph, Vec<RawTensor>), Refusal> {
     device.prepare()?;
     let attempt = Attempt(Some(device));
     let before = device.bytes_reserved();
@@ -85,12 +85,12 @@ pub fn record<D: CaptureDevice>(
 
 /// Whether a device with `free` bytes after the warm-up, which took `warm_up` bytes, has room for a recording: it takes what
 /// the warm-up took, and `set_aside` bytes before.
-fn fits(warm_up: u64, set_aside: u64, free: Option<u64>) -> Result<(), NotRecorded> {
+fn fits(warm_up: u64, set_aside: u64, free: Option<u64>) -> Result<(), Refusal> {
     let Some(free) = free.filter(|free| *free < set_aside) else {
         return Ok(());
     };
     // Both as they were before the warm-up, whose memory the recording takes over.
-    Err(NotRecorded(format!(
+    Err(Refusal::because(format!(
         "a recording needs {}, {} are free",
         gib(warm_up + set_aside),
         gib(warm_up + free)
@@ -105,7 +105,7 @@ fn gib(bytes: u64) -> String {
 struct Attempt<'a, D: CaptureDevice>(Option<&'a D>);
 
 impl<D: CaptureDevice> Attempt<'_, D> {
-    fn end(mut self) -> Result<D::Graph, NotRecorded> {
+    fn end(mut self) -> Result<D::Graph, Refusal> {
         let device = self.0.take().expect("it ends once");
         device.stop()
     }

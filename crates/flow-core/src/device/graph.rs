@@ -5,6 +5,7 @@
 //! the bit; only what stood in the host's memory during the recording (a number in the model's code) cannot change.
 
 use crate::tensors::RawTensor;
+use flow_registry::Refusal;
 use std::fmt::Debug;
 
 /// Records computations of one device.
@@ -16,14 +17,14 @@ pub trait Recorder: Debug + Send + Sync {
     /// values. What it takes from the device stays taken as long as the recording lives.
     ///
     /// # Errors
-    /// [`NotRecorded`] with the device's reason, among them memory that is too small for a recording. Whatever `compute` returned holds nothing of use then, and the device may
+    /// [`Refusal`] with the device's reason, among them memory that is too small for a recording. Whatever `compute` returned holds nothing of use then, and the device may
     /// refuse to read what it was given, weights among it; [`is_readable`](Self::is_readable) says whether it does.
     fn record(
         &self,
         inputs: &[RawTensor],
         warm_up: &mut dyn FnMut(&[RawTensor]) -> Vec<RawTensor>,
         compute: &mut dyn FnMut(&[RawTensor]) -> Vec<RawTensor>,
-    ) -> Result<Box<dyn Recorded>, NotRecorded>;
+    ) -> Result<Box<dyn Recorded>, Refusal>;
 
     /// A copy of `tensor` in memory of its own.
     fn copied(&self, tensor: &RawTensor) -> RawTensor;
@@ -45,14 +46,9 @@ pub trait Recorded: Debug + Send {
     /// next replay writes: copy what is to outlive it.
     ///
     /// # Errors
-    /// [`NotRecorded`] if the device refuses, or if another thread than the recording one asks.
-    fn replay(&mut self, inputs: &[RawTensor]) -> Result<&[RawTensor], NotRecorded>;
+    /// [`Refusal`] if the device refuses, or if another thread than the recording one asks.
+    fn replay(&mut self, inputs: &[RawTensor]) -> Result<&[RawTensor], Refusal>;
 
     /// The outputs of the last replay.
     fn outputs(&self) -> &[RawTensor];
 }
-
-/// Why a computation is not recorded, or not replayed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct NotRecorded(pub String);

@@ -12,6 +12,7 @@ mod threads;
 use crate::error::CoreError;
 use crate::tensors::{RawTensor, cast};
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
+use flow_registry::Refusal;
 use threads::Crews;
 
 /// An opened device.
@@ -79,15 +80,16 @@ impl ComputeDevice {
             ("vulkan", 0) => Self::vulkan(),
             _ => Err(CoreError::NoDevice {
                 asked: format!("{kind}:{index}"),
-                why: match available().contains(&kind) {
-                    true => format!("there is only `{kind}:0`"),
-                    false => format!("it is not in this build, which has: {}", available().join(", ")),
-                },
-                help: match kind {
-                    "cuda" => "Build with `--features cuda`, or set `device.kind = \"cpu\"`.",
-                    _ => "Set `device.index = 0`, or `device.kind = \"cpu\"`.",
-                }
-                .into(),
+                refusal: Refusal::new(
+                    match available().contains(&kind) {
+                        true => format!("there is only `{kind}:0`"),
+                        false => format!("it is not in this build, which has: {}", available().join(", ")),
+                    },
+                    match kind {
+                        "cuda" => "Build with `--features cuda`, or set `device.kind = \"cpu\"`.",
+                        _ => "Set `device.index = 0`, or `device.kind = \"cpu\"`.",
+                    },
+                ),
             }),
         }
     }
@@ -114,22 +116,23 @@ impl ComputeDevice {
         if index >= found {
             return Err(CoreError::NoDevice {
                 asked: format!("cuda:{index}"),
-                why: match found {
-                    0 => "it is in this build, but no NVIDIA driver answers".into(),
-                    1 => "the driver answers for one GPU, `cuda:0`".into(),
-                    n => format!("the driver answers for {n} GPUs, `cuda:0` to `cuda:{}`", n - 1),
-                },
-                help: match found {
-                    0 => {
-                        "See what `nvidia-smi` says and install NVIDIA's driver 580 or later (`flow-train doctor` looks for \
-                         all that is needed), or set `device.kind = \"cpu\"`."
-                    }
-                    _ => {
-                        "Set `device.index` to one of them. On several processes it is the GPU of a machine's first one, and each of \
-                         the others has the next: start as many as there are GPUs."
-                    }
-                }
-                .into(),
+                refusal: Refusal::new(
+                    match found {
+                        0 => "it is in this build, but no NVIDIA driver answers".to_owned(),
+                        1 => "the driver answers for one GPU, `cuda:0`".to_owned(),
+                        n => format!("the driver answers for {n} GPUs, `cuda:0` to `cuda:{}`", n - 1),
+                    },
+                    match found {
+                        0 => {
+                            "See what `nvidia-smi` says and install NVIDIA's driver 580 or later (`flow-train doctor` \
+                             looks for all that is needed), or set `device.kind = \"cpu\"`."
+                        }
+                        _ => {
+                            "Set `device.index` to one of them. On several processes it is the GPU of a machine's first \
+                             one, and each of the others has the next: start as many as there are GPUs."
+                        }
+                    },
+                ),
             });
         }
         let device = Device::cuda(index);
@@ -165,10 +168,11 @@ impl ComputeDevice {
             .next();
         let device = found.ok_or_else(|| CoreError::NoDevice {
             asked: "vulkan".into(),
-            why: "it is in this build, but no Vulkan driver answers".into(),
-            help: "Install one (Debian, for the processor: `apt-get install mesa-vulkan-drivers libvulkan1`, 24 or newer), \
-                   or set `device.kind = \"cpu\"`."
-                .into(),
+            refusal: Refusal::new(
+                "it is in this build, but no Vulkan driver answers",
+                "Install one (Debian, for the processor: `apt-get install mesa-vulkan-drivers libvulkan1`, 24 or newer), \
+                 or set `device.kind = \"cpu\"`.",
+            ),
         })?;
         Ok(Self {
             device,

@@ -5,8 +5,8 @@
 use super::Exec;
 use crate::ops::attention::composed;
 use crate::ops::{
-    Activation, AttentionCall, AttentionSpec, Declined, FeedForwardWeights, FusedOps, GatedResidual,
-    KeyValue, LinearWeights, ModelOps, ModulatedNorm, NormChunks, RotaryTables,
+    Activation, AttentionCall, AttentionSpec, FeedForwardWeights, FusedOps, GatedResidual, KeyValue,
+    LinearWeights, ModelOps, ModulatedNorm, NormChunks, Refusal, RotaryTables,
 };
 use crate::params::Handle;
 use crate::stopped::Stopped;
@@ -334,9 +334,9 @@ impl Exec<'_> {
         let output = AttentionCall::new(&q, &parts, spec).and_then(|call| self.attend(&q, &parts, &call));
         match output {
             Ok(output) => Tensor::from_dispatch(output),
-            Err(declined) => Stopped::AttentionDeclined {
+            Err(refusal) => Stopped::AttentionDeclined {
                 backend: self.backends.attention.name().to_owned(),
-                why: declined.why,
+                why: refusal.to_string(),
             }
             .stop(),
         }
@@ -347,7 +347,7 @@ impl Exec<'_> {
         q: &DispatchTensor,
         parts: &[KeyValue<'_>],
         call: &AttentionCall,
-    ) -> Result<DispatchTensor, Declined> {
+    ) -> Result<DispatchTensor, Refusal> {
         let (backend, log) = (&*self.backends.attention, &self.backends.attention_log);
         let allowed = backend.capability().check_bias(call);
         match allowed.and_then(|()| backend.attend(&*self.stash, q, parts, call)) {

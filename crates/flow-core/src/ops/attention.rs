@@ -18,6 +18,7 @@ use crate::tensors::RawTensor;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::DType;
 pub use flow_attention_mask::{Mask, Sizes};
+pub use flow_registry::Refusal;
 use std::fmt::{self, Debug};
 use std::sync::Arc;
 
@@ -39,21 +40,6 @@ pub struct KeyValue<'a> {
     pub k: &'a DispatchTensor,
     /// Values.
     pub v: &'a DispatchTensor,
-}
-
-/// Why a backend does not serve a call.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{why}")]
-pub struct Declined {
-    /// For a person.
-    pub why: String,
-}
-
-impl Declined {
-    /// With a reason for a person.
-    pub fn new(why: impl Into<String>) -> Self {
-        Self { why: why.into() }
-    }
 }
 
 /// Where the operands of a call are, with what a backend must know of the device.
@@ -127,18 +113,18 @@ impl AttentionCall {
     /// The problem that queries `[B, S, H, D]` and one or two parts of keys and values pose.
     ///
     /// # Errors
-    /// [`Declined`] if the operands do not fit each other, or the mask does not fit them.
-    pub fn new(q: &DispatchTensor, parts: &[KeyValue<'_>], spec: &AttentionSpec) -> Result<Self, Declined> {
+    /// [`Refusal`] if the operands do not fit each other, or the mask does not fit them.
+    pub fn new(q: &DispatchTensor, parts: &[KeyValue<'_>], spec: &AttentionSpec) -> Result<Self, Refusal> {
         if parts.is_empty() || parts.len() > 2 {
-            return Err(Declined::new(format!(
+            return Err(Refusal::because(format!(
                 "keys and values come in one part or two, not in {}",
                 parts.len()
             )));
         }
-        let sizes = |tensor: &DispatchTensor| -> Result<[usize; 4], Declined> {
+        let sizes = |tensor: &DispatchTensor| -> Result<[usize; 4], Refusal> {
             let shape = tensor.shape().to_vec();
             <[usize; 4]>::try_from(shape).map_err(|shape| {
-                Declined::new(format!("operands of attention are [B, S, H, D], not {shape:?}"))
+                Refusal::because(format!("operands of attention are [B, S, H, D], not {shape:?}"))
             })
         };
         let dtype = q.dtype();
@@ -148,13 +134,13 @@ impl AttentionCall {
         for (part, keys) in parts.iter().zip(&mut keys) {
             let (k, v) = (sizes(part.k)?, sizes(part.v)?);
             if k != v || k != [batch, k[1], kv_heads, head_dim] {
-                return Err(Declined::new(format!(
+                return Err(Refusal::because(format!(
                     "keys of {k:?} and values of {v:?} do not go with queries of {:?} and {kv_heads} heads of keys",
                     [batch, queries, heads, head_dim]
                 )));
             }
             if part.k.dtype() != dtype || part.v.dtype() != dtype {
-                return Err(Declined::new(format!(
+                return Err(Refusal::because(format!(
                     "queries are {dtype:?}, keys {:?} and values {:?}; cast them to one type",
                     part.k.dtype(),
                     part.v.dtype()
@@ -179,22 +165,22 @@ impl AttentionCall {
         Ok(call)
     }
 
-    fn check(&self) -> Result<(), Declined> {
+    fn check(&self) -> Result<(), Refusal> {
         if self.head_dim == 0 {
-            return Err(Declined::new("a head needs at least one channel"));
+            return Err(Refusal::because("a head needs at least one channel"));
         }
         if self.key_count() == 0 {
-            return Err(Declined::new("attention over no keys has no value"));
+            return Err(Refusal::because("attention over no keys has no value"));
         }
         if self.kv_heads == 0 || !self.heads.is_multiple_of(self.kv_heads) {
-            return Err(Declined::new(format!(
+            return Err(Refusal::because(format!(
                 "{} heads of queries are no multiple of {} heads of keys",
                 self.heads, self.kv_heads
             )));
         }
         if let Some(mask) = self.mask.as_ref().filter(|_| self.batch > 0 && self.queries > 0) {
             let bound = mask.bind(self.sizes());
-            bound.map_err(|error| Declined::new(error.to_string()))?;
+            bound.map_err(|error| Refusal::because(error.to_string()))?;
         }
         match self.bias.as_ref().filter(|_| self.queries > 0) {
             Some(bias) => bias.check(self),
@@ -250,10 +236,10 @@ impl AttentionCapability {
     /// none would leave it out.
     ///
     /// # Errors
-    /// [`Declined`] if `call` has a bias and the backend adds none.
-    pub fn check_bias(&self, call: &AttentionCall) -> Result<(), Declined> {
+    /// [`Refusal`] if `call` has a bias and the backend adds none.
+    pub fn check_bias(&self, call: &AttentionCall) -> Result<(), Refusal> {
         if call.bias.is_some() && !self.bias {
-            return Err(Declined::new(
+            return Err(Refusal::because(
                 "it adds no bias to scores, and the call has one (relative positions of a T5 encoder)",
             ));
         }
@@ -282,8 +268,8 @@ pub trait AttentionBackend: Debug + Send + Sync {
     /// The kernel that serves `call`, for logs and manifests. The answer depends on `call` alone.
     ///
     /// # Errors
-    /// [`Declined`] with the reason if none does.
-    fn kernel(&self, call: &AttentionCall) -> Result<String, Declined>;
+    /// [`Refusal`] with the reason if none does.
+    fn kernel(&self, call: &AttentionCall) -> Result<String, Refusal>;
 
     /// Whether the bits of a row of the batch in the forward depend neither on the other rows nor on their number, so that
     /// a row that was computed elsewhere, or for another row with the same operands, may be taken instead. If unsure, no.
@@ -293,7 +279,7 @@ pub trait AttentionBackend: Debug + Send + Sync {
     /// through `stash` under the name `attention`, so that a checkpoint policy can keep them.
     ///
     /// # Errors
-    /// [`Declined`], before anything is launched, exactly if [`kernel`](Self::kernel) declines `call`, which is that of the
+    /// [`Refusal`], before anything is launched, exactly if [`kernel`](Self::kernel) declines `call`, which is that of the
     /// operands.
     fn attend(
         &self,
@@ -301,5 +287,5 @@ pub trait AttentionBackend: Debug + Send + Sync {
         q: &DispatchTensor,
         parts: &[KeyValue<'_>],
         call: &AttentionCall,
-    ) -> Result<Attended, Declined>;
+    ) -> Result<Attended, Refusal>;
 }

@@ -31,7 +31,7 @@ mod stash;
 mod weight;
 
 pub use attention::{
-    Attended, AttentionBackend, AttentionCall, AttentionCapability, AttentionSpec, Declined, KeyValue,
+    Attended, AttentionBackend, AttentionCall, AttentionCapability, AttentionSpec, KeyValue, Refusal,
     RelativeBias,
 };
 pub use experts::{ExpertOps, GroupedWeights, Grouping, Routed};

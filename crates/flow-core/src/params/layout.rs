@@ -101,31 +101,24 @@ impl ParamLayout {
             .sum()
     }
 
-    /// Position of the weight called `name`.
+    /// Position of the weight called `name`, if there is one.
+    pub fn find(&self, name: &str) -> Option<usize> {
+        self.by_name.get(name).map(|index| *index as usize)
+    }
+
+    /// Position of the weight called `name`. Where a name may well be missing, [`find`](Self::find) does not look for the
+    /// nearest.
     ///
     /// # Errors
-    /// [`CoreError::Unknown`] with the nearest name.
+    /// [`CoreError::Unknown`] with the nearest name, if one is near.
     pub fn position(&self, name: &str) -> Result<usize, CoreError> {
-        self.by_name
-            .get(name)
-            .map(|index| *index as usize)
-            .ok_or_else(|| {
-                let common = |other: &str| {
-                    name.bytes()
-                        .zip(other.bytes())
-                        .take_while(|(a, b)| a == b)
-                        .count()
-                };
-                let nearest = self
-                    .specs
-                    .iter()
-                    .max_by_key(|spec| common(&spec.name))
-                    .map(|spec| spec.name.clone());
-                CoreError::Unknown {
-                    name: name.into(),
-                    nearest: nearest.unwrap_or_default(),
-                }
-            })
+        self.find(name).ok_or_else(|| {
+            let names = self.specs.iter().map(|spec| spec.name.as_str());
+            CoreError::Unknown {
+                name: name.into(),
+                nearest: flow_registry::nearest(name, names).map(str::to_owned),
+            }
+        })
     }
 
     /// The adapter of a linear weight.

@@ -1,7 +1,7 @@
 //! A device is made to record only if it has the memory, and records nothing after a step that was declined.
 
 use flow_core::device::capture::{CaptureDevice, record};
-use flow_core::{NotRecorded, RawTensor, cpu, stopped};
+use flow_core::{RawTensor, Refusal, cpu, stopped};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
@@ -29,17 +29,17 @@ impl Paper {
         }
     }
 
-    fn step(&self, step: &'static str) -> Result<(), NotRecorded> {
+    fn step(&self, step: &'static str) -> Result<(), Refusal> {
         self.log.borrow_mut().push(step);
         let asked = self.log.borrow().iter().filter(|each| **each == step).count();
         match self.declines == Some((step, asked)) {
-            true => Err(NotRecorded(format!("the device refused to {step}"))),
+            true => Err(Refusal::because(format!("the device refused to {step}"))),
             false => Ok(()),
         }
     }
 
     /// Records with a warm-up that takes 3 GiB.
-    fn record(&self) -> Result<(u32, Vec<RawTensor>), NotRecorded> {
+    fn record(&self) -> Result<(u32, Vec<RawTensor>), Refusal> {
         let warm_up = &mut || {
             self.log.borrow_mut().push("warm-up");
             self.reserved.set(10 * GIB);
@@ -80,24 +80,24 @@ impl CaptureDevice for Paper {
         2 * GIB
     }
 
-    fn set_aside(&self) -> Result<SetAside, NotRecorded> {
+    fn set_aside(&self) -> Result<SetAside, Refusal> {
         self.step("set aside").map(|()| SetAside(self.log.clone()))
     }
 
-    fn prepare(&self) -> Result<(), NotRecorded> {
+    fn prepare(&self) -> Result<(), Refusal> {
         self.step("prepare")
     }
 
-    fn finish(&self, outputs: &[RawTensor]) -> Result<(), NotRecorded> {
+    fn finish(&self, outputs: &[RawTensor]) -> Result<(), Refusal> {
         assert_eq!(cpu::to_host(&outputs[0]), [1.0, 2.0, 3.0], "those of the warm-up");
         self.step("finish")
     }
 
-    fn start(&self) -> Result<(), NotRecorded> {
+    fn start(&self) -> Result<(), Refusal> {
         self.step("start")
     }
 
-    fn stop(&self) -> Result<u32, NotRecorded> {
+    fn stop(&self) -> Result<u32, Refusal> {
         self.step("stop").map(|()| 11)
     }
 }
@@ -105,9 +105,9 @@ impl CaptureDevice for Paper {
 #[test]
 fn a_recording_that_needs_more_memory_than_is_free_is_declined_before_it_starts_and_the_reason_has_both() {
     let device = Paper::with_free(Some(GIB + GIB / 2));
-    let why = device.record().expect_err("half a GiB is missing");
+    let refusal = device.record().expect_err("half a GiB is missing");
     // The warm-up's 3 GiB and the 2 that are set aside; the first will be given back, and count as free.
-    assert_eq!(why.0, "a recording needs 5.00 GiB, 4.50 GiB are free");
+    assert_eq!(refusal.why, "a recording needs 5.00 GiB, 4.50 GiB are free");
     assert_eq!(*device.log.borrow(), ["prepare", "warm-up", "finish", "stop"]);
 }
 
@@ -148,8 +148,8 @@ fn a_device_that_declines_a_step_is_stopped_once_and_its_reason_is_told() {
             declines: Some((step, time)),
             ..Paper::with_free(Some(40 * GIB))
         };
-        let why = device.record().expect_err(step);
-        assert_eq!(why.0, format!("the device refused to {step}"));
+        let refusal = device.record().expect_err(step);
+        assert_eq!(refusal.why, format!("the device refused to {step}"));
         assert_eq!(device.count("stop"), stops, "{step} {time}");
         assert_eq!(
             device.count("compute"),

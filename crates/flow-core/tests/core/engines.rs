@@ -7,8 +7,8 @@ use flow_core::exec::Body;
 use flow_core::ops::Stash;
 use flow_core::tensors::{is_tracked, leaf, plain, zeros_like};
 use flow_core::{
-    Attended, AttentionBackend, AttentionCall, AttentionCapability, Declined, Exec, KeyValue,
-    NoCheckpointing, RawTensor, RegionEngine, RegionKind,
+    Attended, AttentionBackend, AttentionCall, AttentionCapability, Exec, KeyValue, NoCheckpointing,
+    RawTensor, Refusal, RegionEngine, RegionKind,
 };
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -190,7 +190,7 @@ impl AttentionBackend for CountingAttention {
         CpuAttention.is_row_independent()
     }
 
-    fn kernel(&self, call: &AttentionCall) -> Result<String, Declined> {
+    fn kernel(&self, call: &AttentionCall) -> Result<String, Refusal> {
         CpuAttention.kernel(call)
     }
 
@@ -200,7 +200,7 @@ impl AttentionBackend for CountingAttention {
         q: &DispatchTensor,
         parts: &[KeyValue<'_>],
         call: &AttentionCall,
-    ) -> Result<Attended, Declined> {
+    ) -> Result<Attended, Refusal> {
         let stash = CountingStash {
             inner: stash,
             computed: &self.computed,

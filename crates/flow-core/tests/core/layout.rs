@@ -51,6 +51,14 @@ fn an_unknown_name_is_answered_with_the_nearest() {
         message.contains("nearest name is `blocks.0.attn.to_q.weight`"),
         "{message}"
     );
+    // The whole name counts, not its beginning alone.
+    let error = layout().0.position("block.0.attn.to_q.bias").unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "there is no weight `block.0.attn.to_q.bias`; the nearest name is `blocks.0.attn.to_q.bias`"
+    );
+    let error = layout().0.position("zzz").unwrap_err();
+    assert_eq!(error.to_string(), "there is no weight `zzz`");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use super::operand::Operand;
 use flow_core::cube::CubeDevice;
 use flow_kernels_cube::Element;
 use flow_matmul_cube::prepared::{DeviceCapabilities, Prepared};
-use flow_matmul_cube::problem::{Declined, Matmul};
+use flow_matmul_cube::problem::{Matmul, Refusal};
 use flow_matmul_cube::tensors::{Matrix, Operands};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -93,7 +93,7 @@ impl Products {
     }
 
     /// Rows of a call begin where its columns and type say, so the first operands stand for all.
-    fn prepared(&self, on: &Operand, call: Matmul, like: &Operands<'_>) -> Result<Arc<Prepared>, Declined> {
+    fn prepared(&self, on: &Operand, call: Matmul, like: &Operands<'_>) -> Result<Arc<Prepared>, Refusal> {
         // A panic while the lock was held left the list whole: entries are pushed at once.
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let of_call = known.entry(call).or_default();

@@ -5,7 +5,7 @@ use super::kernel::mma_matmul;
 use super::tiles::{SIDE, THREADS};
 use crate::epilogue::CompiledEpilogue;
 use crate::prepared::DeviceCapabilities;
-use crate::problem::{Declined, Epilogue, Layout, Matmul, no};
+use crate::problem::{Epilogue, Layout, Matmul, Refusal, no};
 use crate::schedule::{PartialTiles, STEP, Schedule, Tiling};
 use crate::tensors::{Matrix, Operands};
 use cubecl::prelude::*;
@@ -15,8 +15,8 @@ use flow_cube::wgmma::OperandType;
 /// Whether tensor cores multiply what the call has.
 ///
 /// # Errors
-/// [`Declined`] with the reason.
-pub fn check(call: &Matmul) -> Result<OperandType, Declined> {
+/// [`Refusal`] with the reason.
+pub fn check(call: &Matmul) -> Result<OperandType, Refusal> {
     let Some(operand_type) = call.element.operand_type() else {
         return no("tensor cores would round f32 factors to TF32; they take bf16 and f16");
     };

@@ -2,7 +2,7 @@
 
 use super::kernel::{CHUNK, Kind, SIDE, THREADS, portable_matmul};
 use crate::Element;
-use crate::problem::{Declined, Epilogue, Layout, Matmul, no};
+use crate::problem::{Epilogue, Layout, Matmul, Refusal, no};
 use crate::tensors::{Matrix, Operands};
 use cubecl::ir::AddressType;
 use cubecl::ir::features::TypeUsage;
@@ -14,8 +14,8 @@ use half::{bf16, f16};
 /// Whether the device can run the kernel.
 ///
 /// # Errors
-/// [`Declined`] with what it lacks.
-pub fn check(client: &Client, call: &Matmul) -> Result<(), Declined> {
+/// [`Refusal`] with what it lacks.
+pub fn check(client: &Client, call: &Matmul) -> Result<(), Refusal> {
     let properties = client.properties();
     let limit = properties.hardware.max_cube_count;
     let blocks = blocks(call);

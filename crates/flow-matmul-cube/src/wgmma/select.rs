@@ -1,15 +1,15 @@
 //! Which tiles a call gets: a fixed table of shapes, measured on an H100 (`bench/results/matmul-ladder.md`).
 
 use super::Tiles;
-use crate::problem::{Declined, Epilogue, Layout, Matmul, no};
+use crate::problem::{Epilogue, Layout, Matmul, Refusal, no};
 use crate::schedule::{STEP, Tiling};
 use flow_cube::wgmma::OperandType;
 
 /// Whether tensor memory access can reach what the call has, and tensor cores multiply it.
 ///
 /// # Errors
-/// [`Declined`] with the reason.
-pub fn check(call: &Matmul) -> Result<OperandType, Declined> {
+/// [`Refusal`] with the reason.
+pub fn check(call: &Matmul) -> Result<OperandType, Refusal> {
     let Some(operand_type) = call.element.operand_type() else {
         return no("tensor cores would round f32 factors to TF32; they take bf16 and f16");
     };

@@ -123,10 +123,7 @@ fn compare_found(report: &mut LoadReport, layout: &ParamLayout, found: &Found<'_
                 files: copies.iter().map(|(file, _)| (*file).to_owned()).collect(),
             });
         }
-        let spec = layout
-            .position(name)
-            .ok()
-            .map(|position| &layout.specs()[position]);
+        let spec = layout.find(name).map(|position| &layout.specs()[position]);
         let Some(spec) = spec else {
             report.unknown.push(Unknown {
                 name: name.clone(),

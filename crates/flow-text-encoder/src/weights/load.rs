@@ -117,9 +117,9 @@ impl<'a> Found<'a> {
             Role::Weight(name) => (name, &mut self.weights),
             Role::Stead(name) => (name, &mut self.steads),
         };
-        match wanted.layout.position(&name) {
-            Ok(index) => among.entry(index).or_default().push((file, tensor)),
-            Err(_) => self.unknown.push(tensor.name),
+        match wanted.layout.find(&name) {
+            Some(index) => among.entry(index).or_default().push((file, tensor)),
+            None => self.unknown.push(tensor.name),
         }
     }
 

@@ -7,12 +7,16 @@ use flow_train::EnvironmentError;
 use flow_trainer::TrainError;
 use flow_validate::codes;
 
+/// What to do where nobody knows better.
+const WITHOUT_HELP: &str = "change what the message names";
+
 /// What a config asks for and this build or machine does not have, with the key that it is about.
 pub fn of_environment(error: &EnvironmentError) -> Vec<Diagnostic> {
     let (code, path) = match error {
         EnvironmentError::Unavailable(found) => return found.clone(),
-        EnvironmentError::Device(CoreError::NoDevice { asked, why, help }) => {
-            let message = format!("the device `{asked}` is not there: {why}");
+        EnvironmentError::Device(CoreError::NoDevice { asked, refusal }) => {
+            let message = format!("the device `{asked}` is not there: {}", refusal.why);
+            let help = refusal.help.as_deref().unwrap_or(WITHOUT_HELP);
             let help = help.trim_end_matches('.');
             return vec![
                 Diagnostic::error(codes::NO_DEVICE, message)
@@ -31,7 +35,7 @@ pub fn of_environment(error: &EnvironmentError) -> Vec<Diagnostic> {
     vec![
         Diagnostic::error(code, message.trim_end_matches('.'))
             .path(path)
-            .help("change what the message names"),
+            .help(WITHOUT_HELP),
     ]
 }
 
@@ -84,7 +88,7 @@ pub fn diagnostics(error: &TrainError) -> Vec<Diagnostic> {
             text,
             "name a safetensors file with the weights of this model".into(),
         ),
-        _ => (text, "change what the message names".into()),
+        _ => (text, WITHOUT_HELP.into()),
     };
     let message = message.trim_end_matches(['.', ' ']);
     vec![

@@ -22,8 +22,8 @@ pub fn open(
     fused: bool,
 ) -> Result<(ComputeDevice, Backends), Box<dyn Error>> {
     let (mut kernels, mut attention) = (KernelRegistry::default(), AttentionRegistry::default());
-    flow_kernels::register(&mut kernels);
-    flow_attention::register(&mut attention);
+    flow_kernels::register(&mut kernels)?;
+    flow_attention::register(&mut attention)?;
     let device = ComputeDevice::open(kind, 0)?;
     let (device, name) = match kind {
         "cuda" => (device.computing_in(FloatDType::BF16), "cuda-bf16"),

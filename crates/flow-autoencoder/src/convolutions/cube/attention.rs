@@ -6,7 +6,7 @@ use flow_core::cube::{self, CubeTensor};
 use flow_core::tensors::RawTensor;
 use flow_kernels_cube::softmax::softmax;
 use flow_kernels_cube::{Buffer, Element};
-use flow_matmul_cube::problem::{Declined, Layout, Matmul};
+use flow_matmul_cube::problem::{Layout, Matmul, Refusal};
 use flow_matmul_cube::tensors::{Matrix, Operands};
 
 /// Scores that are held at a time.
@@ -22,19 +22,18 @@ impl Products {
     /// `softmax(q k^T / sqrt(C)) v` of `[B, S, C]`: scores in f32, a strip of queries at a time, their shares in the type of `v`.
     ///
     /// # Errors
-    /// [`Declined`] if the device has no kernels for it; nothing was computed then.
-    pub fn attention(&self, [q, k, v]: [&RawTensor; 3]) -> Result<RawTensor, Declined> {
-        let no = |why: &str| Declined { why: why.into() };
+    /// [`Refusal`] if the device has no kernels for it; nothing was computed then.
+    pub fn attention(&self, [q, k, v]: [&RawTensor; 3]) -> Result<RawTensor, Refusal> {
         let read = |tensor: &RawTensor| cube::read(tensor).map(|tensor| cube::contiguous(tensor.clone()));
         let (Some(q), Some(k), Some(v)) = (read(q), read(k), read(v)) else {
-            return Err(no("plain tensors of a CubeCL device"));
+            return Err(Refusal::because("plain tensors of a CubeCL device"));
         };
-        let element = element(q.dtype).ok_or_else(|| no("tensor cores take bf16 and f16"))?;
+        let element = element(q.dtype).ok_or_else(|| Refusal::because("tensor cores take bf16 and f16"))?;
         let [batch, tokens, channels] = *q.meta.shape().to_vec().as_slice() else {
-            return Err(no("three axes"));
+            return Err(Refusal::because("three axes"));
         };
         if !tokens.is_multiple_of(8) || !channels.is_multiple_of(8) {
-            return Err(no("tokens and channels in eights"));
+            return Err(Refusal::because("tokens and channels in eights"));
         }
         let strip = (SCORES / tokens).clamp(8, tokens) / 8 * 8;
         let out = cube::empty_like(&q, &[batch, tokens, channels], q.dtype);

@@ -2,7 +2,7 @@
 
 use flow_core::cube::{CubeDevice, CubeTensor};
 use flow_matmul_cube::prepared::Prepared;
-use flow_matmul_cube::problem::{Declined, Matmul};
+use flow_matmul_cube::problem::{Matmul, Refusal};
 use flow_matmul_cube::tensors::Operands;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,17 +20,12 @@ impl Products {
     /// Computes `call` on the device of `on`.
     ///
     /// # Errors
-    /// [`Declined`] if the device has no kernel for it; nothing was computed then.
-    pub fn run(&self, on: &CubeTensor, call: Matmul, operands: &Operands<'_>) -> Result<(), Declined> {
+    /// [`Refusal`] if the device has no kernel for it; nothing was computed then.
+    pub fn run(&self, on: &CubeTensor, call: Matmul, operands: &Operands<'_>) -> Result<(), Refusal> {
         self.prepared(on, call, operands)?.run(operands)
     }
 
-    fn prepared(
-        &self,
-        on: &CubeTensor,
-        call: Matmul,
-        like: &Operands<'_>,
-    ) -> Result<Arc<Prepared>, Declined> {
+    fn prepared(&self, on: &CubeTensor, call: Matmul, like: &Operands<'_>) -> Result<Arc<Prepared>, Refusal> {
         // A panic while the lock was held left the list whole: entries are pushed at once.
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let of_call = known.entry(call).or_default();

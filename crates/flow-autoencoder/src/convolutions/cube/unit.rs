@@ -12,7 +12,7 @@ use flow_kernels_cube::pictures::Pictures;
 use flow_kernels_cube::pictures::border::{Bordered, border};
 use flow_kernels_cube::pictures::group_norm::GroupNorm;
 use flow_kernels_cube::{Buffer, Element};
-use flow_matmul_cube::problem::{Declined, Epilogue, KernelRows, Layout, Matmul};
+use flow_matmul_cube::problem::{Epilogue, KernelRows, Layout, Matmul, Refusal};
 use flow_matmul_cube::tensors::{Matrix, Operands};
 
 /// Rows and columns of a kernel that is more than one tap.
@@ -29,9 +29,9 @@ pub(super) struct Unit<'a> {
 
 impl Products {
     /// The product's result, or why there is none; nothing was computed then.
-    pub fn unit(&self, x: &RawTensor, unit: &Unit<'_>) -> Result<RawTensor, Declined> {
-        let no = |why: &str| Declined { why: why.into() };
-        let element = element(unit.weight.dtype()).ok_or_else(|| no("tensor cores take bf16 and f16"))?;
+    pub fn unit(&self, x: &RawTensor, unit: &Unit<'_>) -> Result<RawTensor, Refusal> {
+        let element =
+            element(unit.weight.dtype()).ok_or_else(|| Refusal::because("tensor cores take bf16 and f16"))?;
         let (outputs, channels, kernel) = weight_axes(unit.weight);
         let [batch, frames, height, width, _] = axes::<5>(x);
         let geometry = unit.geometry;
@@ -41,12 +41,14 @@ impl Products {
         };
         let is_point = kernel == [1; 3];
         if frames != 1 || plain != Geometry::same(kernel) || !(is_point || kernel == [1, SIDE, SIDE]) {
-            return Err(no("one frame, and 3 × 3 taps or one tap of every pixel"));
+            return Err(Refusal::because(
+                "one frame, and 3 × 3 taps or one tap of every pixel",
+            ));
         }
         if !channels.is_multiple_of(8) {
-            return Err(no("channels in eights"));
+            return Err(Refusal::because("channels in eights"));
         }
-        let x = cube::read(x).ok_or_else(|| no("a plain tensor of a CubeCL device"))?;
+        let x = cube::read(x).ok_or_else(|| Refusal::because("a plain tensor of a CubeCL device"))?;
         let x = cube::cast(x.clone(), unit.weight.dtype());
         let repeat = if geometry.upsample { 2 } else { 1 };
         let within = Within {
@@ -59,7 +61,7 @@ impl Products {
         let (a, rows) = if is_point && unit.norm.is_none() && within.holds(&x) {
             (x.handle.clone(), None)
         } else if is_point {
-            return Err(no("one tap of pixels within a border"));
+            return Err(Refusal::because("one tap of pixels within a border"));
         } else {
             let padded = bordered(&x, unit, &within, element);
             let rows = KernelRows {

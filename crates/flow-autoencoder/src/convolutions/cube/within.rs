@@ -7,7 +7,7 @@ use flow_core::tensors::RawTensor;
 use flow_kernels_cube::pictures::Pictures;
 use flow_kernels_cube::pictures::border::{Bordered, border};
 use flow_kernels_cube::{Buffer, Element};
-use flow_matmul_cube::problem::Declined;
+use flow_matmul_cube::problem::Refusal;
 use flow_matmul_cube::tensors::Matrix;
 
 /// Pictures `[B, 1, H, W, C]` within their borders of one pixel.
@@ -99,19 +99,15 @@ pub(super) fn pictures(tensor: &CubeTensor, element: Element) -> Pictures {
 }
 
 /// The pixels of a tensor as rows of a product's result: where it lies if it lies within such a border, else copied to one.
-pub(super) fn within_border(tensor: &RawTensor, within: &Within, dtype: DType) -> Result<Handle, Declined> {
+pub(super) fn within_border(tensor: &RawTensor, within: &Within, dtype: DType) -> Result<Handle, Refusal> {
     let Some(found) = cube::read(tensor) else {
-        return Err(Declined {
-            why: "a plain tensor of a CubeCL device".into(),
-        });
+        return Err(Refusal::because("a plain tensor of a CubeCL device"));
     };
     let found = cube::cast(found.clone(), dtype);
     let shape = found.meta.shape().to_vec();
     let channels = shape[4];
     if !channels.is_multiple_of(8) {
-        return Err(Declined {
-            why: "channels in eights".into(),
-        });
+        return Err(Refusal::because("channels in eights"));
     }
     if within.holds(&found) {
         return Ok(found.handle);

@@ -2,7 +2,7 @@
 
 use super::memory;
 use crate::device::capture::{self, CaptureDevice};
-use crate::device::graph::{NotRecorded, Recorded, Recorder};
+use crate::device::graph::{Recorded, Recorder};
 use crate::tensors::{RawTensor, buffer, is_float, shape};
 use burn::backend::{
     Dispatch, TensorMetadata,
@@ -14,6 +14,7 @@ use cubecl::client::Graph;
 use cubecl::prelude::Client;
 use cubecl::server::{Handle, ServerError};
 use cubecl::{MemoryPoolKind, MemoryPoolReport, MemoryScope};
+use flow_registry::Refusal;
 use std::fmt;
 use std::thread::ThreadId;
 
@@ -62,9 +63,9 @@ impl Place {
     }
 
     /// Writes `tensor`'s values.
-    fn write(&mut self, tensor: &RawTensor) -> Result<(), NotRecorded> {
+    fn write(&mut self, tensor: &RawTensor) -> Result<(), Refusal> {
         if shape(tensor) != self.shape {
-            return Err(NotRecorded(format!(
+            return Err(Refusal::because(format!(
                 "it was recorded for a tensor {:?} and got {:?}",
                 self.shape,
                 shape(tensor)
@@ -83,22 +84,22 @@ impl Place {
         let moved = buffer(&written) != before;
         self.flat = Some(written);
         if moved {
-            return Err(NotRecorded(
-                "something holds an input of the recording, so it cannot be written to in place".into(),
+            return Err(Refusal::because(
+                "something holds an input of the recording, so it cannot be written to in place",
             ));
         }
         Ok(())
     }
 }
 
-fn refused(what: &str, error: impl fmt::Display) -> NotRecorded {
+fn refused(what: &str, error: impl fmt::Display) -> Refusal {
     // CubeCL writes headings for backtraces that nobody asked for.
     let error = error.to_string();
     let lines: Vec<&str> = error
         .lines()
         .filter(|line| !line.to_lowercase().contains("backtrace"))
         .collect();
-    NotRecorded(format!("the device refused to {what}: {}", lines.join("\n")))
+    Refusal::because(format!("the device refused to {what}: {}", lines.join("\n")))
 }
 
 /// Waits until all that was asked of the device is done, and asks whether the memory of `handles` holds what was computed: a
@@ -156,10 +157,10 @@ struct Stream {
 }
 
 impl Stream {
-    fn of(tensor: &RawTensor) -> Result<Self, NotRecorded> {
+    fn of(tensor: &RawTensor) -> Result<Self, Refusal> {
         let found = super::read(tensor).or_else(|| super::read_ints(tensor));
         let found =
-            found.ok_or_else(|| NotRecorded("its first input is on no device that has graphs".into()))?;
+            found.ok_or_else(|| Refusal::because("its first input is on no device that has graphs"))?;
         Ok(Self {
             client: found.client.clone(),
             device: found.device.clone(),
@@ -184,7 +185,7 @@ impl CaptureDevice for Stream {
         rooms.count * rooms.page_bytes
     }
 
-    fn set_aside(&self) -> Result<Vec<Handle>, NotRecorded> {
+    fn set_aside(&self) -> Result<Vec<Handle>, Refusal> {
         let rooms = Rooms::of(&self.client);
         let taken: Vec<Handle> = (0..rooms.count)
             .map(|_| self.client.empty(rooms.bytes_each as usize))
@@ -196,21 +197,21 @@ impl CaptureDevice for Stream {
         Ok(taken)
     }
 
-    fn prepare(&self) -> Result<(), NotRecorded> {
+    fn prepare(&self) -> Result<(), Refusal> {
         let prepared = self.client.graph_prepare();
         prepared.map_err(|error| refused("prepare a recording", error))
     }
 
-    fn finish(&self, outputs: &[RawTensor]) -> Result<(), NotRecorded> {
+    fn finish(&self, outputs: &[RawTensor]) -> Result<(), Refusal> {
         written(&self.client, handles(outputs)).map_err(|error| refused("warm up", error))
     }
 
-    fn start(&self) -> Result<(), NotRecorded> {
+    fn start(&self) -> Result<(), Refusal> {
         let begun = self.client.start_capture();
         begun.map_err(|error| refused("begin a recording", error))
     }
 
-    fn stop(&self) -> Result<Graph, NotRecorded> {
+    fn stop(&self) -> Result<Graph, Refusal> {
         let ended = self.client.stop_capture();
         ended.map_err(|error| refused("end a recording", error))
     }
@@ -222,9 +223,9 @@ impl Recorder for CubeRecorder {
         inputs: &[RawTensor],
         warm_up: &mut dyn FnMut(&[RawTensor]) -> Vec<RawTensor>,
         compute: &mut dyn FnMut(&[RawTensor]) -> Vec<RawTensor>,
-    ) -> Result<Box<dyn Recorded>, NotRecorded> {
+    ) -> Result<Box<dyn Recorded>, Refusal> {
         let first = inputs.first();
-        let stream = Stream::of(first.ok_or_else(|| NotRecorded("it has no input".into()))?)?;
+        let stream = Stream::of(first.ok_or_else(|| Refusal::because("it has no input"))?)?;
         let mut places: Vec<Place> = inputs.iter().map(Place::like).collect();
         for (place, input) in places.iter_mut().zip(inputs) {
             place.write(input)?;
@@ -285,14 +286,14 @@ impl fmt::Debug for CubeRecording {
 }
 
 impl Recorded for CubeRecording {
-    fn replay(&mut self, inputs: &[RawTensor]) -> Result<&[RawTensor], NotRecorded> {
+    fn replay(&mut self, inputs: &[RawTensor]) -> Result<&[RawTensor], Refusal> {
         if std::thread::current().id() != self.thread {
-            return Err(NotRecorded(
-                "it belongs to the thread that recorded it, and another one asked".into(),
+            return Err(Refusal::because(
+                "it belongs to the thread that recorded it, and another one asked",
             ));
         }
         if inputs.len() != self.inputs.len() {
-            return Err(NotRecorded(format!(
+            return Err(Refusal::because(format!(
                 "it was recorded with {} inputs and got {}",
                 self.inputs.len(),
                 inputs.len()

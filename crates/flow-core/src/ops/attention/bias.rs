@@ -1,6 +1,6 @@
 //! An addend of attention's scores that depends on how far a key lies from a query.
 
-use super::{AttentionCall, Declined, Place};
+use super::{AttentionCall, Place, Refusal};
 use crate::tensors::{RawTensor, is_tracked, plain, shape};
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::DType;
@@ -25,16 +25,16 @@ impl RelativeBias {
     /// Of `values` `[H, S + T - 1]`, in f32 or in the type of the operands. Keys of a second part are numbered after the first's.
     ///
     /// # Errors
-    /// [`Declined`] if `values` has other axes, or is tracked.
-    pub fn new(values: &DispatchTensor) -> Result<Self, Declined> {
+    /// [`Refusal`] if `values` has other axes, or is tracked.
+    pub fn new(values: &DispatchTensor) -> Result<Self, Refusal> {
         if is_tracked(values) {
-            return Err(Declined::new(
+            return Err(Refusal::because(
                 "attention gives no gradient to a bias of its scores; freeze the table that it is made of",
             ));
         }
         let axes = shape(values);
         if axes.len() != 2 {
-            return Err(Declined::new(format!(
+            return Err(Refusal::because(format!(
                 "a bias of scores by distance is [heads, queries + keys - 1], not {axes:?}"
             )));
         }
@@ -49,13 +49,13 @@ impl RelativeBias {
     }
 
     /// Whether it fits `call`.
-    pub(super) fn check(&self, call: &AttentionCall) -> Result<(), Declined> {
+    pub(super) fn check(&self, call: &AttentionCall) -> Result<(), Refusal> {
         let (found, wanted) = (
             shape(&self.values),
             [call.heads, (call.queries + call.key_count()).saturating_sub(1)],
         );
         if found != wanted {
-            return Err(Declined::new(format!(
+            return Err(Refusal::because(format!(
                 "the bias of the scores is {found:?}; {} heads, {} queries and {} keys need {wanted:?}",
                 call.heads,
                 call.queries,
@@ -64,14 +64,14 @@ impl RelativeBias {
         }
         let dtype = self.values.dtype();
         if dtype != DType::F32 && dtype != call.dtype {
-            return Err(Declined::new(format!(
+            return Err(Refusal::because(format!(
                 "the bias of the scores is {dtype:?} and the operands are {:?}; it must be f32 or like them",
                 call.dtype
             )));
         }
         let on_the_host = |place: &Place| matches!(place, Place::Host);
         if on_the_host(&Place::of(&self.values)) != on_the_host(&call.place) {
-            return Err(Declined::new(
+            return Err(Refusal::because(
                 "the bias of the scores is on another device than the operands",
             ));
         }
