@@ -13,6 +13,7 @@ mod outcome;
 mod paths;
 mod pretraining;
 mod ranks;
+mod records;
 mod resume;
 mod storage;
 mod support;

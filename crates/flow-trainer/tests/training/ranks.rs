@@ -88,3 +88,22 @@ fn a_loss_over_whole_groups_leaves_the_same_bytes_on_one_two_and_four_ranks() {
         }
     }
 }
+
+#[test]
+fn records_leave_the_same_bytes_on_one_two_and_four_ranks() {
+    let overrides = [
+        "algorithm={ kind = \"sft\", train_timesteps = { count = 2 } }",
+        "sampling.prompts_per_step=24",
+        "sampling.group_size=1",
+        "sampling.micro_batch=3",
+        "optimizer.gradient_accumulation=4",
+        "distributed.lanes=4",
+        "distributed.check_replicas_every=1",
+    ];
+    let one = on_ranks(1, &overrides);
+    for ranks in [2, 4] {
+        let other = on_ranks(ranks, &overrides);
+        assert_eq!(other.metrics, one.metrics, "on {ranks}");
+        assert!(other.weights == one.weights, "on {ranks}");
+    }
+}

@@ -221,12 +221,18 @@ impl Described<'_> {
         let geometry = self.geometry;
         let positions = algorithm.positions(self.schedule, config.run.seed, 0, 0).len();
         let passes = algorithm.inner_epochs();
-        let guided = config.sampling.guidance_scale != 1.0;
+        // Records are read, not sampled, and learnt without guidance.
+        let samples = algorithm.records().is_none();
+        let guided = samples && config.sampling.guidance_scale != 1.0;
         let branches = if guided { 2 } else { 1 };
         let updates = positions * geometry.micro_batches() * passes;
         let work = Work {
             rows: geometry.micro_batch_size() * branches,
-            sampling_calls: geometry.micro_batches() * steps,
+            sampling_calls: if samples {
+                geometry.micro_batches() * steps
+            } else {
+                0
+            },
             training_calls: updates,
             reference_calls: algorithm.reference().map_or(0, |_| updates),
         };
