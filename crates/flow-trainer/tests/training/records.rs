@@ -7,12 +7,11 @@ use flow_config::Config;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::plain;
 use flow_core::{CallContext, Exec, RawTensor};
-use flow_report::{Manifest, OnExists, RunDirectory};
+use flow_report::{Manifest, OnExists, RunDirectory, Tile};
 use flow_trainer::algorithm::{Algorithm, LossContext, Position};
 use flow_trainer::observer::Silent;
 use flow_trainer::policy::Policy;
 use flow_trainer::session::{Parts, Session};
-use image::{ImageFormat, Rgb, RgbImage};
 use std::fmt::Write;
 use std::path::Path;
 
@@ -47,16 +46,16 @@ fn preferences(folder: &Path) -> Config {
     .into_iter()
     .enumerate()
     {
-        let (dark, bright) = (20 + index as u8, 200 + index as u8);
+        let (dark, bright) = (-0.8 + 0.01 * index as f32, 0.6 + 0.01 * index as f32);
         let (chosen, rejected) = if tone == "dark" {
             (dark, bright)
         } else {
             (bright, dark)
         };
         for (name, grey) in [("chosen", chosen), ("rejected", rejected)] {
-            RgbImage::from_pixel(8, 8, Rgb([grey; 3]))
-                .save_with_format(folder.join(format!("{name}-{index}.png")), ImageFormat::Png)
-                .expect("written");
+            let tile = Tile::new(3, 8, 8, vec![grey; 3 * 64]).expect("as many values");
+            let picture = tile.picture(1).expect("it is small");
+            std::fs::write(folder.join(format!("{name}-{index}.png")), picture.png).expect("written");
         }
         writeln!(
             lines,
