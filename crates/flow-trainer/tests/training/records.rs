@@ -242,6 +242,8 @@ impl Visit for Logged<'_> {
         session.run(&mut Silent).expect("it ends");
         let metrics = session.directory().read_metrics().expect("they are there");
         assert!(metrics.series("train", "reward").is_empty(), "nothing is scored");
+        let summary = session.directory().read_summary().expect("it can be read");
+        assert!(summary.expect("it is there").trained.is_none());
         let values = metrics.series("train", self.key).into_iter();
         values.map(|(_, value)| value).collect()
     }
