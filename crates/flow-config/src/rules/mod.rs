@@ -170,6 +170,13 @@ impl<'a> Rules<'a> {
         self.catalog?.rows_of_record(self.config)
     }
 
+    /// Whether the config's algorithm is known, and learns from rollouts.
+    pub(crate) fn learns_from_rollouts(&self) -> bool {
+        let catalog = self.catalog.map(Catalog::algorithms);
+        let kind = catalog.and_then(|algorithms| algorithms.get(&self.config.algorithm.kind));
+        kind.is_some_and(|kind| kind.rows_of_record().is_none())
+    }
+
     /// Adds an error on `paths`, the likeliest culprit first; it points at the first of them that somebody wrote.
     pub fn error(&mut self, code: &'static str, paths: &[&str], message: impl Into<String>) -> Added<'_> {
         self.add(Severity::Error, code, paths, message.into())
