@@ -107,6 +107,12 @@ impl Catalog {
         facts.ok()
     }
 
+    /// Images of a record of the data set, if the algorithm of a config learns from these; none if it learns from rollouts, or the
+    /// catalog does not have it.
+    pub fn rows_of_record(&self, config: &Config) -> Option<usize> {
+        self.algorithms.get(&config.algorithm.kind)?.rows_of_record()
+    }
+
     /// The algorithm `kind` with its defaults; nothing if the catalog does not have it, or it has parameters without a default.
     pub fn algorithm(&self, kind: &str) -> Option<AlgorithmConfig> {
         let params = self.algorithms.get(kind)?.plugin.complete(&Map::new()).ok()?;

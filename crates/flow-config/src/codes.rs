@@ -209,6 +209,11 @@ codes! {
         "Exploration keeps `sampling.group_size` of the candidates: where there are no more, or all are the same, there is nothing to choose.",
         "[sampling]\ngroup_size = 16\n[exploration]\ncandidates = 16",
         "[sampling]\ngroup_size = 16\n[exploration]\ncandidates = 48";
+    /// An algorithm that learns from the data set makes no rollout, so that accelerators of rollouts have nothing to do.
+    RULE_NO_ROLLOUT = "rule::no-rollout",
+        "Its images are those of the records. Evaluations are sampled without the accelerators of `acceleration.rollout`, too.",
+        "[algorithm]\nkind = \"sft\"\n[sampling]\ngroup_size = 1\nmicro_batch = 8\n[[acceleration.rollout]]\nname = \"exact_reuse\"",
+        "[algorithm]\nkind = \"sft\"\n[sampling]\ngroup_size = 1\nmicro_batch = 8";
     /// Members of a group that start from the same latent need a random step to differ.
     RULE_INITIAL_NOISE = "rule::initial-noise",
         "Without noise on the way all images of a group are the same, and so are their rewards: every advantage is 0.",

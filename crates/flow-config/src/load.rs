@@ -167,6 +167,7 @@ fn inspect_text(
     let partial = outcome.map(|(config, document, bad)| Resolved {
         sources: sources(&config, &document, &report.sources, &loader.places),
         report: report.clone(),
+        from_records: catalog.rows_of_record(&config).is_some(),
         config,
         document,
         bad,

@@ -71,6 +71,8 @@ pub struct Resolved {
     pub(crate) document: Node,
     /// What was taken out of the document because it is wrong.
     pub(crate) bad: Vec<Vec<Segment>>,
+    /// Whether the algorithm learns from records of the data set.
+    pub(crate) from_records: bool,
 }
 
 /// A config file that was read, right or wrong.
@@ -84,11 +86,12 @@ pub struct Inspection {
 }
 
 impl Resolved {
-    /// What training needs beyond a config that is right in itself: at least one reward, and weights to start from.
+    /// What training needs beyond a config that is right in itself: at least one reward, and weights to start from; of an algorithm
+    /// that learns from the data set, a reward to evaluate by.
     /// Empty if nothing is missing.
     pub fn check_training(&self) -> Report {
         Report::new(
-            rules::check_training(&self.config, &self.document, &self.bad),
+            rules::check_training(&self.config, self.from_records, &self.document, &self.bad),
             self.report.sources.clone(),
         )
     }

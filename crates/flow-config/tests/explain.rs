@@ -19,11 +19,11 @@ fn every_key_is_documented() {
 fn a_key_of_tables_that_differ_from_variant_to_variant_has_the_words_of_each() {
     let docs = explain("algorithm.train_timesteps.count").expect("known").docs;
     let lines: Vec<&str> = docs.lines().collect();
-    let [of_images, of_pairs] = lines[..] else {
+    let [of_images, of_pairs, of_records] = lines[..] else {
         panic!("{docs}");
     };
     assert!(
-        of_images.contains("per image") && of_pairs.contains("per pair"),
+        of_images.contains("per image") && of_pairs.contains("per pair") && of_records.contains("per record"),
         "{docs}"
     );
 }
@@ -56,7 +56,7 @@ fn a_choice_has_its_values_with_their_meaning() {
 #[test]
 fn a_variant_key_lists_the_variants() {
     let doc = explain("algorithm.kind").expect("known");
-    assert_eq!(doc.allowed.len(), 8);
+    assert_eq!(doc.allowed.len(), 10);
     assert!(doc.required);
     let doc = explain("rewards.kind").expect("known");
     assert_eq!(doc.allowed.len(), 15);

@@ -54,6 +54,11 @@ pub trait Dataset: Send + Sync {
         None
     }
 
+    /// Its pairs of pictures of which one is liked better, for training on preferences.
+    fn preferences(&self) -> Option<PreferencePairs<'_>> {
+        None
+    }
+
     /// What to cite where the data are used, if they come from somewhere.
     fn citation(&self) -> Option<&str> {
         None
@@ -100,6 +105,15 @@ pub trait Dataset: Send + Sync {
                 count: self.prompts().len(),
             })
     }
+}
+
+/// Pairs of pictures for one prompt each, of which one is liked better.
+#[derive(Clone, Copy)]
+pub struct PreferencePairs<'a> {
+    /// Both of each pair, of any size: picture `2 i` is the better one of pair `i`, picture `2 i + 1` the other.
+    pub pictures: &'a dyn CaptionedPictures,
+    /// The same pictures fitted to one size, for a model of pixels, if a size is given.
+    pub images: Option<&'a dyn CaptionedImages>,
 }
 
 /// The id of a prompt that its data set does not list.

@@ -11,6 +11,7 @@
 //! |---|---|---|---|
 //! | [`Digits`] | 1,797 of 1×8×8 | "thin\|medium\|bold k", 30 | 10, one for each digit |
 //! | [`Images`] | pictures of files, fitted to a size | their captions, any text | those of a second folder, or a share |
+//! | [`Preferences`] | pairs of pictures of files, one of each liked better | of the pairs, any text | those of a second file, or a share |
 //! | [`Prompts`] | none | of a file, any text | those of a second file, or a share |
 //! | [`Shapes`] | rendered, 3×24×24 by default | "three red circles", "one blue square on the left", 126 | 9 of the 54 (count, colour, shape) |
 //!
@@ -43,11 +44,15 @@ mod shapes;
 mod suggest;
 mod vocabulary;
 
-pub use dataset::{CaptionedImages, CaptionedPictures, Dataset, Example, FREE_PROMPT_ID, TokenizedPrompts};
+pub use dataset::{
+    CaptionedImages, CaptionedPictures, Dataset, Example, FREE_PROMPT_ID, PreferencePairs, TokenizedPrompts,
+};
 pub use digits::{DIGITS_CITATION, Digits, DigitsSettings, DigitsSplit, HELD_OUT_WEIGHT};
 pub use error::{DataError, PromptError};
 pub use image::{Image, ImageShape};
-pub use images::{BucketSettings, BucketSize, Buckets, Images, ImagesSettings};
+pub use images::{
+    BucketSettings, BucketSize, Buckets, Images, ImagesSettings, Preferences, PreferencesSettings,
+};
 pub use picture::{Picture, PictureError};
 pub use prompt::{Colour, Position, Prompt, PromptSpec, Shape, Weight};
 pub use prompt_list::{

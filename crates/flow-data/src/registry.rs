@@ -111,6 +111,7 @@ impl DatasetRegistry {
         let mut registry = Self::new();
         crate::Digits::register(&mut registry)?;
         crate::Images::register(&mut registry)?;
+        crate::Preferences::register(&mut registry)?;
         crate::Prompts::register(&mut registry)?;
         crate::Shapes::register(&mut registry)?;
         Ok(registry)

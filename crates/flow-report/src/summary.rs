@@ -99,8 +99,12 @@ pub struct RewardAt {
 
 impl TrainedReward {
     /// Of the records `train` of a run's metrics, which have each reward as `reward/NAME`. The weights are the same for all
-    /// iterations, also for those before a resumed run changed them, so that they compare. None if no record has all rewards.
+    /// iterations, also for those before a resumed run changed them, so that they compare. None if no record has all rewards,
+    /// or there are none: nothing was trained for them.
     pub fn of(metrics: &Metrics, terms: Vec<(String, f64)>) -> Option<Self> {
+        if terms.is_empty() {
+            return None;
+        }
         let sum = |record: &Record| {
             let each = terms.iter().map(|(name, weight)| {
                 let mean = record.number(&format!("reward/{name}"))?;

@@ -77,6 +77,14 @@ pub struct RewardBatch {
     pub wall_ms: f64,
 }
 
+fn no_reward() -> RewardError {
+    RewardError::Setting {
+        setting: "rewards",
+        value: "[]".to_owned(),
+        allowed: "there must be at least one reward",
+    }
+}
+
 /// Threads that score batches; dropping it finishes the batches at hand and joins the threads.
 pub struct RewardWorkers {
     rewards: Arc<[NamedReward]>,
@@ -99,11 +107,7 @@ impl RewardWorkers {
             });
         }
         if rewards.is_empty() {
-            return Err(RewardError::Setting {
-                setting: "rewards",
-                value: "[]".to_owned(),
-                allowed: "there must be at least one reward",
-            });
+            return Err(no_reward());
         }
         for (index, reward) in rewards.iter().enumerate() {
             if rewards[..index].iter().any(|other| other.name == reward.name) {
@@ -115,6 +119,17 @@ impl RewardWorkers {
         Ok(Self {
             rewards: rewards.into(),
             pool: Pool::start(threads)?,
+        })
+    }
+
+    /// No rewards, of a run that scores nothing: it takes no batch.
+    ///
+    /// # Errors
+    /// [`RewardError::Workers`] if the system starts no thread.
+    pub fn none() -> Result<Self, RewardError> {
+        Ok(Self {
+            rewards: Arc::new([]),
+            pool: Pool::start(1)?,
         })
     }
 
@@ -135,6 +150,9 @@ impl RewardWorkers {
     /// # Errors
     /// [`RewardError::EmptyBatch`] for a batch without samples.
     pub fn submit(&self, batch: Vec<Sample>, id: u64) -> Result<Ticket, RewardError> {
+        if self.rewards.is_empty() {
+            return Err(no_reward());
+        }
         if batch.is_empty() {
             return Err(RewardError::EmptyBatch { batch: id });
         }

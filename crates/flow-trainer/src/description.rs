@@ -45,6 +45,9 @@ const FILES: [&str; 18] = [
 const OF_PROMPTS: [&str; 2] = ["data.path", "data.test_path"];
 const PROMPTS: &str = "data/prompts";
 
+/// Where the records that a run learns from instead of rollouts stand among the contents.
+const RECORDS: &str = "data/records";
+
 /// A run's config and the contents of its files.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Description {
@@ -111,6 +114,18 @@ impl Description {
         let lines = prompts.map(|prompt| json!([dataset.is_held_out(prompt), prompt.text, prompt.metadata]));
         let text: Vec<String> = lines.map(|line| line.to_string()).collect();
         contents.insert(PROMPTS.to_owned(), ContentHash::of(text.join("\n").as_bytes()));
+    }
+
+    /// Adds what the records are that the run learns from, if files hold them.
+    pub(crate) fn add_records(&mut self, records: Option<ContentHash>) {
+        if let Some((contents, records)) = self.contents.as_mut().zip(records) {
+            contents.insert(RECORDS.to_owned(), records);
+        }
+    }
+
+    /// What the records were that the run learnt from, if somebody looked.
+    pub(crate) fn records(&self) -> Option<ContentHash> {
+        self.contents.as_ref()?.get(RECORDS).copied()
     }
 
     /// Of a config alone: what files hold is not looked at.

@@ -25,6 +25,7 @@ pub mod optimizer;
 mod plugins;
 pub mod policy;
 pub mod pretrain;
+pub mod records;
 pub mod rollout;
 mod sample;
 pub mod scheduler;

@@ -26,7 +26,7 @@ pub struct IterationSummary {
     pub done: u64,
     /// Iterations in all.
     pub total: u64,
-    /// Mean weighted reward of the rollout.
+    /// Mean weighted reward of the rollout; not a number where there was none.
     pub reward: f64,
     /// Mean loss.
     pub loss: f64,
@@ -40,7 +40,7 @@ pub struct IterationSummary {
     pub clip_fraction: Option<f64>,
     /// Learning rate of the last optimizer step.
     pub learning_rate: f64,
-    /// Images sampled.
+    /// Images sampled, or read of records.
     pub images: usize,
     /// Seconds.
     pub wall_s: f64,

@@ -238,7 +238,8 @@ fn check_shift(shift: f64) -> Result<(), String> {
     }
 }
 
-fn shifted(fraction: f64, shift: f64) -> f64 {
+/// A fraction of the way from noise to data after a shift.
+pub(crate) fn shifted(fraction: f64, shift: f64) -> f64 {
     shift * fraction / (1.0 + (shift - 1.0) * fraction)
 }
 

@@ -33,6 +33,7 @@ pub struct AlgorithmKind {
     pub plugin: PluginKind,
     facts: Arc<Facts>,
     check_steps: Option<Arc<CheckSteps>>,
+    rows_of_record: Option<usize>,
 }
 
 impl AlgorithmKind {
@@ -47,6 +48,7 @@ impl AlgorithmKind {
             facts: Arc::new(move |params| Ok(facts(&reader.read::<P>(params)?))),
             plugin,
             check_steps: None,
+            rows_of_record: None,
         }
     }
 
@@ -61,6 +63,17 @@ impl AlgorithmKind {
             check(&reader.read::<P>(params).ok()?, sigmas)
         }));
         self
+    }
+
+    /// Of an algorithm that learns from records of the data set and makes no rollout; each has `rows` images: 1, or 2 of a pair.
+    pub fn with_records(mut self, rows: usize) -> Self {
+        self.rows_of_record = Some(rows);
+        self
+    }
+
+    /// Images of a record of the data set, if the algorithm learns from these; none if it learns from rollouts.
+    pub fn rows_of_record(&self) -> Option<usize> {
+        self.rows_of_record
     }
 
     /// What the algorithm with `params` asks of a run.

@@ -6,6 +6,7 @@ mod branching;
 mod model;
 mod path;
 mod precision;
+mod records;
 mod watch;
 
 use std::collections::BTreeSet;
@@ -30,13 +31,32 @@ pub(crate) fn check(
     branching::check(&mut rules);
     algorithm::check(&mut rules);
     precision::check(&mut rules);
+    records::check(&mut rules);
     watch::check(&mut rules);
     rules.problems
 }
 
 /// What training needs beyond a config that is right in itself (which may be one for pretraining).
-pub(crate) fn check_training(config: &Config, document: &Node, bad: &[Vec<Segment>]) -> Vec<Diagnostic> {
+/// With `from_records` the algorithm learns from the data set: rewards then score evaluations alone, and weights may be random.
+pub(crate) fn check_training(
+    config: &Config,
+    from_records: bool,
+    document: &Node,
+    bad: &[Vec<Segment>],
+) -> Vec<Diagnostic> {
     let mut rules = Rules::new(None, config, document, bad);
+    if from_records {
+        if config.evaluation.every > 0 && config.effective_eval_rewards().is_empty() {
+            rules
+                .error(
+                    crate::codes::RULE_NO_REWARD,
+                    &["rewards", "eval_rewards", "evaluation.every"],
+                    "there is no reward to evaluate by",
+                )
+                .help("add a `[[rewards]]` table with its `kind`, or set `evaluation.every = 0`");
+        }
+        return rules.problems;
+    }
     if config.rewards.is_empty() {
         rules
             .error(
@@ -147,6 +167,18 @@ impl<'a> Rules<'a> {
     /// What the config's algorithm asks of a run; nothing if that is not known.
     pub fn algorithm_facts(&self) -> Option<AlgorithmFacts> {
         self.catalog?.algorithm_facts(self.config)
+    }
+
+    /// Images of a record of the data set, if the config's algorithm learns from these; none if it learns from rollouts, or is not known.
+    pub fn rows_of_record(&self) -> Option<usize> {
+        self.catalog?.rows_of_record(self.config)
+    }
+
+    /// Whether the config's algorithm is known, and learns from rollouts.
+    pub(crate) fn learns_from_rollouts(&self) -> bool {
+        let catalog = self.catalog.map(Catalog::algorithms);
+        let kind = catalog.and_then(|algorithms| algorithms.get(&self.config.algorithm.kind));
+        kind.is_some_and(|kind| kind.rows_of_record().is_none())
     }
 
     /// Adds an error on `paths`, the likeliest culprit first; it points at the first of them that somebody wrote.

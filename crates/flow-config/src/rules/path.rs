@@ -316,7 +316,7 @@ fn shift(rules: &mut Rules<'_>) {
 fn geometry(rules: &mut Rules<'_>) {
     let sampling = &rules.config.sampling;
     let images = sampling.images_per_step();
-    if sampling.group_size < 2 {
+    if sampling.group_size < 2 && rules.learns_from_rollouts() {
         rules
             .error(
                 codes::RULE_GROUP_SIZE,

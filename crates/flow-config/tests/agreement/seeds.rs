@@ -455,6 +455,40 @@ reference_guidance = 3
 sampling_copy = { flat = 10, start = 0.5, hold = 0.9 }
 train_timesteps = { count = 2, strategy = "logit-normal" }
 "#,
+    r#"
+config_version = 1
+[algorithm]
+kind = "sft"
+train_timesteps = { count = 2, strategy = "uniform", shift = 2, range = [0.1, 0.9] }
+[sampling]
+group_size = 1
+prompts_per_step = 8
+micro_batch = 8
+"#,
+    r#"
+config_version = 1
+[algorithm]
+kind = "offline-dpo"
+beta = 500
+reference = "snapshot"
+train_timesteps = { count = 3, strategy = "logit-normal" }
+[sampling]
+group_size = 2
+prompts_per_step = 8
+micro_batch = 4
+[data]
+kind = "preferences"
+path = "pairs.jsonl"
+prompt_key = "text"
+chosen_key = "better"
+rejected_key = "worse"
+test_count = 3
+seed = 5
+width = 8
+height = 8
+grey = true
+words = true
+"#,
     "config_version = 1\n[ema.schedule]\nkind = \"cosine\"\nsteps = 7\n[checkpointing]\npolicy = \"budget\"\npeak_gib = 1.5\n",
     "config_version = 1\n[ema.schedule]\nkind = \"constant\"\ndecay = 0.5\n[checkpointing]\npolicy = \"block-skip\"\nevery = 3\n",
     "config_version = 1\n[checkpointing]\npolicy = \"every-nth-linear\"\nn = 3\n",

@@ -194,22 +194,8 @@ impl PictureList {
 
     /// Why a picture is not there, as far as its path says it.
     fn explained(&self, entry: &PromptEntry, problem: String) -> String {
-        let written = entry
-            .metadata
-            .get(&self.key)
-            .and_then(Value::as_str)
-            .unwrap_or_default();
-        if written.contains("://") {
-            return "it is an address; nothing is downloaded here, so fetch the picture and name its file"
-                .into();
-        }
-        if written == "~" || written.starts_with("~/") {
-            return "`~` is not expanded in a file; write the path out".into();
-        }
-        if written.contains('\\') && !cfg!(windows) {
-            return format!("{problem}; parts of a path are joined by `/` here, and this one has `\\`");
-        }
-        problem
+        let written = entry.metadata.get(&self.key).and_then(Value::as_str);
+        explained(written.unwrap_or_default(), problem)
     }
 
     fn path_of(&self, entry: &PromptEntry) -> Result<PathBuf, String> {
@@ -272,9 +258,23 @@ impl PictureList {
     }
 }
 
+/// Why a picture is not there that a file names as `written`, as far as that says it.
+pub(super) fn explained(written: &str, problem: String) -> String {
+    if written.contains("://") {
+        return "it is an address; nothing is downloaded here, so fetch the picture and name its file".into();
+    }
+    if written == "~" || written.starts_with("~/") {
+        return "`~` is not expanded in a file; write the path out".into();
+    }
+    if written.contains('\\') && !cfg!(windows) {
+        return format!("{problem}; parts of a path are joined by `/` here, and this one has `\\`");
+    }
+    problem
+}
+
 /// What of the notes on a file of prompts is worth knowing of one of captions: that a line is there twice. That many pictures have one
 /// caption is usual.
-fn note_of(path: &Path, note: &crate::PromptNote) -> Option<String> {
+pub(super) fn note_of(path: &Path, note: &crate::PromptNote) -> Option<String> {
     let crate::PromptNote::Repeated(lines) = note else {
         return None;
     };

@@ -5,10 +5,13 @@
 
 mod buckets;
 mod list;
+mod pairs;
+mod preferences;
 mod settings;
 mod words;
 
 pub use buckets::{BucketSettings, BucketSize, Buckets};
+pub use preferences::{Preferences, PreferencesSettings};
 pub use settings::ImagesSettings;
 
 use crate::dataset::{

@@ -117,36 +117,40 @@ pub(super) fn check(settings: &ImagesSettings, rules: &mut Rules<'_>, path: &str
             )
             .help("remove one of them");
     }
-    let (width, height) = (key("width"), key("height"));
+    check_size([settings.width, settings.height], rules, path);
     if rules.config().model.path.is_some() {
-        for (name, value) in [(&width, settings.width), (&height, settings.height)] {
-            if value.is_some() {
-                let message = format!(
-                    "pictures are fitted to the size of the model of `model.path`, so `{name}` is not read"
-                );
-                rules
-                    .warning(RULE_UNUSED, &[name, "model.path"], message)
-                    .help("set `model.width` and `model.height`");
-            }
-        }
         check_buckets(settings, rules, path);
-    } else {
-        if settings.buckets.is_some() {
-            let buckets = key("buckets");
-            let message = format!("a model of pixels takes pictures of one size, so `{buckets}` is not read");
+    } else if settings.buckets.is_some() {
+        let buckets = key("buckets");
+        let message = format!("a model of pixels takes pictures of one size, so `{buckets}` is not read");
+        rules
+            .warning(RULE_UNUSED, &[&buckets, "model.path"], message)
+            .help("remove it, or set `model.path` to a diffusers folder");
+    }
+}
+
+/// Width and height that pictures are fitted to: of a model of pixels both are given, of a diffusers folder neither.
+pub(super) fn check_size([width, height]: [Option<usize>; 2], rules: &mut Rules<'_>, path: &str) {
+    let of_folder = rules.config().model.path.is_some();
+    let keys = ["width", "height"].map(|name| format!("{path}.{name}"));
+    let kind = format!("{path}.kind");
+    for (name, value) in keys.iter().zip([width, height]) {
+        if of_folder && value.is_some() {
+            let message = format!(
+                "pictures are fitted to the size of the model of `model.path`, so `{name}` is not read"
+            );
             rules
-                .warning(RULE_UNUSED, &[&buckets, "model.path"], message)
-                .help("remove it, or set `model.path` to a diffusers folder");
+                .warning(RULE_UNUSED, &[name, "model.path"], message)
+                .help("set `model.width` and `model.height`");
         }
-        for (name, value) in [(&width, settings.width), (&height, settings.height)] {
-            if value.is_none() {
-                let message = format!("`{name}` is missing: a model of pixels takes pictures of one size");
-                rules
-                    .error(RULE_IMAGE_SHAPE, &[name, &key("kind")], message)
-                    .help(format!(
-                        "set `{width}` and `{height}` to the model's, or `model.path` to a diffusers folder"
-                    ));
-            }
+        if !of_folder && value.is_none() {
+            let message = format!("`{name}` is missing: a model of pixels takes pictures of one size");
+            rules
+                .error(RULE_IMAGE_SHAPE, &[name, &kind], message)
+                .help(format!(
+                    "set `{}` and `{}` to the model's, or `model.path` to a diffusers folder",
+                    keys[0], keys[1]
+                ));
         }
     }
 }

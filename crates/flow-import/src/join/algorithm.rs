@@ -11,8 +11,9 @@ use crate::note::Rank;
 use crate::rule::Conversion;
 use crate::scalar::Scalar;
 
-/// Flow-Factory's trainers that flow-train does not have, and whether they train on trajectories' log-probabilities, as
-/// `grpo` does, rather than on clean images at drawn times, as `nft` does. (All are of the latter kind today.)
+/// Flow-Factory's trainers whose keys are not converted, since flow-train does not have them, or ([`OF_RECORDS`]) has other data for
+/// them; and whether they train on trajectories' log-probabilities, as `grpo` does, rather than on clean images at drawn times, as `nft`
+/// does. (All are of the latter kind today.)
 const OTHERS: [(&str, bool); 6] = [
     ("tdm-r1", false),
     ("sft", false),
@@ -20,6 +21,19 @@ const OTHERS: [(&str, bool); 6] = [
     ("diffusion-opd", false),
     ("dmd2", false),
     ("tdm", false),
+];
+
+/// Those that flow-train has, and that learn from records of the data set, which are written in another way here; an epoch of them is a pass
+/// over the data.
+const OF_RECORDS: [(&str, &str); 2] = [
+    (
+        "sft",
+        "captioned pictures (`data.kind = \"images\"`), and `sampling.group_size = 1`",
+    ),
+    (
+        "offline-dpo",
+        "pairs of pictures (`data.kind = \"preferences\"`), and `sampling.group_size = 2`",
+    ),
 ];
 
 fn name(written: &str) -> String {
@@ -64,6 +78,15 @@ pub(super) fn kind(draft: &mut Draft<'_>) {
     }
     // What was asked for stands in the TOML: nothing else is trained in its place.
     let Some(item) = &item else { return };
+    let written = name(item.node.text().unwrap_or_default());
+    if let Some((kind, data)) = OF_RECORDS.iter().find(|(kind, _)| *kind == written) {
+        let because = format!("no conversion of the data of the trainer {kind}");
+        let text = format!(
+            ": set {data}; `run.steps` counts iterations of `sampling.prompts_per_step` records, not passes over all. What only this \
+             trainer reads stands below as comments"
+        );
+        return draft.ask("algorithm.kind", *kind, &origins, &because, &text);
+    }
     let because = format!("no trainer {}", item.node.flow());
     let asked = match item.node.text() {
         Some(text) => text.to_owned(),

@@ -29,7 +29,7 @@ pub(super) const COMMON: &[Rule] = &[
         "train.trainer_type",
         "algorithm.kind",
         Joint(Join::Algorithm),
-        "`grpo`, `grpo-guard`, `dppo`, `nft`, `awm`, `dpo`, `dgpo` and `crd`; any other stands in the TOML as it is, and flow-train refuses it",
+        "`grpo`, `grpo-guard`, `dppo`, `nft`, `awm`, `dpo`, `dgpo` and `crd`; `sft` and `offline-dpo` stand in the TOML with what to set beside them; any other as it is, and flow-train refuses it",
     ),
     Rule::new(
         "train.resolution",

@@ -152,6 +152,27 @@ fn a_key_of_another_trainer_says_so() {
 }
 
 #[test]
+fn a_trainer_on_records_says_which_data_to_name() {
+    for (written, kind, data) in [
+        ("sft", "sft", "images"),
+        ("offline_dpo", "offline-dpo", "preferences"),
+    ] {
+        let text = note(
+            &format!("train: {{trainer_type: {written}}}"),
+            "train.trainer_type",
+        )
+        .text;
+        for wanted in [
+            format!("no conversion of the data of the trainer {kind}"),
+            format!("`data.kind = \"{data}\"`"),
+            "run.steps".to_owned(),
+        ] {
+            assert!(text.contains(&wanted), "{wanted}: {text}");
+        }
+    }
+}
+
+#[test]
 fn what_flow_train_refuses_is_a_comment_with_its_message() {
     let yaml = "scheduler: {dynamics_type: ODE}\ntrain: {trainer_type: grpo}";
     let note = note(yaml, "scheduler.dynamics_type");

@@ -167,15 +167,15 @@ fn build_for_elsewhere(
     let of = |prompts| ScoredPrompts { dataset, prompts };
     let trained_on = dataset.train_prompts();
     let mut built = BuiltRewards::default();
-    setup::rewards(&config.rewards, environment, of(&trained_on), 1, &mut built)?;
+    // Without rewards, a run learns from records of the data set: another rule says where one is missing.
+    if !config.rewards.is_empty() {
+        setup::rewards(&config.rewards, environment, of(&trained_on), 1, &mut built)?;
+    }
     let evaluated = setup::evaluation_prompts(dataset, config.evaluation.prompts);
-    setup::rewards(
-        config.effective_eval_rewards(),
-        environment,
-        of(&evaluated),
-        1,
-        &mut built,
-    )?;
+    let eval_rewards = config.effective_eval_rewards();
+    if !eval_rewards.is_empty() {
+        setup::rewards(eval_rewards, environment, of(&evaluated), 1, &mut built)?;
+    }
     Ok(None)
 }
 

@@ -52,9 +52,9 @@ fn phase_name(phase: Phase) -> &'static str {
     }
 }
 
-/// The numbers of an iteration. Pretraining has a loss and no reward.
+/// The numbers of an iteration. Pretraining has a loss and no reward, and neither have runs that learn from records.
 fn numbers(summary: &IterationSummary, pretraining: bool) -> String {
-    let mut text = if pretraining {
+    let mut text = if pretraining || summary.reward.is_nan() {
         String::new()
     } else {
         format!("reward {:.4}  ", summary.reward)

@@ -237,7 +237,9 @@ impl Observer for Tui {
     fn iteration(&mut self, summary: &IterationSummary) {
         self.seen += 1;
         self.last = summary.clone();
-        self.rollouts.push((summary.done as f64, summary.reward));
+        if !summary.reward.is_nan() {
+            self.rollouts.push((summary.done as f64, summary.reward));
+        }
         self.draw(true);
     }
 

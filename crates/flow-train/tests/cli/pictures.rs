@@ -1,6 +1,7 @@
 //! Pictures and the latents of a diffusers folder: `encode`, `decode`, and pretraining on captioned pictures.
 
 mod buckets;
+mod records;
 
 use crate::support::{Place, contains};
 use flow_data::Picture;

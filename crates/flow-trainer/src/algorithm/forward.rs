@@ -3,14 +3,15 @@
 //! Legend: `B` rows, `N` values of one latent. `x = (1 - sigma) x0 + sigma e`, whose velocity is `e - x0` (Lipman et al. 2023,
 //! arXiv 2210.02747; Liu et al. 2023, arXiv 2209.03003).
 
-use super::{LossContext, Position};
+use super::{LossContext, Position, RowTimesConfig};
 use crate::policy::{CallSite, Conditions, Policy};
 use burn::tensor::Tensor;
 use flow_core::tensors::plain;
 use flow_core::{CallContext, Exec};
 
-/// A micro-batch at a drawn time.
+/// A micro-batch at a drawn time, or with a drawn time for each row.
 pub(super) struct Forward {
+    /// Of all rows; not a number where each has its own.
     pub sigma: f64,
     pub sigma_b1: Tensor<2>,
     /// The images, `[B, N]`.
@@ -26,11 +27,30 @@ impl Forward {
         let Position::Time { sigma, .. } = position else {
             unreachable!("decoupled algorithms take their loss at drawn times");
         };
-        let batch = context.batch.samples.len();
+        let sigmas = vec![sigma as f32; context.batch.samples.len()];
+        Self::at(context, sigma, sigmas)
+    }
+
+    /// With the times that `times` draws for the rows at `addresses`.
+    pub(super) fn of_rows(
+        context: &LossContext<'_, '_>,
+        position: Position,
+        times: &RowTimesConfig,
+        addresses: &[u64],
+    ) -> Self {
+        let Position::EachRow { seed, draw } = position else {
+            unreachable!("algorithms that learn from records give each row a time");
+        };
+        let sigmas = addresses.iter().map(|row| times.sigma(seed, *row, draw) as f32);
+        Self::at(context, f64::NAN, sigmas.collect())
+    }
+
+    fn at(context: &LossContext<'_, '_>, sigma: f64, sigmas: Vec<f32>) -> Self {
+        let batch = sigmas.len();
         let clean_bn = Tensor::<2>::from_dispatch(context.batch.clean.clone());
         let noise = context.noise.clone();
         let noise_bn = Tensor::from_dispatch(noise.expect("the loop draws the noise of a drawn time"));
-        let sigma_b: Tensor<1> = context.device.tensor(vec![sigma as f32; batch], [batch]);
+        let sigma_b: Tensor<1> = context.device.tensor(sigmas, [batch]);
         let sigma_b1: Tensor<2> = sigma_b.unsqueeze_dim(1);
         let x_bn = clean_bn.clone() * (sigma_b1.clone().neg() + 1.0) + noise_bn.clone() * sigma_b1.clone();
         Self {
@@ -62,6 +82,19 @@ impl Forward {
         self.velocity_of((&policy, &conditions), context, open)
     }
 
+    /// The same without classifier-free guidance; a model that embeds a scale is told that of the rollout.
+    pub(super) fn velocity_unguided<'w>(
+        &self,
+        context: &LossContext<'_, '_>,
+        open: impl FnOnce(CallContext) -> Exec<'w>,
+    ) -> Tensor<2> {
+        let policy = Policy {
+            guidance_scale: 1.0,
+            ..context.policy.clone()
+        };
+        self.velocity_of((&policy, &context.batch.conditions), context, open)
+    }
+
     fn velocity_of<'w>(
         &self,
         (policy, conditions): (&Policy, &Conditions),
@@ -70,7 +103,7 @@ impl Forward {
     ) -> Tensor<2> {
         let site = CallSite {
             step: 0,
-            sigma: Some(self.sigma),
+            sigma: Some(self.sigma).filter(|sigma| !sigma.is_nan()),
             ..context.site
         };
         let exec = open(policy.call(site, &context.batch.samples));

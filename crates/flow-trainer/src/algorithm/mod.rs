@@ -13,9 +13,13 @@ mod forward;
 mod grpo;
 mod guard;
 mod nft;
+mod offline_dpo;
+mod records;
 mod reference;
 mod registry;
+mod row_times;
 mod rows;
+mod sft;
 mod slow;
 mod step_weights;
 mod times;
@@ -32,9 +36,13 @@ pub use dppo::{Dppo, MaskKind};
 pub use grpo::Grpo;
 pub use guard::GrpoGuard;
 pub use nft::{AdvantageMode, Nft, NftSettings};
+pub use offline_dpo::{OfflineDpo, OfflineDpoSettings};
+pub use records::RecordKind;
 pub use reference::{KlConfig, KlKind, ReferenceWeights};
 pub use registry::{AlgorithmContext, AlgorithmFactory, AlgorithmRegistry};
+pub use row_times::{RowTimeSampling, RowTimesConfig};
 pub use rows::StepRows;
+pub use sft::{Sft, SftSettings};
 pub use slow::{Moment, SamplingWeights, SlowCopy};
 pub use step_weights::StepWeights;
 pub use times::{OldPolicyConfig, TimeSampling, TrainTimestepsConfig};
@@ -58,6 +66,13 @@ pub enum Position {
         /// Noise level in `(0, 1]`.
         sigma: f64,
         /// Number of the position in its iteration, the address of its noise.
+        draw: u32,
+    },
+    /// On the same path, each row at a time of its own, which the algorithm draws.
+    EachRow {
+        /// Seed of the times.
+        seed: u64,
+        /// Number of the position in its iteration, the address of its times and noise.
         draw: u32,
     },
 }
@@ -85,7 +100,7 @@ pub struct LossContext<'a, 'w> {
     pub batch: &'a Trajectories,
     /// One advantage per row, `[B]`.
     pub advantages: Tensor<1>,
-    /// Noise for [`Position::Time`], `[B, N]`; drawn by the loop.
+    /// Noise for [`Position::Time`] and [`Position::EachRow`], `[B, N]`; drawn by the loop.
     pub noise: Option<RawTensor>,
     /// What [`Algorithm::before`] gave for this micro-batch and position, `[B]`.
     pub before: Option<RawTensor>,
@@ -114,6 +129,12 @@ pub trait Algorithm: Sync + std::fmt::Debug + Send {
 
     /// How its loss depends on the rollout; decides which accelerators are safe.
     fn paradigm(&self) -> Paradigm;
+
+    /// The records of the data set from which it learns instead of rollouts: rewards then score evaluations alone. The rows of a record
+    /// stand beside one another in a micro-batch. None: it learns from rollouts.
+    fn records(&self) -> Option<RecordKind> {
+        None
+    }
 
     /// Which weights sample, after `steps` optimizer steps of the run.
     fn sampling_weights(&self, _steps: u64) -> SamplingWeights {
@@ -196,6 +217,10 @@ impl Algorithm for Box<dyn Algorithm> {
 
     fn paradigm(&self) -> Paradigm {
         (**self).paradigm()
+    }
+
+    fn records(&self) -> Option<RecordKind> {
+        (**self).records()
     }
 
     fn sampling_weights(&self, steps: u64) -> SamplingWeights {

@@ -1,6 +1,6 @@
 //! Algorithms by name: each registers itself explicitly.
 
-use super::Algorithm;
+use super::{Algorithm, RecordKind};
 use crate::error::TrainError;
 use flow_config::{AlgorithmConfig, AlgorithmFacts, AlgorithmKind, Config, Diagnostic, Rules};
 use flow_registry::{NameTaken, Registry};
@@ -71,6 +71,12 @@ impl AlgorithmFactory {
         self
     }
 
+    /// Of an algorithm that learns from records of the data set; as [`Algorithm::records`] says of what is built.
+    pub fn with_records(mut self, kind: RecordKind) -> Self {
+        self.kind = self.kind.with_records(kind.rows());
+        self
+    }
+
     /// Its name.
     pub fn name(&self) -> &str {
         self.kind.plugin.name()
@@ -124,6 +130,8 @@ impl AlgorithmRegistry {
         super::Dpo::register(&mut registry)?;
         super::Dgpo::register(&mut registry)?;
         super::Crd::register(&mut registry)?;
+        super::Sft::register(&mut registry)?;
+        super::OfflineDpo::register(&mut registry)?;
         Ok(registry)
     }
 

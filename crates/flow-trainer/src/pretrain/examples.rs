@@ -1,5 +1,6 @@
 //! What a pretraining learns from: images that are what the model makes, or pictures that were encoded to its latents.
 
+use crate::algorithm::RecordKind;
 use crate::error::TrainError;
 use flow_data::{CaptionedImages, CaptionedPictures, DataError, Dataset, Picture, Prompt};
 use flow_pipeline::{EncodedPictures, PictureSource, Size};
@@ -79,6 +80,8 @@ impl Examples for PixelExamples<'_> {
 /// Encoded pictures of a data set, for a model of latents.
 pub struct LatentExamples {
     dataset: Arc<dyn Dataset>,
+    /// Which pictures of it.
+    kind: RecordKind,
     encoded: EncodedPictures,
 }
 
@@ -88,7 +91,16 @@ impl LatentExamples {
     /// # Errors
     /// [`TrainError::Setting`] if it has none, or another number of them.
     pub fn new(dataset: Arc<dyn Dataset>, encoded: EncodedPictures) -> Result<Self, TrainError> {
-        let there = dataset.captioned_pictures().map(CaptionedPictures::len);
+        Self::of(dataset, RecordKind::Examples, encoded)
+    }
+
+    /// As [`new`](Self::new), of the pictures of which `kind` of records are made.
+    pub(crate) fn of(
+        dataset: Arc<dyn Dataset>,
+        kind: RecordKind,
+        encoded: EncodedPictures,
+    ) -> Result<Self, TrainError> {
+        let there = kind.pictures(&*dataset).map(CaptionedPictures::len);
         if there != Some(encoded.len()) {
             return Err(TrainError::Setting(format!(
                 "{} pictures are encoded, and `{}` has {}",
@@ -97,7 +109,11 @@ impl LatentExamples {
                 there.unwrap_or(0)
             )));
         }
-        Ok(Self { dataset, encoded })
+        Ok(Self {
+            dataset,
+            kind,
+            encoded,
+        })
     }
 
     /// The sizes that the pictures were fitted to.
@@ -106,8 +122,8 @@ impl LatentExamples {
     }
 
     fn pictures(&self) -> &dyn CaptionedPictures {
-        self.dataset
-            .captioned_pictures()
+        self.kind
+            .pictures(&*self.dataset)
             .expect("it had some when this was made")
     }
 }

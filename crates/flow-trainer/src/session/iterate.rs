@@ -19,6 +19,9 @@ use std::collections::{BTreeMap, BTreeSet};
 impl<A: Algorithm> Session<A> {
     /// Runs the next iteration and writes its metrics.
     pub(super) fn iterate(&mut self, observer: &mut dyn Observer) -> Result<IterationSummary, TrainError> {
+        if self.parts.records.is_some() {
+            return self.iterate_on_records(observer);
+        }
         let mut watch = Stopwatch::start();
         // What was done before does not count.
         self.parts.acceleration.take_activity();
@@ -80,7 +83,7 @@ impl<A: Algorithm> Session<A> {
         self.parts.state.iteration += 1;
         self.tally.add(images, outcome.audit.as_ref(), &self.parts.state);
         self.record_iteration(
-            &advantages.metrics,
+            Some(&advantages.metrics),
             &outcome,
             &activity,
             drift.as_ref().map(|drift| (drift, &*predicted)),
@@ -146,7 +149,7 @@ impl<A: Algorithm> Session<A> {
     }
 
     /// What the accelerators of all processes did in this iteration. What they did not do is named once, or stops a strict run.
-    fn activity(&mut self, observer: &mut dyn Observer) -> Result<Vec<Activity>, TrainError> {
+    pub(super) fn activity(&mut self, observer: &mut dyn Observer) -> Result<Vec<Activity>, TrainError> {
         let own = self.parts.acceleration.take_activity();
         let activity = self.parts.distribution.gather_activity(own)?;
         self.name_undone(undone(&activity, &self.this_iteration()), observer)?;
@@ -175,7 +178,7 @@ impl<A: Algorithm> Session<A> {
 
 impl<A: Algorithm> Session<A> {
     /// Names the kernels that attention calls and matrix products of a new kind got, in the log and in the manifest.
-    fn name_kernels(&mut self) -> Result<(), TrainError> {
+    pub(super) fn name_kernels(&mut self) -> Result<(), TrainError> {
         let plan = self.parts.acceleration.training();
         let attention = plan.attention_log.since(self.named_attention);
         self.named_attention += attention.len();
@@ -214,7 +217,7 @@ impl<A: Algorithm> Session<A> {
 
 impl<A: Algorithm> super::Parts<A, Acceleration> {
     /// Lets the moving average and slower copies follow the trained weights after an iteration.
-    fn follow(&mut self) {
+    pub(super) fn follow(&mut self) {
         let iteration = self.state.iteration;
         let average = self.settings.average.as_ref();
         let average = average.and_then(|plan| plan.decay_after(iteration));

@@ -11,6 +11,7 @@ mod falls;
 mod iterate;
 mod micro_batches;
 mod record;
+mod records;
 mod restore;
 mod resume;
 mod rollouts;
@@ -40,6 +41,7 @@ use crate::error::TrainError;
 use crate::frozen::FrozenWeights;
 use crate::geometry::{Geometry, PromptSampler};
 use crate::observer::Observer;
+use crate::records::Records;
 use crate::rollout::Sampler;
 use crate::scheduler::Schedule;
 use crate::sizes::{AtSize, PromptSizes};
@@ -181,7 +183,9 @@ pub struct Parts<A, S = Arrangement> {
     pub prompt_sampler: PromptSampler,
     /// The data set.
     pub dataset: Arc<dyn Dataset>,
-    /// Rewards to train on, with their weights.
+    /// The records to learn from instead of rollouts, if the algorithm does.
+    pub records: Option<Records>,
+    /// Rewards to train on, with their weights; none where records are learnt from.
     pub rewards: (RewardWorkers, Vec<RewardWeight>),
     /// Rewards to evaluate by.
     pub evaluation_rewards: (RewardWorkers, Vec<RewardWeight>),
@@ -202,12 +206,23 @@ impl<A> Parts<A> {
         self.absent.first().map_or(Ok(()), |absent| Err(absent.error()))
     }
 
-    /// Encodes the prompts, and sets the accelerators up with the weights there are: no weight may change before they compute.
+    /// Encodes the pictures of records and the prompts, and sets the accelerators up with the weights there are: no weight may change
+    /// before they compute.
     ///
     /// # Errors
-    /// If text encoders fail, or an accelerator cannot work with these weights.
+    /// If a picture cannot be read, text encoders fail, or an accelerator cannot work with these weights.
     pub fn set_up(mut self) -> Result<Parts<A, Acceleration>, TrainError> {
-        let asked = self.prompts.iter().chain(&self.evaluation.prompts);
+        let mut captions = Vec::new();
+        if let Some(records) = &mut self.records {
+            self.notices.extend(records.prepare()?);
+            self.description.add_records(records.contents());
+            captions = records.captions()?;
+        }
+        let asked = self
+            .prompts
+            .iter()
+            .chain(&self.evaluation.prompts)
+            .chain(&captions);
         let prepared = self.conditioner.prepare(asked)?;
         self.notices.extend(prepared);
         let weights = &self.state.weights.current;
@@ -232,6 +247,7 @@ impl<A> Parts<A> {
             prompts: self.prompts,
             prompt_sampler: self.prompt_sampler,
             dataset: self.dataset,
+            records: self.records,
             rewards: self.rewards,
             evaluation_rewards: self.evaluation_rewards,
             evaluation: self.evaluation,

@@ -62,6 +62,21 @@ fn with_drift(
     Ok(record)
 }
 
+/// The record with the rewards of a rollout, and the advantages made of them.
+fn with_rewards(record: MetricRecord, advantages: &AdvantageMetrics) -> MetricRecord {
+    let mut record = record
+        .with("reward", advantages.total.mean)
+        .with("reward/std", advantages.total.std)
+        .with("reward/group_std", advantages.total.group_std_mean)
+        .with("reward/zero_std_groups", advantages.total.zero_std_ratio);
+    for reward in &advantages.rewards {
+        record = record
+            .with(&format!("reward/{}", reward.name), reward.mean)
+            .with(&format!("reward/{}/std", reward.name), reward.std);
+    }
+    record.with("advantage/abs_mean", advantages.advantage_abs_mean)
+}
+
 impl<A: Algorithm> Session<A> {
     /// Appends a record to `metrics.jsonl` and TensorBoard.
     pub(super) fn write(&mut self, record: MetricRecord) -> Result<(), TrainError> {
@@ -81,26 +96,18 @@ impl<A: Algorithm> Session<A> {
 
     pub(super) fn record_iteration(
         &mut self,
-        advantages: &AdvantageMetrics,
+        advantages: Option<&AdvantageMetrics>,
         outcome: &UpdateOutcome,
         activity: &[Activity],
         drift: Option<(&Drift, &[(f64, f64)])>,
         watched: Option<&ImageStatistics>,
         explored: Option<&ExplorationRecord>,
     ) -> Result<(), TrainError> {
-        let mut record = MetricRecord::new(self.parts.state.iteration, "train")
-            .with("reward", advantages.total.mean)
-            .with("reward/std", advantages.total.std)
-            .with("reward/group_std", advantages.total.group_std_mean)
-            .with("reward/zero_std_groups", advantages.total.zero_std_ratio);
-        for reward in &advantages.rewards {
-            record = record
-                .with(&format!("reward/{}", reward.name), reward.mean)
-                .with(&format!("reward/{}/std", reward.name), reward.std);
+        let mut record = MetricRecord::new(self.parts.state.iteration, "train");
+        if let Some(advantages) = advantages {
+            record = with_rewards(record, advantages);
         }
-        record = record
-            .with("advantage/abs_mean", advantages.advantage_abs_mean)
-            .with("loss", outcome.loss.value());
+        record = record.with("loss", outcome.loss.value());
         for (name, mean) in &outcome.terms {
             record = record.with(name, mean.value());
         }

@@ -185,6 +185,10 @@ impl Checkpoint {
         device.with_persistent_allocation(|| optimizer.restore(meta.optimizer_steps, moments));
         parts.acceleration.restore(&meta.accelerators);
         parts.state.iteration = meta.iteration;
+        if let Some(records) = &mut parts.records {
+            let described = meta.description.as_ref();
+            records.expect(described.and_then(Description::records));
+        }
         parts.frozen = frozen;
         parts.prompt_sampler = parts.prompt_sampler.clone().following(history);
         Ok(())

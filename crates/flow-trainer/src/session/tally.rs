@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Parts of an iteration, whose seconds images are counted by.
-const ITERATION: [&str; 4] = ["exploration", "rollout", "rewards", "update"];
+const ITERATION: [&str; 5] = ["exploration", "rollout", "rewards", "acquire", "update"];
 
 /// Where the memory of the process is noted.
 const PROCESS: &str = "process, resident";

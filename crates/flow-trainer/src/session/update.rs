@@ -415,7 +415,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         let (sampler, _) = self.at_size(micro_batch.batch.size);
         let noise = match position {
             Position::Recorded(_) => None,
-            Position::Time { draw, .. } => {
+            Position::Time { draw, .. } | Position::EachRow { draw, .. } => {
                 let values = sampler.policy.model.spec().latent.values();
                 Some(sampler.noise(Purpose::ForwardNoise, &micro_batch.noise_of, draw, values))
             }
@@ -462,7 +462,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
                 log_prob: record.log_prob.clone(),
                 mean: record.mean.clone(),
             }),
-            Position::Time { .. } => None,
+            Position::Time { .. } | Position::EachRow { .. } => None,
         };
         let site = self.position_site(batch, position);
         audit.check(site, &batch.samples, replayed, recorded.as_ref());
@@ -471,7 +471,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
     fn position_site(&self, batch: &Trajectories, position: Position) -> CallSite {
         let step = match position {
             Position::Recorded(index) => batch.records[index].step.step as u32,
-            Position::Time { .. } => 0,
+            Position::Time { .. } | Position::EachRow { .. } => 0,
         };
         CallSite {
             step,
@@ -492,6 +492,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         let position = match position {
             Position::Recorded(index) => format!("step {}", batch.records[index].step.step),
             Position::Time { sigma, .. } => format!("sigma {sigma:.4}"),
+            Position::EachRow { draw, .. } => format!("draw {draw} of the rows' times"),
         };
         let iteration = self.state.iteration + 1;
         Err(TrainError::NonFiniteLoss {

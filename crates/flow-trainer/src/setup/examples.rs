@@ -2,10 +2,12 @@
 
 use super::Environment;
 use super::folder::{folder_size, pipeline};
+use crate::algorithm::RecordKind;
 use crate::error::TrainError;
 use crate::pretrain::{FittedPictures, LatentExamples, PixelExamples};
 use flow_config::Config;
-use flow_core::FlowModel;
+use flow_core::device::ComputeDevice;
+use flow_core::{Backends, FlowModel};
 use flow_data::{BucketSize, Buckets, CaptionedPictures, Dataset};
 use flow_pipeline::{LatentCache, PictureBuckets, Pipeline, Size};
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
@@ -27,51 +29,102 @@ pub fn latent_examples(
     dataset: &Arc<dyn Dataset>,
     on_picture: &mut dyn FnMut(u64),
 ) -> Result<(LatentExamples, Vec<String>), TrainError> {
-    let Some(pictures) = dataset.captioned_pictures() else {
-        return Err(no_pictures(&**dataset));
-    };
-    let pipeline = pipeline(config, environment.base, &environment.folders)?;
-    let buckets = buckets_of(config, &pipeline, pictures)?;
-    let folder: PathBuf = match pictures.cache() {
-        Some(cache) => cache.to_owned(),
-        // Opened from the working directory, as the runs are.
-        None => config.run.dir.join(CACHE),
-    };
-    let cache = LatentCache::new(folder).with_hashes(environment.folders.hashes());
-    let source = FittedPictures {
-        pictures,
-        enlarged: AtomicUsize::new(0),
-    };
-    let device = (&environment.device, &environment.plan);
-    let (encoded, used) = cache.encode(&pipeline, &source, &buckets, device, on_picture)?;
-    // The autoencoder's memory is the transformer's now.
-    environment.device.release_unused();
-    let place = cache.folder().display();
-    let mut notices = vec![format!(
-        "pictures: {} encoded, {} found encoded in {place}",
-        used.encoded, used.found
-    )];
-    let enlarged = source.enlarged.into_inner();
-    if enlarged > 0 {
-        let size = match buckets.sizes() {
-            [size] => size.to_string(),
-            _ => "the size of their bucket".to_owned(),
+    LatentSource::of(config, environment, dataset, RecordKind::Examples)?.encode(on_picture)
+}
+
+/// Pictures that are to be encoded to latents, and where these are kept.
+pub(crate) struct LatentSource {
+    dataset: Arc<dyn Dataset>,
+    /// Which pictures of it.
+    kind: RecordKind,
+    pipeline: Pipeline,
+    buckets: PictureBuckets,
+    cache: LatentCache,
+    device: ComputeDevice,
+    plan: Arc<Backends>,
+}
+
+impl LatentSource {
+    /// The pictures of which `kind` of records of `dataset` are made, for the diffusers folder that the config names. Of them no more than
+    /// headers is looked at.
+    ///
+    /// # Errors
+    /// As [`latent_examples`].
+    pub(crate) fn of(
+        config: &Config,
+        environment: &Environment<'_>,
+        dataset: &Arc<dyn Dataset>,
+        kind: RecordKind,
+    ) -> Result<Self, TrainError> {
+        let Some(pictures) = kind.pictures(&**dataset) else {
+            return Err(no_pictures(&**dataset));
         };
-        notices.push(format!(
-            "pictures: {enlarged} are smaller than {size} and were enlarged"
-        ));
+        let pipeline = pipeline(config, environment.base, &environment.folders)?;
+        let buckets = buckets_of(config, &pipeline, pictures)?;
+        let folder: PathBuf = match pictures.cache() {
+            Some(cache) => cache.to_owned(),
+            // Opened from the working directory, as the runs are.
+            None => config.run.dir.join(CACHE),
+        };
+        Ok(Self {
+            dataset: dataset.clone(),
+            kind,
+            pipeline,
+            buckets,
+            cache: LatentCache::new(folder).with_hashes(environment.folders.hashes()),
+            device: environment.device.clone(),
+            plan: environment.plan.clone(),
+        })
     }
-    if pictures.buckets().is_some() {
-        notices.push(format!("pictures: {}", buckets_in_words(&buckets)));
+
+    /// The latents, as [`latent_examples`] gives them.
+    ///
+    /// # Errors
+    /// If a picture cannot be read, or the cache not be written.
+    pub(crate) fn encode(
+        &self,
+        on_picture: &mut dyn FnMut(u64),
+    ) -> Result<(LatentExamples, Vec<String>), TrainError> {
+        let Some(pictures) = self.kind.pictures(&*self.dataset) else {
+            return Err(no_pictures(&*self.dataset));
+        };
+        let source = FittedPictures {
+            pictures,
+            enlarged: AtomicUsize::new(0),
+        };
+        let (cache, buckets) = (&self.cache, &self.buckets);
+        let device = (&self.device, &self.plan);
+        let (encoded, used) = cache.encode(&self.pipeline, &source, buckets, device, on_picture)?;
+        // The autoencoder's memory is the transformer's now.
+        self.device.release_unused();
+        let place = cache.folder().display();
+        let mut notices = vec![format!(
+            "pictures: {} encoded, {} found encoded in {place}",
+            used.encoded, used.found
+        )];
+        let enlarged = source.enlarged.into_inner();
+        if enlarged > 0 {
+            let size = match buckets.sizes() {
+                [size] => size.to_string(),
+                _ => "the size of their bucket".to_owned(),
+            };
+            notices.push(format!(
+                "pictures: {enlarged} are smaller than {size} and were enlarged"
+            ));
+        }
+        if pictures.buckets().is_some() {
+            notices.push(format!("pictures: {}", buckets_in_words(buckets)));
+        }
+        if let Some(first) = used.damaged.first() {
+            notices.push(format!(
+                "pictures: {} damaged entries of {place} were made again, the first of them {}",
+                used.damaged.len(),
+                first.display()
+            ));
+        }
+        let examples = LatentExamples::of(self.dataset.clone(), self.kind, encoded)?;
+        Ok((examples, notices))
     }
-    if let Some(first) = used.damaged.first() {
-        notices.push(format!(
-            "pictures: {} damaged entries of {place} were made again, the first of them {}",
-            used.damaged.len(),
-            first.display()
-        ));
-    }
-    Ok((LatentExamples::new(dataset.clone(), encoded)?, notices))
 }
 
 /// The sizes that the pictures of `dataset` are fitted to, and which of them is each picture's: the nearest by its proportions of

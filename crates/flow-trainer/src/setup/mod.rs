@@ -18,6 +18,7 @@ mod sizes;
 
 pub use checkpointing::{TrainingSteps, regions};
 pub use described::{Said, said_by_adapter, said_by_weights};
+pub(crate) use examples::LatentSource;
 pub use examples::{captions, has_examples, latent_examples, models_of_sizes, pixel_examples};
 pub use folder::{completed_by_folder, decoder, folder_size, pipeline, prompt_cache, said_by_folder};
 pub use folders::PipelineFolders;
@@ -39,6 +40,7 @@ use crate::geometry_history::GeometryHistory;
 use crate::optimizer::AdamW;
 use crate::plugins::Plugins;
 use crate::policy::Policy;
+use crate::records::Records;
 use crate::rollout::Sampler;
 use crate::session::{
     AuditMode, EvaluationSettings, Parts, PolicyWeights, SessionSettings, TrainState, WatchSettings,
@@ -166,7 +168,8 @@ pub fn fits(config: &Config, spec: &ModelSpec, dataset: &dyn Dataset) -> Result<
             latent.frames
         )));
     }
-    let Some(images) = dataset.captioned_images() else {
+    let of_pairs = || dataset.preferences().and_then(|pairs| pairs.images);
+    let Some(images) = dataset.captioned_images().or_else(of_pairs) else {
         return Ok(());
     };
     let shape = images.image_shape();
@@ -399,6 +402,7 @@ pub fn parts_of<A: Algorithm>(
         mut notices,
         strict,
     } = common_for(config, environment, model, &trainer, &algorithm.guidance_scales())?;
+    let records = Records::of(config, environment, &algorithm, &dataset)?;
     let device = &environment.device;
     let sampling = &config.sampling;
     let geometry = exploration::geometry(config)?;
@@ -470,15 +474,21 @@ pub fn parts_of<A: Algorithm>(
         prompts,
     };
     let mut built = BuiltRewards::default();
-    let trained_on = rewards(&config.rewards, environment, of(&prompts), threads, &mut built)?;
-    let eval_rewards = config.effective_eval_rewards();
-    let evaluated_by = rewards(
-        eval_rewards,
-        environment,
-        of(&evaluation.prompts),
-        threads,
-        &mut built,
-    )?;
+    // Records are scored by nobody; evaluation needs no reward where there is none.
+    let trained_on = match records {
+        Some(_) => RewardParts::none()?,
+        None => rewards(&config.rewards, environment, of(&prompts), threads, &mut built)?,
+    };
+    let evaluated_by = match config.effective_eval_rewards() {
+        [] if records.is_some() && evaluation.every == 0 => RewardParts::none()?,
+        eval_rewards => rewards(
+            eval_rewards,
+            environment,
+            of(&evaluation.prompts),
+            threads,
+            &mut built,
+        )?,
+    };
     let keep = NonZeroUsize::new(config.checkpoints.keep).unwrap_or(NonZeroUsize::MAX);
     let settings = SessionSettings {
         seed: config.run.seed,
@@ -535,6 +545,7 @@ pub fn parts_of<A: Algorithm>(
         catalog: environment.plugins.catalog(),
         prompts,
         dataset,
+        records,
         rewards: (trained_on.workers, trained_on.weights),
         evaluation_rewards: (evaluated_by.workers, evaluated_by.weights),
         evaluation,

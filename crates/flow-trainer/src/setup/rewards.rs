@@ -20,6 +20,19 @@ pub struct RewardParts {
     pub weights: Vec<RewardWeight>,
 }
 
+impl RewardParts {
+    /// No reward, of a run that scores nothing.
+    ///
+    /// # Errors
+    /// If the system starts no more threads.
+    pub(super) fn none() -> Result<Self, TrainError> {
+        Ok(Self {
+            workers: RewardWorkers::none()?,
+            weights: Vec::new(),
+        })
+    }
+}
+
 /// Threads for rewards: half of a process's share of the processor, since generation goes on beside them.
 pub(super) fn threads(local_ranks: usize) -> usize {
     (std::thread::available_parallelism().map_or(1, usize::from) / 2 / local_ranks).max(1)

@@ -115,6 +115,7 @@ fn loss_at<A: Algorithm>(
                 let clean = host(&context.batch.clean);
                 (clean.iter().zip(&noise).map(mix).collect(), sigma)
             }
+            Position::EachRow { .. } => unreachable!("such losses are checked in `records`"),
         };
         let velocity = |pass: &InferencePass<'_>| {
             let exec = pass.exec(context.policy.call(SITE, &context.batch.samples));

@@ -15,6 +15,7 @@ mod outcome;
 mod paths;
 mod pretraining;
 mod ranks;
+mod records;
 mod resume;
 mod storage;
 mod support;

@@ -196,7 +196,6 @@ fn ranks_choose_the_same_candidates_and_leave_the_same_bytes_on_one_two_and_four
     }
 }
 
-
 #[test]
 fn members_that_part_at_steps_leave_the_same_bytes_on_one_two_and_four_ranks() {
     // Four micro-batches in an update: a group lies across ranks.
@@ -228,5 +227,25 @@ fn members_that_part_at_steps_leave_the_same_bytes_on_one_two_and_four_ranks() {
             assert_eq!(other.metrics, one.metrics, "{branching:?} on {ranks}");
             assert!(other.weights == one.weights, "{branching:?} on {ranks}");
         }
+    }
+}
+
+
+#[test]
+fn records_leave_the_same_bytes_on_one_two_and_four_ranks() {
+    let overrides = [
+        "algorithm={ kind = \"sft\", train_timesteps = { count = 2 } }",
+        "sampling.prompts_per_step=24",
+        "sampling.group_size=1",
+        "sampling.micro_batch=3",
+        "optimizer.gradient_accumulation=4",
+        "distributed.lanes=4",
+        "distributed.check_replicas_every=1",
+    ];
+    let one = on_ranks(1, &overrides);
+    for ranks in [2, 4] {
+        let other = on_ranks(ranks, &overrides);
+        assert_eq!(other.metrics, one.metrics, "on {ranks}");
+        assert!(other.weights == one.weights, "on {ranks}");
     }
 }

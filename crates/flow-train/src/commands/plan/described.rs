@@ -228,7 +228,9 @@ impl Described<'_> {
         );
         let positions = branching.positions(positions).len();
         let passes = algorithm.inner_epochs();
-        let guided = config.sampling.guidance_scale != 1.0;
+        // Records are read, not sampled, and learnt without guidance.
+        let samples = algorithm.records().is_none();
+        let guided = samples && config.sampling.guidance_scale != 1.0;
         let branches = if guided { 2 } else { 1 };
         let updates = positions * geometry.micro_batches() * passes;
         let exploration = &config.exploration;
@@ -238,7 +240,10 @@ impl Described<'_> {
         };
         let work = Work {
             rows: geometry.micro_batch_size() * branches,
-            sampling_calls: geometry.micro_batches() * steps + exploring_calls,
+            sampling_calls: match samples {
+                true => geometry.micro_batches() * steps + exploring_calls,
+                false => 0,
+            },
             training_calls: updates,
             reference_calls: algorithm.reference().map_or(0, |_| updates),
         };
