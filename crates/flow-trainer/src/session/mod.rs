@@ -2,6 +2,7 @@
 //!
 //! The loop is generic over [`Algorithm`] and knows no algorithm, model, reward or accelerator by name.
 
+mod arranged;
 mod compared;
 mod drift;
 mod evaluate;

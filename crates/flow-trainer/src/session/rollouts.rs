@@ -69,7 +69,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
     }
 
     /// The prompts of this iteration.
-    fn drawn(&self) -> Vec<Drawn> {
+    pub(super) fn drawn(&self) -> Vec<Drawn> {
         (self.prompt_sampler.draw(self.state.iteration).into_iter())
             .map(|draw| Drawn {
                 prompt: self.prompts[draw.prompt].clone(),
