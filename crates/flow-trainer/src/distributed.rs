@@ -124,16 +124,7 @@ impl Distribution {
         &self,
         mine: &T,
     ) -> Result<Vec<T>, TrainError> {
-        let unreadable = |error: serde_json::Error| {
-            TrainError::Setting(format!(
-                "what another rank says cannot be read ({error}); run the same build of flow-train on all ranks"
-            ))
-        };
-        let mine = serde_json::to_vec(mine).map_err(unreadable)?;
-        let all = self.exchange.gather(&mine)?;
-        all.iter()
-            .map(|each| serde_json::from_slice(each).map_err(unreadable))
-            .collect()
+        gathered(&*self.exchange, mine)
     }
 
     /// What the accelerators of all ranks did, of what each did on its own.
@@ -171,6 +162,23 @@ impl Distribution {
             })
         })
     }
+}
+
+/// What every rank says, in order.
+pub(crate) fn gathered<T: Serialize + for<'a> Deserialize<'a>>(
+    exchange: &dyn Exchange,
+    mine: &T,
+) -> Result<Vec<T>, TrainError> {
+    let unreadable = |error: serde_json::Error| {
+        TrainError::Setting(format!(
+            "what another rank says cannot be read ({error}); run the same build of flow-train on all ranks"
+        ))
+    };
+    let mine = serde_json::to_vec(mine).map_err(unreadable)?;
+    let all = exchange.gather(&mine)?;
+    all.iter()
+        .map(|each| serde_json::from_slice(each).map_err(unreadable))
+        .collect()
 }
 
 impl TrainState {

@@ -27,6 +27,7 @@ mod sample;
 pub mod scheduler;
 pub mod session;
 pub mod setup;
+pub mod shared_checkpoint;
 pub mod sizes;
 mod state_sections;
 pub mod text;

@@ -22,7 +22,7 @@ impl Visit for OnRank<'_> {
         let Self(root, is_first) = self;
         parts.settings.iterations = 2;
         if !is_first {
-            Session::join(parts)?.run(&mut Silent)?;
+            Session::join(parts, &root.join("run"), false)?.run(&mut Silent)?;
             return Ok(None);
         }
         let directory = RunDirectory::open(root, "run", OnExists::Error)?;
