@@ -18,7 +18,7 @@ const PIECE: u64 = 8 << 20;
 /// The checkpoint that the first process goes on from.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Offer {
-    /// Where the first process has it.
+    /// Where the first process has it, as the config or the command line says: every process reads these in its own working directory.
     path: String,
     step: u64,
     bytes: u64,
@@ -28,17 +28,15 @@ pub struct Offer {
 impl Offer {
     /// Of the checkpoint that was read.
     pub fn of(reader: &CheckpointReader) -> Self {
-        let path = reader.path();
-        let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         Self {
-            path: path.to_string_lossy().into_owned(),
+            path: reader.path().to_string_lossy().into_owned(),
             step: reader.step(),
             bytes: reader.bytes(),
             blake3: reader.blake3().to_owned(),
         }
     }
 
-    /// Where the first process has it.
+    /// Where the first process has it, relative to a working directory if it was given so.
     pub fn path(&self) -> &Path {
         Path::new(&self.path)
     }
@@ -253,4 +251,88 @@ fn for_each_piece(
         left -= due;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flow_report::CheckpointWriter;
+    use std::fs;
+    use std::time::Duration;
+
+    /// A checkpoint of more than one piece.
+    fn saved(path: &Path) -> CheckpointReader {
+        let mut writer = CheckpointWriter::new(7, serde_json::Value::Null);
+        let values: Vec<u8> = (0..PIECE as usize + 12_345).map(|index| index as u8).collect();
+        writer.section("current/weight", values).expect("a new name");
+        writer.write_to(path).expect("a writable folder");
+        CheckpointReader::open(path).expect("it was just written")
+    }
+
+    #[test]
+    fn whoever_does_not_see_the_file_receives_it_whole_and_others_read_it_where_it_is() {
+        let root = tempfile::tempdir().expect("a temporary directory");
+        let original = root.path().join("step-000007.ckpt");
+        let reader = saved(&original);
+        let offer = Offer::of(&reader);
+        // The second has another file in that place, the third sees the first one's.
+        let other = root.path().join("other.ckpt");
+        fs::write(&other, fs::read(&original).expect("it is there").split_off(1)).expect("a writable folder");
+        let places = [Vec::new(), vec![other], vec![original]];
+        let mut exchanges = flow_exchange::in_process(3, Duration::from_secs(20)).into_iter();
+        let first = exchanges.next().expect("there are three");
+        let received = std::thread::scope(|scope| {
+            let others: Vec<_> = (exchanges.zip(&places[1..]).enumerate())
+                .map(|(index, (exchange, places))| {
+                    let file = root.path().join(format!("received/{index}/checkpoint"));
+                    let offer = &offer;
+                    scope.spawn(move || take(&*exchange, offer, places, &file).expect("everyone is there"))
+                })
+                .collect();
+            assert_eq!(give(&*first, &reader).expect("everyone is there"), 1);
+            others
+                .into_iter()
+                .map(|copy| copy.join().expect("no panic"))
+                .collect::<Vec<_>>()
+        });
+        let is_received: Vec<bool> = received.iter().map(|copy| copy.received.is_some()).collect();
+        assert_eq!(is_received, [true, false]);
+        for copy in &received {
+            assert_eq!(copy.reader.blake3(), reader.blake3());
+            let section = copy.reader.section("current/weight").expect("it has one");
+            assert_eq!(section, reader.section("current/weight").expect("it has one"));
+        }
+        drop(received);
+        assert!(!root.path().join("received").exists());
+    }
+
+    #[test]
+    fn a_disk_that_does_not_take_the_file_stops_everyone_with_its_words() {
+        let root = tempfile::tempdir().expect("a temporary directory");
+        let reader = saved(&root.path().join("step-000007.ckpt"));
+        let offer = Offer::of(&reader);
+        let file = root.path().join("occupied");
+        fs::write(&file, "").expect("a writable folder");
+        let mut exchanges = flow_exchange::in_process(2, Duration::from_secs(20)).into_iter();
+        let (first, second) = (exchanges.next(), exchanges.next());
+        let (first, second) = first.zip(second).expect("there are two");
+        std::thread::scope(|scope| {
+            let (offer, file) = (&offer, file.join("checkpoint"));
+            let failed = scope.spawn(move || {
+                let error = take(&*second, offer, &[], &file).expect_err("its folder is a file");
+                // As a run does whose rank fails.
+                second.abort(&error.to_string());
+                error.to_string()
+            });
+            let stopped = give(&*first, &reader)
+                .expect_err("the other one stops")
+                .to_string();
+            let words = failed.join().expect("no panic");
+            assert!(words.contains("occupied"), "{words}");
+            assert!(
+                stopped.contains("rank 1 stopped") && stopped.contains("occupied"),
+                "{stopped}"
+            );
+        });
+    }
 }

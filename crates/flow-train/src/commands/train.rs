@@ -133,8 +133,12 @@ impl Train<'_> {
             Start::Resume(directory, from) => {
                 self.tell(&mut *observer, directory.notices());
                 let manifest = open::manifest(&directory, self.loaded, environment, &parts.acceleration)?;
-                let session = Session::resume(parts, directory, from.as_deref(), manifest, &mut *observer)
-                    .or_bad_input()?;
+                let session =
+                    match Session::resume(parts, directory, from.as_deref(), manifest, &mut *observer) {
+                        // Another process failed: nothing is wrong with what this one was given.
+                        Err(lost @ TrainError::Lost(_)) => return Err(Failure::Run(lost.to_string())),
+                        session => session.or_bad_input()?,
+                    };
                 let place = session.directory().path().display();
                 observer.notice(&format!(
                     "resumed {place} after iteration {}",

@@ -150,12 +150,22 @@ fn a_pretraining_writes_the_same_bytes_on_any_number_of_processes() {
 
 /// A process of a run, by the variables that a launcher sets.
 fn start(place: &Place, (rank, ranks): (usize, usize), port: &str, more: &[&str]) -> Child {
-    let rank = rank.to_string();
+    start_on_machine(place, (rank, rank, ranks), port, more)
+}
+
+/// As [`start`]; the second number is that of the process among those of its machine.
+fn start_on_machine(
+    place: &Place,
+    (rank, local_rank, ranks): (usize, usize, usize),
+    port: &str,
+    more: &[&str],
+) -> Child {
+    let (rank, local_rank) = (rank.to_string(), local_rank.to_string());
     place
         .command(&arguments("1", more))
         .envs([
             ("RANK", rank.as_str()),
-            ("LOCAL_RANK", &rank),
+            ("LOCAL_RANK", &local_rank),
             ("MASTER_PORT", port),
         ])
         .envs([("WORLD_SIZE", ranks.to_string())])
@@ -343,7 +353,7 @@ fn own_disks() -> [Place; 2] {
 fn on_own_disks(places: &[Place; 2], more: &[&str]) -> [Outcome; 2] {
     let port = free_port();
     let started: Vec<Child> = (0..2)
-        .map(|rank| start(&places[rank], (rank, 2), &port, more))
+        .map(|rank| start_on_machine(&places[rank], (rank, 0, 2), &port, more))
         .collect();
     let ended = started.into_iter().map(|child| {
         // Both must be read at the same time: one that waits for the other says nothing more.
