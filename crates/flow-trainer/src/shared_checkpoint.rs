@@ -58,12 +58,10 @@ impl Offer {
 }
 
 /// A checkpoint that this process can read.
-#[derive(Debug)]
-pub struct OwnCopy {
-    /// The file.
-    pub reader: CheckpointReader,
-    /// The file that was received, which others of this machine may read, too.
-    pub received: Option<ReceivedFile>,
+struct OwnCopy {
+    reader: CheckpointReader,
+    /// The file that was received, which others of this machine may open, too.
+    received: Option<ReceivedFile>,
 }
 
 impl OwnCopy {
@@ -120,7 +118,8 @@ pub fn give(exchange: &dyn Exchange, reader: &CheckpointReader) -> Result<usize,
     Ok(first + rest)
 }
 
-/// By every other process: the checkpoint that the first one offers, from one of `places`, or received as `file`.
+/// By every other process: the checkpoint that the first one offers, from one of `places`, or received as `file`. A file that was received
+/// is removed when everyone has opened it; its content lasts as long as the reader.
 ///
 /// # Errors
 /// If a process is lost, or this one cannot write the file.
@@ -129,7 +128,7 @@ pub fn take(
     offer: &Offer,
     places: &[PathBuf],
     file: &Path,
-) -> Result<OwnCopy, TrainError> {
+) -> Result<CheckpointReader, TrainError> {
     let rank = exchange.world().rank;
     let mut own = OwnCopy::found(places.iter().map(PathBuf::as_path), offer);
     let all = standings(exchange, own.is_some())?;
@@ -151,7 +150,7 @@ pub fn take(
             own = own.or(received);
         }
     }
-    own.ok_or_else(|| {
+    own.map(|own| own.reader).ok_or_else(|| {
         TrainError::Setting(format!(
             "process {rank} was not sent the checkpoint `{}`; run the same build of flow-train on all machines",
             offer.path
@@ -295,14 +294,15 @@ mod tests {
                 .map(|copy| copy.join().expect("no panic"))
                 .collect::<Vec<_>>()
         });
-        let is_received: Vec<bool> = received.iter().map(|copy| copy.received.is_some()).collect();
+        let in_received = |copy: &CheckpointReader| copy.path().starts_with(root.path().join("received"));
+        let is_received: Vec<bool> = received.iter().map(in_received).collect();
         assert_eq!(is_received, [true, false]);
         for copy in &received {
-            assert_eq!(copy.reader.blake3(), reader.blake3());
-            let section = copy.reader.section("current/weight").expect("it has one");
+            assert_eq!(copy.blake3(), reader.blake3());
+            let section = copy.section("current/weight").expect("it has one");
             assert_eq!(section, reader.section("current/weight").expect("it has one"));
         }
-        drop(received);
+        // What was received can be read without its name.
         assert!(!root.path().join("received").exists());
     }
 

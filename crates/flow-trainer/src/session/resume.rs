@@ -227,23 +227,19 @@ impl<A: Algorithm> Session<A> {
         let joins = Beginning::Joins(newest);
         let first = parts.distribution.gather(&joins)?.swap_remove(0);
         let resumed = matches!(first, Beginning::Checkpoint(_));
-        let mut received = None;
         if let Beginning::Checkpoint(offer) = first {
             let exchange = parts.distribution.exchange.clone();
             let places = [offer.path().to_owned(), store.path_of(offer.step())];
             // A folder for each process: others of this machine may receive at the same time.
             let rank = exchange.world().rank;
             let file = directory.join(format!("received/rank-{rank}/checkpoint"));
-            let copy = shared_checkpoint::take(&*exchange, &offer, &places, &file)?;
-            received = copy.received;
-            Checkpoint::of(copy.reader, Vec::new())?.put_back(&mut parts)?;
+            let reader = shared_checkpoint::take(&*exchange, &offer, &places, &file)?;
+            Checkpoint::of(reader, Vec::new())?.put_back(&mut parts)?;
         } else {
             parts.expect_files()?;
         }
         let parts = parts.set_up()?;
         parts.distribution.gather(&Beginning::Ready)?;
-        // Whoever reads it has read it.
-        drop(received);
         let mut session = Self::of(parts, None, Tally::begun());
         session.resumed = resumed;
         Ok(session)
