@@ -1,5 +1,7 @@
 //! Sums of NVIDIA GPUs over the ranks of a run, by NCCL.
 
+mod all_reduce;
+
 use crate::flat_tensor::FlatTensor;
 use crate::stream::{Gpu, Stream};
 use burn::backend::{Dispatch, ops::FloatTensorOps};
@@ -17,6 +19,15 @@ const LOOK: Duration = Duration::from_millis(20);
 /// What portions of a sum begin at a multiple of, so that no two ranks write one line of memory.
 const ALIGNMENT: usize = 128;
 
+/// In which order values of different ranks are added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SumOrder {
+    /// In that of the lanes, whatever the number of ranks.
+    Lanes,
+    /// In one that NCCL chooses: it depends on the number of ranks and on how their GPUs are connected.
+    Nccl,
+}
+
 /// How NCCL is started.
 #[derive(Clone, Copy, Debug)]
 pub struct NcclSettings<'a> {
@@ -26,16 +37,19 @@ pub struct NcclSettings<'a> {
     pub library: Option<&'a Path>,
     /// The longest wait for the others.
     pub timeout: Duration,
+    /// Of sums.
+    pub order: SumOrder,
 }
 
 /// An exchange whose sums of [`FlatTensor`]s on NVIDIA GPUs never leave them: NCCL moves portions between the ranks, the additions are
-/// made in the order of [`Lanes`] on the device. All else goes over `control`, which also knows who is lost.
+/// made in the order of [`Lanes`] on the device; or NCCL adds, in its own order ([`SumOrder::Nccl`]). All else goes over `control`, which also knows who is lost.
 #[derive(Debug)]
 pub struct NcclExchange<E> {
     control: E,
     communicator: Communicator,
     gpu: Gpu,
     timeout: Duration,
+    order: SumOrder,
 }
 
 impl<E: Exchange> NcclExchange<E> {
@@ -74,6 +88,7 @@ impl<E: Exchange> NcclExchange<E> {
             control,
             gpu,
             timeout: settings.timeout,
+            order: settings.order,
         };
         exchange.until(|exchange| exchange.is_ready())?;
         Ok(exchange)
@@ -295,7 +310,10 @@ impl<E: Exchange> Exchange for NcclExchange<E> {
             return Ok(());
         }
         let rows: Vec<RawTensor> = flats.iter().map(|flat| flat.values().clone()).collect();
-        let total = self.sum_on_gpu(lanes, &rows, (count, &device))?;
+        let total = match self.order {
+            SumOrder::Lanes => self.sum_on_gpu(lanes, &rows, (count, &device))?,
+            SumOrder::Nccl => self.all_reduce(&rows, (count, &device))?,
+        };
         flats[0].replace(total);
         Ok(())
     }

@@ -38,6 +38,7 @@ pub fn run(arguments: &PretrainArguments, quiet: bool) -> Result<(), Failure> {
     let mut loaded = Loaded::read(&arguments.config, Use::Pretraining)?;
     let launch = distributed::launched().or_bad_input()?;
     loaded.exchange = distributed::join(launch, loaded.config(), &loaded.base).or_failed()?;
+    loaded.tell_order();
     let exchange = loaded.exchange.clone();
     let quiet = quiet || !exchange.world().is_first();
     // The others wait for this one.

@@ -245,10 +245,14 @@ fn a_process_that_is_killed_ends_the_others_within_seconds_and_the_run_goes_on_w
 #[test]
 fn what_is_not_right_on_several_processes_is_refused_before_anything_is_written() {
     let place = Place::new();
-    let cases: [(&[&str], &[&str]); 3] = [
+    let cases: [(&[&str], &[&str]); 4] = [
         (
             &["--set", "distributed.lanes=2"],
             &["2 lanes cannot be shared by 3 processes", "distributed::lanes"],
+        ),
+        (
+            &["--set", "distributed.order=nccl"],
+            &["distributed::refused", "here the host adds them"],
         ),
         (
             &["--set", "audit.drift_groups=1"],

@@ -1,0 +1,45 @@
+//! Sums in NCCL's own order.
+
+use super::NcclExchange;
+use burn::backend::{Dispatch, ops::FloatTensorOps};
+use flow_core::RawTensor;
+use flow_core::device::ComputeDevice;
+use flow_exchange::{Exchange, Lost};
+use flow_nccl::NcclError;
+
+impl<E: Exchange> NcclExchange<E> {
+    /// The sum over all ranks of the rows of this rank's nodes, of `count` values each: those of a rank in the order of its lanes, those of
+    /// different ranks as NCCL adds them.
+    pub(super) fn all_reduce(
+        &self,
+        parts: &[RawTensor],
+        (count, device): (usize, &ComputeDevice),
+    ) -> Result<RawTensor, Lost> {
+        self.agree(count)?;
+        self.gpu.bind().map_err(|problem| self.lost(problem))?;
+        let own = parts.iter().cloned().reduce(Dispatch::float_add);
+        let own = own.ok_or_else(|| self.lost("it has no lane to sum"))?;
+        let all = device.empty(&[count]);
+        let address = |tensor: &RawTensor| self.gpu.address(tensor).map_err(|problem| self.lost(problem));
+        let (from, to) = (address(&own)?, address(&all)?);
+        let stream = self.gpu.stream().map_err(|problem| self.lost(problem))?;
+        let communicator = &self.communicator;
+        let launched = self.gpu.on_launching_thread(move || {
+            let mut group = communicator.group(stream.raw())?;
+            // SAFETY: both tensors live until the device is past the group, below. `own` is read alone, `all` was made for this, and
+            // nothing else knows them.
+            unsafe { group.all_reduce(from, to, count)? };
+            group.end()
+        });
+        let launched: Result<(), NcclError> = launched.map_err(|problem| self.lost(problem))?;
+        launched.map_err(|error| self.lost(error))?;
+        self.until(|exchange| exchange.is_ready())?;
+        self.gpu.mark(stream).map_err(|problem| self.lost(problem))?;
+        self.until(|exchange| {
+            let is_past = exchange.gpu.is_past_mark();
+            is_past.map_err(|problem| exchange.lost(problem))
+        })?;
+        drop(own);
+        Ok(all)
+    }
+}
