@@ -42,7 +42,8 @@ pub struct NcclSettings<'a> {
 }
 
 /// An exchange whose sums of [`FlatTensor`]s on NVIDIA GPUs never leave them: NCCL moves portions between the ranks, the additions are
-/// made in the order of [`Lanes`] on the device; or NCCL adds, in its own order ([`SumOrder::Nccl`]). All else goes over `control`, which also knows who is lost.
+/// made in the order of [`Lanes`] on the device; or NCCL adds, in its own order ([`SumOrder::Nccl`]). All else goes over `control`, which
+/// also knows who is lost.
 #[derive(Debug)]
 pub struct NcclExchange<E> {
     control: E,

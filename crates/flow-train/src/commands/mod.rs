@@ -36,6 +36,7 @@ mod weights;
 use crate::arguments::{Arguments, Command, ConfigArguments, TargetArguments};
 use crate::diagnostics;
 use crate::failure::{Failure, OrFailure};
+use crate::terminal;
 use flow_config::{Catalog, Config, DeviceKind, Resolved};
 use flow_exchange::Exchange;
 use flow_runtime::Applied;
