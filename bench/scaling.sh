@@ -11,6 +11,7 @@
 #   lora     GRPO of a LoRA, 16 pictures a rank        dit     GRPO of all weights of DiT-XL's size, 128 pictures a rank
 #   peers    the first in PyTorch under torchrun       bytes   the same pictures on 1, 2 and 4 ranks: metrics and weights
 #   killed   one rank killed, and half as many ranks go on
+#   sharded  `dit` in PyTorch: DistributedDataParallel on 1, 2, … ranks, and FSDP2 on all
 # LIMIT_S (400): no part begins later than that. ALONE=1: no two runs at the same time; otherwise those of fewer ranks than there are cards
 # run beside each other, on cards of their own.
 set -u
@@ -87,6 +88,10 @@ peer_of() {
     run 110 "peer-lora-$1" "$1" "$2" $((16 * $1)) peer -- grpo_peer.py --mode compile --iterations 3 --warm-up 2 --pictures 16
 }
 
+dit_peer_of() {
+    run 80 "peer-dit-ddp-$1" "$1" "$2" $((128 * $1)) peer -- dit_peer.py --how ddp --pictures 128
+}
+
 # Four lanes, so that 1, 2 and 4 ranks have the same sums.
 lora_same() {
     lora_words 4 3 --set distributed.lanes=4 --set checkpoints.every=1
@@ -106,6 +111,11 @@ part_dit() {
 }
 
 part_peers() { each_size peer_of; }
+
+part_sharded() {
+    each_size dit_peer_of
+    run 80 "peer-dit-fsdp2-$(largest)" "$(largest)" 0 $((128 * $(largest))) peer -- dit_peer.py --how fsdp2 --pictures 128
+}
 
 part_bytes() {
     dit_weights
@@ -147,7 +157,7 @@ fi
     echo "| run | ranks | pictures | ms an iteration: median after the first two (least to most) | pictures a second | s to the end of the first iteration | most GiB by card | |"
     echo "|---|---|---|---|---|---|---|---|"
 } >>"$OUT/table.txt"
-[ $# -gt 0 ] || set -- lora dit peers bytes killed
+[ $# -gt 0 ] || set -- lora dit peers bytes killed sharded
 for part in "$@"; do
     if [ $SECONDS -ge "$LIMIT_S" ]; then
         echo "| $part | not begun: $SECONDS s are over |" | tee -a "$OUT/table.txt"
