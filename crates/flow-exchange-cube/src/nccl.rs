@@ -3,7 +3,7 @@
 mod all_reduce;
 
 use crate::flat_tensor::FlatTensor;
-use crate::stream::{Gpu, Stream};
+use crate::stream::{Gpu, IN_FLIGHT, Stream};
 use burn::backend::{Dispatch, ops::FloatTensorOps};
 use flow_core::RawTensor;
 use flow_core::device::ComputeDevice;
@@ -11,6 +11,7 @@ use flow_exchange::{Exchange, Lanes, Lost, Partials, Values, World, portion};
 use flow_nccl::{Communicator, Nccl, NcclError, UniqueId};
 use std::ops::Range;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How often the other ranks are looked after while NCCL works.
@@ -49,8 +50,18 @@ pub struct NcclExchange<E> {
     control: E,
     communicator: Communicator,
     gpu: Gpu,
+    in_flight: Mutex<InFlight>,
     timeout: Duration,
     order: SumOrder,
+}
+
+/// The sums that the device may not be past.
+#[derive(Debug, Default)]
+struct InFlight {
+    /// What they send, by mark.
+    sent: [Vec<RawTensor>; IN_FLIGHT],
+    /// The mark of the next one.
+    next: usize,
 }
 
 impl<E: Exchange> NcclExchange<E> {
@@ -88,6 +99,7 @@ impl<E: Exchange> NcclExchange<E> {
             communicator: communicator.map_err(|error| lost(error.to_string()))?,
             control,
             gpu,
+            in_flight: Mutex::default(),
             timeout: settings.timeout,
             order: settings.order,
         };
@@ -144,6 +156,14 @@ impl<E: Exchange> NcclExchange<E> {
         Err(outcome)
     }
 
+    /// Waits until the device is past a mark.
+    fn until_past(&self, mark: usize) -> Result<(), Lost> {
+        self.until(|exchange| {
+            let is_past = exchange.gpu.is_past(mark);
+            is_past.map_err(|problem| exchange.lost(problem))
+        })
+    }
+
     /// Launches a group of sends and receives on the stream of the calling thread, once all that was launched before is in it.
     fn launch(&self, stream: Stream, transfers: &[Transfer]) -> Result<(), Lost> {
         let communicator = &self.communicator;
@@ -153,8 +173,9 @@ impl<E: Exchange> NcclExchange<E> {
                 let Transfer {
                     address, count, rank, ..
                 } = *transfer;
-                // SAFETY: the addresses are those of tensors that `sum` keeps until the device is past the group. Sent ones are read
-                // alone, received ones were made for it, and nothing else knows them.
+                // SAFETY: the addresses are those of tensors. What is sent is read alone, and kept until the device is past the group;
+                // what is received was made for it on this thread, whose stream is this one: CubeCL gives its memory to no other
+                // stream, and to this one only behind the group.
                 unsafe {
                     match transfer.sends {
                         true => group.send(address, count, rank)?,
@@ -182,14 +203,38 @@ impl<E: Exchange> NcclExchange<E> {
         Ok(())
     }
 
-    /// As [`Exchange::sum`], of the rows of this rank's nodes, of `count` values each.
+    /// Waits for the sum before the last one; says the mark of the next.
+    fn next_mark(&self) -> Result<usize, Lost> {
+        let mark = self.in_flight().next;
+        self.until_past(mark)?;
+        self.in_flight().sent[mark].clear();
+        Ok(mark)
+    }
+
+    /// Marks the end of a sum in the stream; keeps what it sends until the device is past the mark.
+    fn end_at(&self, mark: usize, stream: Stream, sent: Vec<RawTensor>) -> Result<(), Lost> {
+        self.gpu
+            .mark(stream, mark)
+            .map_err(|problem| self.lost(problem))?;
+        let mut in_flight = self.in_flight();
+        in_flight.sent[mark] = sent;
+        in_flight.next = (mark + 1) % IN_FLIGHT;
+        Ok(())
+    }
+
+    fn in_flight(&self) -> std::sync::MutexGuard<'_, InFlight> {
+        self.in_flight.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// As [`Exchange::sum`], of the rows of this rank's nodes, of `count` values each. They are on the device's way, not yet there.
     fn sum_on_gpu(
         &self,
         lanes: &Lanes,
-        parts: &[RawTensor],
+        parts: Vec<RawTensor>,
         (count, device): (usize, &ComputeDevice),
     ) -> Result<RawTensor, Lost> {
         let World { rank: own, ranks, .. } = self.control.world();
+        let mark = self.next_mark()?;
         self.agree(count)?;
         self.gpu.bind().map_err(|problem| self.lost(problem))?;
         let address = |tensor: &RawTensor| self.gpu.address(tensor).map_err(|problem| self.lost(problem));
@@ -228,11 +273,7 @@ impl<E: Exchange> NcclExchange<E> {
         }
         transfers.retain(|transfer| transfer.count > 0);
         self.launch(stream, &transfers)?;
-        self.gpu.mark(stream).map_err(|problem| self.lost(problem))?;
-        self.until(|exchange| {
-            let is_past = exchange.gpu.is_past_mark();
-            is_past.map_err(|problem| exchange.lost(problem))
-        })?;
+        self.end_at(mark, stream, parts)?;
         Ok(all)
     }
 }
@@ -312,10 +353,18 @@ impl<E: Exchange> Exchange for NcclExchange<E> {
         }
         let rows: Vec<RawTensor> = flats.iter().map(|flat| flat.values().clone()).collect();
         let total = match self.order {
-            SumOrder::Lanes => self.sum_on_gpu(lanes, &rows, (count, &device))?,
-            SumOrder::Nccl => self.all_reduce(&rows, (count, &device))?,
+            SumOrder::Lanes => self.sum_on_gpu(lanes, rows, (count, &device))?,
+            SumOrder::Nccl => self.all_reduce(rows, (count, &device))?,
         };
         flats[0].replace(total);
+        Ok(())
+    }
+
+    fn settle(&self) -> Result<(), Lost> {
+        for mark in 0..IN_FLIGHT {
+            self.until_past(mark)?;
+            self.in_flight().sent[mark].clear();
+        }
         Ok(())
     }
 

@@ -19,13 +19,17 @@ use std::sync::{Arc, OnceLock};
 /// CubeCL's server of an NVIDIA GPU, which lives on a thread of its own.
 type Server = <CudaRuntime as Runtime>::Server;
 
+/// Sums that may be on the device at a time: while one is exchanged the next one is packed, and the device never waits for the host. More
+/// would fill the queue of launches, in which the host then waits without a deadline.
+pub(crate) const IN_FLIGHT: usize = 2;
+
 /// A GPU: CubeCL's thread that launches on it, and the driver's context, which is the one that CubeCL has.
 pub(crate) struct Gpu {
     /// Opened when it is needed first: options of the runtime may not be in force before.
     server: OnceLock<DeviceHandle<Server>>,
     context: Arc<CudaContext>,
-    /// Recorded behind what is waited for.
-    event: Event,
+    /// Recorded behind what is waited for, by turns.
+    events: [Event; IN_FLIGHT],
 }
 
 /// An event of the driver. It is made once and lives as long as the process.
@@ -68,11 +72,13 @@ impl Gpu {
         let context = CudaContext::new(index).map_err(|error| error.to_string())?;
         context.bind_to_thread().map_err(|error| error.to_string())?;
         let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING;
-        let event = cudarc::driver::result::event::create(flags).map_err(|error| error.to_string())?;
+        let event = || cudarc::driver::result::event::create(flags).map(Event);
+        let events = [event(), event()];
+        let [first, second] = events.map(|event| event.map_err(|error| error.to_string()));
         Ok(Self {
             server: OnceLock::new(),
             context,
-            event: Event(event),
+            events: [first?, second?],
         })
     }
 
@@ -113,9 +119,9 @@ impl Gpu {
         Ok(resource.resource().ptr)
     }
 
-    /// Notes how far `stream` has been filled.
-    pub(crate) fn mark(&self, stream: Stream) -> Result<(), String> {
-        let event = self.event;
+    /// Notes how far `stream` has been filled, as mark number `mark`, which may be below [`IN_FLIGHT`].
+    pub(crate) fn mark(&self, stream: Stream, mark: usize) -> Result<(), String> {
+        let event = self.events[mark];
         let recorded = self.on_launching_thread(move || {
             // Taken whole into the closure: its fields alone are not `Send`.
             let (event, stream) = (event, stream);
@@ -125,10 +131,11 @@ impl Gpu {
         recorded.map_err(|error| error.to_string())
     }
 
-    /// Whether the device has come to the last [`mark`](Self::mark). Asks the driver, not CubeCL, whose thread may wait for the device.
-    pub(crate) fn is_past_mark(&self) -> Result<bool, String> {
+    /// Whether the device has come to where [`mark`](Self::mark) was last set, or it never was. Asks the driver, not CubeCL, whose thread
+    /// may wait for the device.
+    pub(crate) fn is_past(&self, mark: usize) -> Result<bool, String> {
         // SAFETY: the event is alive.
-        match unsafe { sys::cuEventQuery(self.event.0) } {
+        match unsafe { sys::cuEventQuery(self.events[mark].0) } {
             CUresult::CUDA_SUCCESS => Ok(true),
             CUresult::CUDA_ERROR_NOT_READY => Ok(false),
             other => Err(format!("the driver says {other:?}")),

@@ -19,11 +19,18 @@ pub trait Exchange: Debug + Send + Sync {
     fn gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Lost>;
 
     /// Sums over all lanes, into the first of `parts` on every rank. `parts` are the sums of the nodes that
-    /// [`Lanes::cover`] gives for this rank's lanes, in order; all have the same number of values, on all ranks.
+    /// [`Lanes::cover`] gives for this rank's lanes, in order; all have the same number of values, on all ranks. What is on a GPU may
+    /// be on its way: what is launched behind it finds the sums, the host may count on them after [`settle`](Self::settle).
     ///
     /// # Errors
     /// If a rank is lost, or sums another number of values. What `parts` hold then is not said.
     fn sum(&self, lanes: &Lanes, parts: &mut [&mut dyn Values]) -> Result<(), Lost>;
+
+    /// Waits until every sum is there.
+    ///
+    /// # Errors
+    /// If a rank is lost; no sum since the last call may be used then.
+    fn settle(&self) -> Result<(), Lost>;
 
     /// Gives everyone the values of rank `from`.
     ///
@@ -56,6 +63,10 @@ impl Exchange for Alone {
 
     fn sum(&self, _: &Lanes, _: &mut [&mut dyn Values]) -> Result<(), Lost> {
         // The cover of all lanes is the whole tree.
+        Ok(())
+    }
+
+    fn settle(&self) -> Result<(), Lost> {
         Ok(())
     }
 

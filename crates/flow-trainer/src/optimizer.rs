@@ -260,6 +260,7 @@ impl Accumulated {
                 total[index] = Some(sum);
             }
         }
+        exchange.settle()?;
         self.partials.push(0..lanes.count(), total, |_, _| {});
         self.units = self.expected;
         Ok(())

@@ -9,15 +9,16 @@ use flow_nccl::NcclError;
 
 impl<E: Exchange> NcclExchange<E> {
     /// The sum over all ranks of the rows of this rank's nodes, of `count` values each: those of a rank in the order of its lanes, those of
-    /// different ranks as NCCL adds them.
+    /// different ranks as NCCL adds them. It is on the device's way, not yet there.
     pub(super) fn all_reduce(
         &self,
-        parts: &[RawTensor],
+        parts: Vec<RawTensor>,
         (count, device): (usize, &ComputeDevice),
     ) -> Result<RawTensor, Lost> {
+        let mark = self.next_mark()?;
         self.agree(count)?;
         self.gpu.bind().map_err(|problem| self.lost(problem))?;
-        let own = parts.iter().cloned().reduce(Dispatch::float_add);
+        let own = parts.into_iter().reduce(Dispatch::float_add);
         let own = own.ok_or_else(|| self.lost("it has no lane to sum"))?;
         let all = device.empty(&[count]);
         let address = |tensor: &RawTensor| self.gpu.address(tensor).map_err(|problem| self.lost(problem));
@@ -26,20 +27,15 @@ impl<E: Exchange> NcclExchange<E> {
         let communicator = &self.communicator;
         let launched = self.gpu.on_launching_thread(move || {
             let mut group = communicator.group(stream.raw())?;
-            // SAFETY: both tensors live until the device is past the group, below. `own` is read alone, `all` was made for this, and
-            // nothing else knows them.
+            // SAFETY: `own` is read alone, and kept until the device is past the group; `all` was made for this on this thread, whose
+            // stream is this one: CubeCL gives its memory to no other stream, and to this one only behind the group.
             unsafe { group.all_reduce(from, to, count)? };
             group.end()
         });
         let launched: Result<(), NcclError> = launched.map_err(|problem| self.lost(problem))?;
         launched.map_err(|error| self.lost(error))?;
         self.until(|exchange| exchange.is_ready())?;
-        self.gpu.mark(stream).map_err(|problem| self.lost(problem))?;
-        self.until(|exchange| {
-            let is_past = exchange.gpu.is_past_mark();
-            is_past.map_err(|problem| exchange.lost(problem))
-        })?;
-        drop(own);
+        self.end_at(mark, stream, vec![own])?;
         Ok(all)
     }
 }
