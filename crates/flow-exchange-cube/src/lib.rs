@@ -11,4 +11,4 @@ mod stream;
 
 pub use flat_tensor::FlatTensor;
 #[cfg(feature = "cuda")]
-pub use nccl::{NcclExchange, NcclSettings};
+pub use nccl::{NcclExchange, NcclSettings, SumOrder};

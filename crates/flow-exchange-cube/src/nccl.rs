@@ -1,5 +1,7 @@
 //! Sums of NVIDIA GPUs over the ranks of a run, by NCCL.
 
+mod all_reduce;
+
 use crate::flat_tensor::FlatTensor;
 use crate::stream::{Gpu, IN_FLIGHT, Stream};
 use burn::backend::{Dispatch, ops::FloatTensorOps};
@@ -18,6 +20,15 @@ const LOOK: Duration = Duration::from_millis(20);
 /// What portions of a sum begin at a multiple of, so that no two ranks write one line of memory.
 const ALIGNMENT: usize = 128;
 
+/// In which order values of different ranks are added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SumOrder {
+    /// In that of the lanes, whatever the number of ranks.
+    Lanes,
+    /// In one that NCCL chooses: it depends on the number of ranks and on how their GPUs are connected.
+    Nccl,
+}
+
 /// How NCCL is started.
 #[derive(Clone, Copy, Debug)]
 pub struct NcclSettings<'a> {
@@ -27,10 +38,13 @@ pub struct NcclSettings<'a> {
     pub library: Option<&'a Path>,
     /// The longest wait for the others.
     pub timeout: Duration,
+    /// Of sums.
+    pub order: SumOrder,
 }
 
 /// An exchange whose sums of [`FlatTensor`]s on NVIDIA GPUs never leave them: NCCL moves portions between the ranks, the additions are
-/// made in the order of [`Lanes`] on the device. All else goes over `control`, which also knows who is lost.
+/// made in the order of [`Lanes`] on the device; or NCCL adds, in its own order ([`SumOrder::Nccl`]). All else goes over `control`, which
+/// also knows who is lost.
 #[derive(Debug)]
 pub struct NcclExchange<E> {
     control: E,
@@ -38,6 +52,7 @@ pub struct NcclExchange<E> {
     gpu: Gpu,
     in_flight: Mutex<InFlight>,
     timeout: Duration,
+    order: SumOrder,
 }
 
 /// The sums and shared rows that the device may not be past.
@@ -86,6 +101,7 @@ impl<E: Exchange> NcclExchange<E> {
             gpu,
             in_flight: Mutex::default(),
             timeout: settings.timeout,
+            order: settings.order,
         };
         exchange.until(|exchange| exchange.is_ready())?;
         Ok(exchange)
@@ -195,6 +211,17 @@ impl<E: Exchange> NcclExchange<E> {
         Ok(mark)
     }
 
+    /// Marks the end of a sum in the stream; keeps what it sends until the device is past the mark.
+    fn end_at(&self, mark: usize, stream: Stream, sent: Vec<RawTensor>) -> Result<(), Lost> {
+        self.gpu
+            .mark(stream, mark)
+            .map_err(|problem| self.lost(problem))?;
+        let mut in_flight = self.in_flight();
+        in_flight.sent[mark] = sent;
+        in_flight.next = (mark + 1) % IN_FLIGHT;
+        Ok(())
+    }
+
     fn in_flight(&self) -> std::sync::MutexGuard<'_, InFlight> {
         self.in_flight.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -246,12 +273,7 @@ impl<E: Exchange> NcclExchange<E> {
         }
         transfers.retain(|transfer| transfer.count > 0);
         self.launch(stream, &transfers)?;
-        self.gpu
-            .mark(stream, mark)
-            .map_err(|problem| self.lost(problem))?;
-        let mut in_flight = self.in_flight();
-        in_flight.sent[mark] = parts;
-        in_flight.next = (mark + 1) % IN_FLIGHT;
+        self.end_at(mark, stream, parts)?;
         Ok(all)
     }
 
@@ -363,7 +385,10 @@ impl<E: Exchange> Exchange for NcclExchange<E> {
             return Ok(());
         }
         let rows: Vec<RawTensor> = flats.iter().map(|flat| flat.values().clone()).collect();
-        let total = self.sum_on_gpu(lanes, rows, (count, &device))?;
+        let total = match self.order {
+            SumOrder::Lanes => self.sum_on_gpu(lanes, rows, (count, &device))?,
+            SumOrder::Nccl => self.all_reduce(rows, (count, &device))?,
+        };
         flats[0].replace(total);
         Ok(())
     }

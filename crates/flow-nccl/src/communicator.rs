@@ -1,7 +1,7 @@
 //! A communicator of one GPU, whose calls never wait.
 
 use crate::error::NcclError;
-use crate::library::{Config, FLOAT32, IN_PROGRESS, Nccl, RawCommunicator, RawStream, UniqueId};
+use crate::library::{Config, FLOAT32, IN_PROGRESS, Nccl, RawCommunicator, RawStream, SUM, UniqueId};
 use std::ffi::{c_int, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -77,7 +77,7 @@ impl Communicator {
         Ok(state != IN_PROGRESS)
     }
 
-    /// Sends and receives of f32 that are launched together on `stream`; [`Group::end`] launches them.
+    /// Transfers of f32 that are launched together on `stream`; [`Group::end`] launches them.
     ///
     /// # Errors
     /// [`NcclError`].
@@ -111,7 +111,7 @@ impl Drop for Communicator {
     }
 }
 
-/// Sends and receives that are launched together, so that none waits for another. Between two ranks they match in their order.
+/// Transfers that are launched together, so that none waits for another. Between two ranks they match in their order.
 #[derive(Debug)]
 pub struct Group<'a> {
     communicator: &'a Communicator,
@@ -149,6 +149,23 @@ impl Group<'_> {
         self.communicator.with("ncclRecv", |raw| {
             // SAFETY: as the caller says.
             unsafe { (table.receive)(to, count, FLOAT32, rank, raw, stream) }
+        })
+    }
+
+    /// Sums `count` f32 of every rank, in an order that NCCL chooses, and gives all ranks the sums. Every rank does this at once.
+    ///
+    /// # Errors
+    /// [`NcclError`].
+    ///
+    /// # Safety
+    /// Until the stream has come past the group, `count` values are at `from` that nothing writes, and room for as many is at `to`, which
+    /// nothing else reads or writes.
+    pub unsafe fn all_reduce(&mut self, from: u64, to: u64, count: usize) -> Result<(), NcclError> {
+        let (from, to, stream) = (from as *const c_void, to as *mut c_void, self.stream);
+        let table = &self.communicator.nccl.table;
+        self.communicator.with("ncclAllReduce", |raw| {
+            // SAFETY: as the caller says.
+            unsafe { (table.all_reduce)(from, to, count, FLOAT32, SUM, raw, stream) }
         })
     }
 

@@ -24,6 +24,9 @@ pub(crate) const IN_PROGRESS: c_int = 7;
 /// `ncclFloat32`.
 pub(crate) const FLOAT32: c_int = 7;
 
+/// `ncclSum`.
+pub(crate) const SUM: c_int = 0;
+
 /// `NCCL_CONFIG_UNDEF_INT`: whatever NCCL takes by itself.
 const UNDEFINED: c_int = c_int::MIN;
 
@@ -104,6 +107,7 @@ table! {
     async_error = "ncclCommGetAsyncError": fn(RawCommunicator, *mut c_int) -> c_int;
     send = "ncclSend": fn(*const c_void, usize, c_int, c_int, RawCommunicator, RawStream) -> c_int;
     receive = "ncclRecv": fn(*mut c_void, usize, c_int, c_int, RawCommunicator, RawStream) -> c_int;
+    all_reduce = "ncclAllReduce": fn(*const c_void, *mut c_void, usize, c_int, c_int, RawCommunicator, RawStream) -> c_int;
     group_start = "ncclGroupStart": fn() -> c_int;
     group_end = "ncclGroupEnd": fn() -> c_int;
     error_string = "ncclGetErrorString": fn(c_int) -> *const c_char;

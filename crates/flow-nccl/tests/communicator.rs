@@ -41,6 +41,7 @@ const SEND: c_int = 2;
 const RECEIVE: c_int = 3;
 const GROUP_START: c_int = 4;
 const GROUP_END: c_int = 5;
+const ALL_REDUCE: c_int = 6;
 
 #[test]
 fn a_library_that_is_not_there_is_an_error_that_says_what_was_tried_and_what_to_install() {
@@ -85,10 +86,11 @@ fn a_communicator_begins_groups_fails_in_words_and_is_aborted_once() {
     unsafe {
         group.send(0, 3, 0).unwrap();
         group.receive(0, 3, 0).unwrap();
+        group.all_reduce(0, 0, 3).unwrap();
     }
     group.end().unwrap();
-    let counted = [SEND, RECEIVE, GROUP_START, GROUP_END].map(|of| calls(&library, of));
-    assert_eq!(counted, [1, 1, 1, 1]);
+    let counted = [SEND, RECEIVE, ALL_REDUCE, GROUP_START, GROUP_END].map(|of| calls(&library, of));
+    assert_eq!(counted, [1, 1, 1, 1, 1]);
 
     // SAFETY: as above; the library has a function of this type.
     unsafe {

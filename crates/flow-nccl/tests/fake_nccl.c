@@ -5,7 +5,7 @@ typedef int result;
 typedef struct { char bytes[128]; } unique_id;
 
 static int calls[8], polls, code_of_send;
-enum { INIT, ABORT, SEND, RECEIVE, GROUP_START, GROUP_END };
+enum { INIT, ABORT, SEND, RECEIVE, GROUP_START, GROUP_END, ALL_REDUCE };
 
 int fake_calls(int of) { return calls[of]; }
 void fake_send_fails(int code) { code_of_send = code; }
@@ -24,6 +24,11 @@ result ncclCommAbort(void *comm) { calls[ABORT]++; return 0; }
 result ncclCommGetAsyncError(void *comm, int *state) { *state = ++polls > 2 ? 0 : 7; return 0; }
 result ncclSend(const void *from, size_t count, int type, int rank, void *comm, void *stream) { calls[SEND]++; return code_of_send; }
 result ncclRecv(void *to, size_t count, int type, int rank, void *comm, void *stream) { calls[RECEIVE]++; return 0; }
+/* f32 is type 7, and a sum operation 0. */
+result ncclAllReduce(const void *from, void *to, size_t count, int type, int operation, void *comm, void *stream) {
+    calls[ALL_REDUCE]++;
+    return type == 7 && operation == 0 ? 0 : 4;
+}
 result ncclGroupStart(void) { calls[GROUP_START]++; return 0; }
 result ncclGroupEnd(void) { calls[GROUP_END]++; return 0; }
 const char *ncclGetErrorString(result code) { return code == 2 ? "unhandled system error" : "another error"; }

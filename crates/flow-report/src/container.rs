@@ -280,6 +280,7 @@ pub struct CheckpointReader {
     meta: Value,
     sections: Vec<SectionEntry>,
     blake3: String,
+    bytes: u64,
 }
 
 impl CheckpointReader {
@@ -330,6 +331,7 @@ impl CheckpointReader {
             meta: header.meta,
             sections: header.sections,
             blake3,
+            bytes: expected,
         })
     }
 
@@ -356,6 +358,27 @@ impl CheckpointReader {
     /// BLAKE3 of the content in hex, the same as [`WrittenCheckpoint::blake3`].
     pub fn blake3(&self) -> &str {
         &self.blake3
+    }
+
+    /// Length of the file, header and hash included.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// `length` bytes of the file as it lies there, from `offset`: for whoever sends it to somebody that verifies it again.
+    ///
+    /// # Errors
+    /// If they cannot be read, or the file has not so many.
+    pub fn piece(&self, offset: u64, length: usize) -> Result<Vec<u8>, CheckpointError> {
+        let unreadable = |source| CheckpointError::Unreadable {
+            path: self.path.clone(),
+            source,
+        };
+        let mut bytes = vec![0; length];
+        let mut file = &self.file;
+        file.seek(SeekFrom::Start(offset)).map_err(unreadable)?;
+        file.read_exact(&mut bytes).map_err(unreadable)?;
+        Ok(bytes)
     }
 
     /// Reads a section into memory.

@@ -24,6 +24,7 @@ mod logs;
 mod manifest;
 mod metrics;
 mod probe;
+mod received;
 mod report;
 mod run_id;
 mod setback;
@@ -59,6 +60,7 @@ pub use probe::{
     BYTES_PER_GIB, Stopwatch, human_duration, peak_resident_bytes, peak_resident_gib, process_cpu_s,
     resident_bytes, rfc3339,
 };
+pub use received::ReceivedFile;
 pub use report::{
     ChartGroup, ComparedRun, Comparison, GridFigure, ReportData, RunChart, run_charts, runs_in,
     write_comparison, write_report,

@@ -1,7 +1,7 @@
 //! Joining a run of several processes.
 
 use crate::Registries;
-use flow_config::{Config, DeviceKind, Diagnostic, Transport};
+use flow_config::{Config, DeviceKind, Diagnostic, SumOrder, Transport};
 use flow_exchange::{Alone, Exchange, Lost, Ranks, World, tcp};
 use flow_rendezvous::{Launch, Membership, RendezvousError};
 use flow_rewards::RewardKind;
@@ -29,6 +29,12 @@ pub enum JoinError {
          what the device needs"
     )]
     NoGpu(&'static str),
+    /// Sums in the order of NCCL are NCCL's.
+    #[error(
+        "`distributed.order = \"nccl\"` lets NCCL add gradients, which it does on NVIDIA GPUs alone; here they would be added by the host. \
+         Set it to \"lanes\", or `device.kind = \"cuda\"` and `distributed.transport = \"auto\"`"
+    )]
+    NoNcclOrder,
 }
 
 /// What the launcher of this process says; none of a run of one process.
@@ -48,6 +54,9 @@ pub fn join(launch: Option<Launch>, config: &Config, base: &Path) -> Result<Arc<
     let Some(launch) = launch else {
         return Ok(Arc::new(Alone));
     };
+    if config.distributed.order == SumOrder::Nccl && !is_by_nccl(config) {
+        return Err(JoinError::NoNcclOrder);
+    }
     let timeout = Duration::from_secs(config.distributed.timeout_s);
     let membership = Membership::join(launch, timeout.min(START))?;
     let ranks = tcp(membership, timeout)?;
@@ -57,6 +66,20 @@ pub fn join(launch: Option<Launch>, config: &Config, base: &Path) -> Result<Arc<
         (Transport::Nccl, DeviceKind::Cpu) => Err(JoinError::NoGpu(kind.name())),
         (Transport::Auto | Transport::Tcp, _) => Ok(Arc::new(ranks)),
     }
+}
+
+/// Whether NCCL moves gradients.
+fn is_by_nccl(config: &Config) -> bool {
+    config.device.kind == DeviceKind::Cuda && config.distributed.transport != Transport::Tcp
+}
+
+/// What is to be said of a run of several processes before it begins, if anything.
+pub fn notice(config: &Config, world: World) -> Option<&'static str> {
+    let is_nccl = config.distributed.order == SumOrder::Nccl && world.is_several();
+    is_nccl.then_some(
+        "`distributed.order = \"nccl\"`: gradients are added in an order that NCCL chooses, so weights and metrics depend on the number of \
+         processes in their last bits, and may from run to run",
+    )
 }
 
 #[cfg(feature = "cuda")]
@@ -71,6 +94,10 @@ fn by_nccl(
         gpu: own_device(config, ranks.world()).device.index,
         library: library.as_deref(),
         timeout: timeout.min(START),
+        order: match config.distributed.order {
+            SumOrder::Lanes => flow_exchange_cube::SumOrder::Lanes,
+            SumOrder::Nccl => flow_exchange_cube::SumOrder::Nccl,
+        },
     };
     Ok(Arc::new(flow_exchange_cube::NcclExchange::start(
         ranks, settings,

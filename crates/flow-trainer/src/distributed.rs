@@ -81,14 +81,21 @@ impl Distribution {
         self.of_rank(update, world.rank)
     }
 
-    fn of_rank(&self, update: &Range<usize>, rank: usize) -> Range<usize> {
+    /// This rank's lanes.
+    pub(crate) fn own_lanes(&self) -> Range<usize> {
+        let world = self.exchange.world();
+        self.lanes.of_rank(world.rank, world.ranks)
+    }
+
+    /// A rank's micro-batches of an update. Where there are fewer than lanes, some lanes have none.
+    pub(crate) fn of_rank(&self, update: &Range<usize>, rank: usize) -> Range<usize> {
         let lanes = self.lanes.of_rank(rank, self.exchange.world().ranks);
-        let at = |lane: usize| update.start + lane * update.len() / self.lanes.count();
+        let at = |lane: usize| update.start + (lane * update.len()).div_ceil(self.lanes.count());
         at(lanes.start)..at(lanes.end)
     }
 
     /// The micro-batches of a rank in an iteration, in order.
-    fn micro_batches_of(&self, geometry: &Geometry, rank: usize) -> Vec<usize> {
+    pub(crate) fn micro_batches_of(&self, geometry: &Geometry, rank: usize) -> Vec<usize> {
         let updates = geometry.update_micro_batches();
         updates.flat_map(|update| self.of_rank(&update, rank)).collect()
     }
@@ -163,16 +170,7 @@ impl Distribution {
         &self,
         mine: &T,
     ) -> Result<Vec<T>, TrainError> {
-        let unreadable = |error: serde_json::Error| {
-            TrainError::Setting(format!(
-                "what another rank says cannot be read ({error}); run the same build of flow-train on all ranks"
-            ))
-        };
-        let mine = serde_json::to_vec(mine).map_err(unreadable)?;
-        let all = self.exchange.gather(&mine)?;
-        all.iter()
-            .map(|each| serde_json::from_slice(each).map_err(unreadable))
-            .collect()
+        gathered(&*self.exchange, mine)
     }
 
     /// What the accelerators of all ranks did, of what each did on its own.
@@ -210,6 +208,23 @@ impl Distribution {
             })
         })
     }
+}
+
+/// What every rank says, in order.
+pub(crate) fn gathered<T: Serialize + for<'a> Deserialize<'a>>(
+    exchange: &dyn Exchange,
+    mine: &T,
+) -> Result<Vec<T>, TrainError> {
+    let unreadable = |error: serde_json::Error| {
+        TrainError::Setting(format!(
+            "what another rank says cannot be read ({error}); run the same build of flow-train on all ranks"
+        ))
+    };
+    let mine = serde_json::to_vec(mine).map_err(unreadable)?;
+    let all = exchange.gather(&mine)?;
+    all.iter()
+        .map(|each| serde_json::from_slice(each).map_err(unreadable))
+        .collect()
 }
 
 impl TrainState {

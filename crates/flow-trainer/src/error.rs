@@ -197,6 +197,22 @@ pub enum TrainError {
         /// What was found and could not be used.
         skipped: String,
     },
+    /// A checkpoint that the process that decides does not see.
+    #[error(
+        "process {rank} sees the checkpoint `{path}` of iteration {iteration}, and process 0, which decides what the run goes on from, sees \
+         none in `{directory}`. Start the processes so that process 0 is on that machine, or copy the file into that folder; to begin \
+         anew, pass `--on-exists overwrite`"
+    )]
+    CheckpointElsewhere {
+        /// The process that sees it.
+        rank: usize,
+        /// The file.
+        path: PathBuf,
+        /// Its iteration.
+        iteration: u64,
+        /// Where the first process looked.
+        directory: PathBuf,
+    },
     /// A setting that fits no other.
     #[error("{0}")]
     Setting(String),

@@ -31,6 +31,7 @@ mod sample;
 pub mod scheduler;
 pub mod session;
 pub mod setup;
+pub mod shared_checkpoint;
 pub mod shards;
 pub mod sizes;
 mod state_sections;

@@ -194,6 +194,13 @@ impl Accumulated {
         accumulate(kernels, &mut self.sums, gradients);
     }
 
+    /// A lane in which there are no units, of so many weights: it takes its place in the tree and adds nothing.
+    pub(crate) fn add_none_to(&mut self, lane: usize, kernels: &dyn Kernels, weights: usize) {
+        self.end_lane(kernels);
+        self.lane = lane;
+        self.sums = vec![None; weights];
+    }
+
     /// Adds the lane that is summed now to the tree.
     fn end_lane(&mut self, kernels: &dyn Kernels) {
         if self.sums.is_empty() {

@@ -1,7 +1,7 @@
 //! What of a config is not right, or not there yet, on several processes.
 
 use crate::codes::{LANES, NOT_ON_SEVERAL};
-use flow_config::{Config, Diagnostic, GradientStorage};
+use flow_config::{Config, DeviceKind, Diagnostic, GradientStorage, SumOrder, Transport};
 
 /// Why so many ranks, lanes and micro-batches of an update do not fit each other, and how to mend it; none if they do.
 pub fn lanes(ranks: usize, lanes: usize, micro_batches: usize) -> Option<(String, String)> {
@@ -45,6 +45,15 @@ pub fn several(config: &Config, ranks: usize, group_wise: bool) -> Vec<Diagnosti
             "optimizer.gradients",
             "gradients are exchanged in f32, so their sums would have other bits on several processes than on one",
             "set it to \"f32\", or start one process",
+        );
+    }
+    let distributed = &config.distributed;
+    let is_by_host = config.device.kind == DeviceKind::Cpu || distributed.transport == Transport::Tcp;
+    if distributed.order == SumOrder::Nccl && is_by_host {
+        refuse(
+            "distributed.order",
+            "NCCL adds gradients of NVIDIA GPUs, and here the host adds them",
+            "set it to \"lanes\", or `device.kind = \"cuda\"` and `distributed.transport = \"auto\"`",
         );
     }
     if config.audit.drift_groups > 0 && config.audit.drift_every > 0 {

@@ -20,6 +20,8 @@ pub struct DistributedConfig {
     /// Iterations between two comparisons of all processes' weights, bit by bit. 0 for none.
     #[schemars(range(max = 1_000_000))]
     pub check_replicas_every: usize,
+    /// In which order gradients of different processes are added.
+    pub order: SumOrder,
     /// How gradients travel between the processes.
     pub transport: Transport,
     /// NVIDIA's library NCCL (`libnccl.so.2`), relative to the config file. Without it, the one that the system's loader finds, or else the
@@ -38,6 +40,18 @@ pub enum Shard {
     None,
     /// The optimizer's moments (ZeRO-1): a process has those of some weights, steps these, and gives them to the others.
     Optimizer,
+}
+
+/// In which order gradients of different processes are added.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum SumOrder {
+    /// That of the lanes: the same bits on every number of processes that divides them.
+    #[default]
+    Lanes,
+    /// NCCL's, between GPUs alone: it may be a little faster. Weights and metrics then depend on the number of processes in their last
+    /// bits.
+    Nccl,
 }
 
 /// How gradients travel between processes.
@@ -59,6 +73,7 @@ impl Default for DistributedConfig {
             lanes: 0,
             timeout_s: 1800,
             check_replicas_every: 50,
+            order: SumOrder::Lanes,
             transport: Transport::Auto,
             nccl: None,
             shard: Shard::None,

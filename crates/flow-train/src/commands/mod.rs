@@ -36,6 +36,7 @@ mod weights;
 use crate::arguments::{Arguments, Command, ConfigArguments, TargetArguments};
 use crate::diagnostics;
 use crate::failure::{Failure, OrFailure};
+use crate::terminal;
 use flow_config::{Catalog, Config, DeviceKind, Resolved};
 use flow_exchange::Exchange;
 use flow_runtime::Applied;
@@ -134,7 +135,17 @@ impl Loaded {
         let refused = distributed::refused_on(self.config(), ranks, &self.registries);
         diagnostics::settle(&self.resolved.located(refused))?;
         self.exchange = distributed::join(launch, self.config(), &self.base).or_failed()?;
+        self.tell_order();
         Ok(())
+    }
+
+    /// Says how gradients are added, where that is worth a word.
+    fn tell_order(&self) {
+        let world = self.exchange.world();
+        let notice = distributed::notice(self.config(), world).filter(|_| world.is_first());
+        if let Some(notice) = notice {
+            terminal::note(&format!("note: {notice}"));
+        }
     }
 
     fn config(&self) -> &Config {

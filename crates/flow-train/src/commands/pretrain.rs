@@ -23,6 +23,7 @@ use flow_trainer::pretrain::{
     Examples, Keeping, PretrainCheckpoint, PretrainSettings, Pretrained, Pretraining, pretrain,
 };
 use flow_trainer::setup::{self, Environment, PipelineFolders};
+use flow_trainer::shared_checkpoint::{self, Offer};
 use flow_trainer::undone::{settle, shortfalls};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -37,6 +38,7 @@ pub fn run(arguments: &PretrainArguments, quiet: bool) -> Result<(), Failure> {
     let mut loaded = Loaded::read(&arguments.config, Use::Pretraining)?;
     let launch = distributed::launched().or_bad_input()?;
     loaded.exchange = distributed::join(launch, loaded.config(), &loaded.base).or_failed()?;
+    loaded.tell_order();
     let exchange = loaded.exchange.clone();
     let quiet = quiet || !exchange.world().is_first();
     // The others wait for this one.
@@ -280,17 +282,24 @@ impl Files {
             let own = self.begin(arguments, config)?;
             if exchange.world().is_several() {
                 let from = own.weights.as_ref().map(|(from, _)| from.as_ref());
-                let path = from.flatten().map(PretrainCheckpoint::path);
-                let told = serde_json::to_vec(&(from.is_some(), path)).or_failed()?;
+                let reader = from.flatten().map(PretrainCheckpoint::reader);
+                let told = serde_json::to_vec(&(from.is_some(), reader.map(Offer::of))).or_failed()?;
                 exchange.gather(&told).or_failed()?;
+                if let Some(reader) = reader {
+                    shared_checkpoint::give(exchange, reader).or_failed()?;
+                }
             }
             return Ok(own);
         }
         let all = exchange.gather(&[]).or_failed()?;
-        let (is_trained, from): (bool, Option<PathBuf>) = serde_json::from_slice(&all[0]).or_failed()?;
-        let open = |path: PathBuf| {
+        let (is_trained, from): (bool, Option<Offer>) = serde_json::from_slice(&all[0]).or_failed()?;
+        let open = |offer: Offer| {
+            let places = [offer.path().to_owned(), self.state.clone()];
+            let file = format!("received/rank-{}/checkpoint", exchange.world().rank);
+            let file = self.state.with_file_name(file);
+            let reader = shared_checkpoint::take(exchange, &offer, &places, &file).or_failed()?;
             let described = state_description(config, &self.base, &self.folders)?;
-            PretrainCheckpoint::open(&path, &described).or_bad_input()
+            PretrainCheckpoint::of(reader, &described).or_bad_input()
         };
         Ok(Begin {
             weights: is_trained

@@ -99,13 +99,16 @@ impl Train<'_> {
     fn with(self, algorithm: Box<dyn Algorithm>) -> Result<(), Failure> {
         let (config, environment) = (self.loaded.config(), self.environment);
         let mut parts = setup::parts(config, environment, algorithm).or_bad_input()?;
-        if !self.goes_on {
+        let is_first = self.loaded.exchange.world().is_first();
+        // Where the first process may send a checkpoint, that is asked when it is known.
+        let may_receive = !is_first && open::goes_on(self.arguments, config);
+        if !self.goes_on && !may_receive {
             // Before the directory: an older run must not be moved aside for one that cannot begin.
             parts.expect_files().or_bad_input()?;
         }
         // They were shown with their places when the config was read.
         parts.notices.clear();
-        if !self.loaded.exchange.world().is_first() {
+        if !is_first {
             return self.join(parts);
         }
         if self.arguments.dry_run {
@@ -130,8 +133,12 @@ impl Train<'_> {
             Start::Resume(directory, from) => {
                 self.tell(&mut *observer, directory.notices());
                 let manifest = open::manifest(&directory, self.loaded, environment, &parts.acceleration)?;
-                let session = Session::resume(parts, directory, from.as_deref(), manifest, &mut *observer)
-                    .or_bad_input()?;
+                let session =
+                    match Session::resume(parts, directory, from.as_deref(), manifest, &mut *observer) {
+                        // Another process failed: nothing is wrong with what this one was given.
+                        Err(lost @ TrainError::Lost(_)) => return Err(Failure::Run(lost.to_string())),
+                        session => session.or_bad_input()?,
+                    };
                 let place = session.directory().path().display();
                 observer.notice(&format!(
                     "resumed {place} after iteration {}",
@@ -177,7 +184,10 @@ impl Train<'_> {
     /// Takes part in the run that the first process writes.
     fn join(&self, parts: Parts<Box<dyn Algorithm>>) -> Result<(), Failure> {
         let mut observer = self.observer()?;
-        let mut session = Session::join(parts).or_failed()?;
+        let config = self.loaded.config();
+        let directory = config.run.dir.join(&config.run.name);
+        let goes_on = open::goes_on_from_newest(self.arguments, config);
+        let mut session = Session::join(parts, &directory, goes_on).or_failed()?;
         match session.run(&mut *observer) {
             Ok(RunStatus::Interrupted { .. }) => Err(Failure::Interrupted),
             Ok(_) => Ok(()),

@@ -153,9 +153,11 @@ impl Visitor<'_> {
         let parts = setup::parts(config, environment, algorithm)?;
         let outline = setup::outline(config, &environment.plugins.models, &environment.device)?;
         if !environment.exchange.world().is_first() {
+            let directory = config.run.dir.join(&config.run.name);
+            let goes_on = config.run.on_exists == OnExists::Resume;
             return Ok(Trained {
-                status: Session::join(parts)?.run(observer)?,
-                directory: config.run.dir.join(&config.run.name),
+                status: Session::join(parts, &directory, goes_on)?.run(observer)?,
+                directory,
                 summary: RunSummary::default(),
                 weights: Vec::new(),
             });

@@ -61,6 +61,12 @@ pub const RULES: &[(&str, Rule)] = &[
         "distributed.lanes",
         MayChange("gradients are summed in another order; later iterations have other last bits"),
     ),
+    (
+        "distributed.order",
+        MayChange(
+            "gradients of several processes are summed in another order; later iterations have other last bits",
+        ),
+    ),
     ("distributed.timeout_s", SPEED),
     ("distributed.check_replicas_every", SPEED),
     ("distributed.transport", SPEED),

@@ -79,9 +79,17 @@ impl PretrainCheckpoint {
     /// # Errors
     /// If it is no whole checkpoint, one of a run, or one of another pretraining; the key that differs is named.
     pub fn open(path: &Path, description: &Value) -> Result<Self, TrainError> {
-        let reader = CheckpointReader::open(path)?;
+        Self::of(CheckpointReader::open(path)?, description)
+    }
+
+    /// As [`open`](Self::open), of a file that was read already.
+    ///
+    /// # Errors
+    /// As those of [`open`](Self::open).
+    pub fn of(reader: CheckpointReader, description: &Value) -> Result<Self, TrainError> {
+        let path = reader.path().to_owned();
         let mismatch = |problem: String, help: &str| TrainError::CheckpointMismatch {
-            path: path.to_owned(),
+            path: path.clone(),
             problem,
             help: help.into(),
         };
@@ -111,6 +119,11 @@ impl PretrainCheckpoint {
     /// The file.
     pub fn path(&self) -> &Path {
         self.reader.path()
+    }
+
+    /// What was read.
+    pub fn reader(&self) -> &CheckpointReader {
+        &self.reader
     }
 
     /// Steps that were taken.

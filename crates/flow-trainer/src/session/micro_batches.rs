@@ -1,11 +1,9 @@
 //! The micro-batches of an update: those of the rollout, or rows that the algorithm arranged anew.
 
-use crate::algorithm::{Position, RowSet};
+use crate::algorithm::Position;
 use crate::branching::EdgeCredits;
 use crate::geometry::Geometry;
-use crate::policy::{ConditionKeys, Conditions};
 use crate::rollout::Trajectories;
-use burn::tensor::Tensor;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -104,98 +102,13 @@ impl<'a> PassBatches<'a> {
             arranged: false,
         }
     }
-
-    /// The rows of `batches` that `arranged` names, per optimizer step.
-    pub(super) fn arranged(
-        batches: &'a BTreeMap<usize, Trajectories>,
-        advantages: &[f32],
-        geometry: &Geometry,
-        arranged: &[Vec<RowSet>],
-    ) -> Self {
-        let size = geometry.micro_batch_size();
-        let sample = |image: usize| batches[&(image / size)].samples[image % size];
-        let (mut micro_batches, mut steps) = (Vec::new(), Vec::new());
-        for sets in arranged {
-            let first = micro_batches.len();
-            let rows: usize = sets.iter().map(|set| set.rows.len()).sum();
-            micro_batches.extend(sets.iter().map(|set| MicroBatch {
-                batch: Cow::Owned(gathered(batches, size, &set.rows)),
-                advantages: set.rows.iter().map(|image| advantages[*image]).collect(),
-                credits: Vec::new(),
-                noise_of: set.noise.iter().map(|image| sample(*image)).collect(),
-                weight: (set.rows.len() * sets.len()) as f32 / rows as f32,
-            }));
-            steps.push(first..micro_batches.len());
-        }
-        Self {
-            micro_batches: micro_batches.into_iter().enumerate().collect(),
-            steps,
-            arranged: true,
-        }
-    }
-}
-
-/// Some images of a rollout as one micro-batch, without recorded steps.
-fn gathered(batches: &BTreeMap<usize, Trajectories>, size: usize, images: &[usize]) -> Trajectories {
-    let mut used: Vec<usize> = images.iter().map(|image| image / size).collect();
-    used.sort_unstable();
-    used.dedup();
-    let mut firsts = Vec::with_capacity(used.len());
-    let mut count = 0;
-    for index in &used {
-        firsts.push(count);
-        count += batches[index].samples.len();
-    }
-    let place = |image: &usize| {
-        let at = used.binary_search(&(image / size));
-        firsts[at.expect("its micro-batch is among those used")] + image % size
-    };
-    let rows: Vec<usize> = images.iter().map(place).collect();
-    let used: Vec<&Trajectories> = used.iter().map(|index| &batches[index]).collect();
-    let clean = used
-        .iter()
-        .map(|batch| Tensor::<2>::from_dispatch(batch.clean.clone()));
-    let clean = Tensor::cat(clean.collect(), 0);
-    let samples: Vec<u64> = used
-        .iter()
-        .flat_map(|batch| batch.samples.iter().copied())
-        .collect();
-    Trajectories {
-        samples: rows.iter().map(|row| samples[*row]).collect(),
-        conditions: conditions(&used, &rows),
-        records: Vec::new(),
-        trained: Vec::new(),
-        clean: flow_core::tensors::select(&clean, &rows).into_dispatch(),
-        size: used[0].size,
-    }
-}
-
-/// The conditions of `rows` of the batches below one another.
-fn conditions(batches: &[&Trajectories], rows: &[usize]) -> Conditions {
-    let all = batches.iter().map(|batch| batch.conditions.clone());
-    let stacked = all.reduce(|above, below| Conditions {
-        conditional: above.conditional.stacked(below.conditional),
-        unconditional: (above.unconditional.zip(below.unconditional)).map(|(a, b)| a.stacked(b)),
-        keys: above.keys.zip(below.keys).map(|(above, below)| ConditionKeys {
-            conditional: [above.conditional, below.conditional].concat(),
-            unconditional: above.unconditional,
-        }),
-    });
-    let stacked = stacked.expect("a micro-batch has rows");
-    Conditions {
-        conditional: stacked.conditional.rows(rows),
-        unconditional: stacked.unconditional.map(|empty| empty.rows(rows)),
-        keys: stacked.keys.map(|keys| ConditionKeys {
-            conditional: rows.iter().map(|row| keys.conditional[*row].clone()).collect(),
-            unconditional: keys.unconditional,
-        }),
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::geometry::GeometryRequest;
+    use crate::policy::Conditions;
     use flow_core::Condition;
     use flow_core::device::ComputeDevice;
 

@@ -2,6 +2,7 @@
 //!
 //! The loop is generic over [`Algorithm`] and knows no algorithm, model, reward or accelerator by name.
 
+mod arranged;
 mod compared;
 mod drift;
 mod evaluate;
@@ -303,7 +304,8 @@ impl<A: Algorithm> Session<A> {
     /// If a file cannot be written.
     pub fn start(parts: Parts<A>, directory: RunDirectory, manifest: &Manifest) -> Result<Self, TrainError> {
         parts.expect_files()?;
-        parts.distribution.gather(&Beginning::Start)?;
+        let others = parts.distribution.gather(&Beginning::Start)?;
+        Beginning::expect_none(&others, &directory)?;
         let parts = parts.set_up()?;
         parts.distribution.gather(&Beginning::Ready)?;
         directory.write_manifest(manifest)?;

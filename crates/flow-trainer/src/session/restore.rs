@@ -38,6 +38,11 @@ impl Checkpoint {
                 (found, skipped)
             }
         };
+        Self::of(reader, skipped)
+    }
+
+    /// One that was read; `skipped` are newer ones that cannot be used.
+    pub(super) fn of(reader: CheckpointReader, skipped: Vec<String>) -> Result<Self, TrainError> {
         let meta = serde_json::from_value(reader.meta().clone()).map_err(|error| {
             TrainError::CheckpointMismatch {
                 path: reader.path().to_owned(),

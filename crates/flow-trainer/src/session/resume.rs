@@ -7,15 +7,21 @@ use super::restore::Checkpoint;
 use super::{Files, Parts, Session, Tally};
 use crate::algorithm::Algorithm;
 use crate::description::rules::Rule;
+use crate::distributed::Distribution;
 use crate::error::TrainError;
 use crate::observer::Observer;
+use crate::shared_checkpoint::{self, Offer};
 use flow_report::{
     CheckpointStore, Continuation, ContinuedTiming, Manifest, ManifestFound, Opened, RunDirectory, RunStamp,
     Traces,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use std::num::NonZeroUsize;
 use std::path::Path;
+
+/// Processes that are listed at most.
+const LISTED: usize = 8;
 
 impl<A: Algorithm> Session<A> {
     /// Goes on with the newest usable checkpoint of `directory`, or with the one at `from`, wherever that is. `manifest` is that
@@ -42,10 +48,7 @@ impl<A: Algorithm> Session<A> {
         let checkpoint = Checkpoint::find(&store, from)?;
         checkpoint.check_run(&directory, &traces)?;
         let changes = checkpoint.changes(&traces, &parts.description, &parts.catalog)?;
-        let place = checkpoint.reader.path();
-        let place = std::path::absolute(place).unwrap_or_else(|_| place.to_owned());
-        let place = place.to_string_lossy().into_owned();
-        parts.distribution.gather(&Beginning::Checkpoint(place))?;
+        let mut told = share(&checkpoint, &store, &parts.distribution)?;
         checkpoint.put_back(&mut parts)?;
         let parts = parts.set_up()?;
         // Nobody reads any more what is changed now.
@@ -53,7 +56,6 @@ impl<A: Algorithm> Session<A> {
 
         // From here on files are changed.
         let is_branch = *directory.opened() == Opened::Created;
-        let mut told = Vec::new();
         told.extend(
             checkpoint
                 .skipped
@@ -137,29 +139,102 @@ impl<A: Algorithm> Session<A> {
     }
 }
 
-/// What the first rank tells the others of how the run begins.
+/// What ranks tell each other of how the run begins.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Beginning {
-    /// From its first iteration.
+    /// The first: from its first iteration.
     Start,
-    /// From this checkpoint.
-    Checkpoint(String),
+    /// The first: from this checkpoint.
+    Checkpoint(Offer),
+    /// Another one, with step and path of the newest checkpoint that it sees, if it is to go on from the newest.
+    Joins(Option<(u64, String)>),
     /// What is to be read is read.
     Ready,
 }
 
-impl<A: Algorithm> Session<A> {
-    /// Takes part in a run that the first rank starts or resumes; of the run's files only the checkpoint is touched, and read.
+impl Beginning {
+    /// That nobody who is to go on sees a checkpoint where the first rank has none.
     ///
     /// # Errors
-    /// If the checkpoint cannot be read from here, does not fit, or another rank stops.
-    pub fn join(mut parts: Parts<A>) -> Result<Self, TrainError> {
-        let first = parts.distribution.gather(&Beginning::Ready)?.swap_remove(0);
+    /// [`TrainError::CheckpointElsewhere`] of the first rank that does.
+    pub(super) fn expect_none(others: &[Self], directory: &RunDirectory) -> Result<(), TrainError> {
+        for (rank, other) in others.iter().enumerate() {
+            if let Self::Joins(Some((iteration, path))) = other {
+                return Err(TrainError::CheckpointElsewhere {
+                    rank,
+                    path: path.into(),
+                    iteration: *iteration,
+                    directory: directory.path().join("checkpoints"),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Offers the checkpoint to the other ranks, and sends it to those that do not see it. Gives what is to be said of that.
+fn share(
+    checkpoint: &Checkpoint,
+    store: &CheckpointStore,
+    distribution: &Distribution,
+) -> Result<Vec<String>, TrainError> {
+    let reader = &checkpoint.reader;
+    let others = distribution.gather(&Beginning::Checkpoint(Offer::of(reader)))?;
+    let own_newest = store.list()?.first().map(|(step, _)| *step);
+    let mut told: Vec<String> = Vec::from_iter(unlike(&others, own_newest, checkpoint.meta.iteration));
+    let sent = shared_checkpoint::give(&*distribution.exchange, reader)?;
+    if sent > 0 {
+        told.push(format!(
+            "the checkpoint was sent to {sent} of {} processes, which do not see the disk that it is on",
+            others.len()
+        ));
+    }
+    Ok(told)
+}
+
+/// That ranks see another newest checkpoint than the first one, `own_newest`, which goes on after `iteration`.
+fn unlike(others: &[Beginning], own_newest: Option<u64>, iteration: u64) -> Option<String> {
+    let found = others.iter().enumerate().filter_map(|(rank, other)| match other {
+        Beginning::Joins(Some((step, path))) if Some(*step) != own_newest => {
+            Some(format!("process {rank} sees `{path}` of iteration {step}"))
+        }
+        _ => None,
+    });
+    let found: Vec<String> = found.take(LISTED).collect();
+    (!found.is_empty()).then(|| {
+        format!(
+            "processes see different newest checkpoints, and all go on with that of process 0, after iteration {iteration}: {}",
+            found.join(", ")
+        )
+    })
+}
+
+impl<A: Algorithm> Session<A> {
+    /// Takes part in a run that the first rank starts or resumes; of the run's files only the checkpoint is touched, and read. `directory` is
+    /// the run's folder as this process sees it, on whatever disk: a checkpoint that the first rank alone has is kept there until it is
+    /// read. `goes_on` says that the run is to go on from its newest checkpoint.
+    ///
+    /// # Errors
+    /// If the checkpoint can be neither read nor received here, does not fit, or another rank stops.
+    pub fn join(mut parts: Parts<A>, directory: &Path, goes_on: bool) -> Result<Self, TrainError> {
+        let store = CheckpointStore::new(directory.join("checkpoints"), NonZeroUsize::MIN);
+        // A folder that cannot be listed has nothing to say; the first rank decides.
+        let newest = store.list().unwrap_or_default().into_iter().next();
+        let newest = newest.filter(|_| goes_on).map(|(step, path)| {
+            let path = std::path::absolute(&path).unwrap_or(path);
+            (step, path.to_string_lossy().into_owned())
+        });
+        let joins = Beginning::Joins(newest);
+        let first = parts.distribution.gather(&joins)?.swap_remove(0);
         let resumed = matches!(first, Beginning::Checkpoint(_));
-        if let Beginning::Checkpoint(path) = first {
-            let path = Path::new(&path);
-            let store = CheckpointStore::new(path.parent().unwrap_or(path), std::num::NonZeroUsize::MIN);
-            Checkpoint::find(&store, Some(path))?.put_back(&mut parts)?;
+        if let Beginning::Checkpoint(offer) = first {
+            let exchange = parts.distribution.exchange.clone();
+            let places = [offer.path().to_owned(), store.path_of(offer.step())];
+            // A folder for each process: others of this machine may receive at the same time.
+            let rank = exchange.world().rank;
+            let file = directory.join(format!("received/rank-{rank}/checkpoint"));
+            let reader = shared_checkpoint::take(&*exchange, &offer, &places, &file)?;
+            Checkpoint::of(reader, Vec::new())?.put_back(&mut parts)?;
         } else {
             parts.expect_files()?;
         }

@@ -8,7 +8,7 @@ use crate::algorithm::{
 };
 use crate::audit::{Distribution, OnPolicyAudit, ReplayedStep};
 use crate::branching::EdgeCredits;
-use crate::distributed::{Lanes, UnitSeen, UpdateSeen, on_some_rank};
+use crate::distributed::{UnitSeen, UpdateSeen, on_some_rank};
 use crate::error::TrainError;
 use crate::observer::{Observer, Phase};
 use crate::optimizer::{Accumulated, StepReport};
@@ -165,10 +165,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             let count = pass.batches.micro_batches.len();
             observer.phase(Phase::Update, count * positions.count());
             for update in pass.batches.steps.clone() {
-                let (lanes, mine) = match pass.batches.arranged {
-                    true => (Lanes::new(1), update.clone()),
-                    false => (self.distribution.lanes, self.distribution.of_update(&update)),
-                };
+                let (lanes, mine) = (self.distribution.lanes, self.distribution.of_update(&update));
                 let all = update.len() * positions.count();
                 if all == 0 {
                     continue;
@@ -182,6 +179,10 @@ impl<A: Algorithm> Parts<A, Acceleration> {
                 };
                 let kernels = self.training_plan().kernels.clone();
                 let compared = self.compared(&pass, &sites, &update, (advantages, groups))?;
+                let weights = self.state.weights.current.layout().specs().len();
+                // Rows that were arranged anew may be fewer micro-batches than lanes.
+                let own_lanes = self.distribution.own_lanes();
+                let mut next_lane = own_lanes.start;
                 self.for_each_unit(&sites, &pass, &compared, |batch, site, unit| {
                     if outcome.steps.is_empty()
                         && let (true, Some(replayed)) = (audited, &unit.replayed)
@@ -190,9 +191,12 @@ impl<A: Algorithm> Parts<A, Acceleration> {
                     }
                     seen.units.push(UnitSeen::new(&unit.loss_values, &unit.terms));
                     let lane = (site.micro_batch - update.start) * lanes.count() / update.len();
+                    (next_lane..lane).for_each(|lane| accumulated.add_none_to(lane, &*kernels, weights));
                     accumulated.add_to(lane, &*kernels, unit.gradients);
+                    next_lane = lane + 1;
                     observer.advance(1);
                 })?;
+                (next_lane..own_lanes.end).for_each(|lane| accumulated.add_none_to(lane, &*kernels, weights));
                 seen.present = accumulated.present(&*kernels);
                 let present = self.take_in(seen, &mut outcome)?;
                 let layout = self.state.weights.current.layout();
@@ -301,13 +305,6 @@ impl<A: Algorithm> Parts<A, Acceleration> {
                 let shared_noise = self.algorithm.shares_noise().then_some(first);
                 PassBatches::as_rolled_out(batches, advantages, geometry, shared_noise)
             }
-            Some(_) if self.distribution.exchange.world().is_several() => {
-                return Err(TrainError::Setting(format!(
-                    "the algorithm `{}` puts images of the whole rollout together anew, which one process has all of; run it on one \
-                     process",
-                    self.algorithm.name()
-                )));
-            }
             Some(_) if !self.others.is_empty() => {
                 return Err(TrainError::Setting(format!(
                     "the algorithm `{}` puts images of the whole rollout together anew, which must be of one size; remove `sampling.sizes` \
@@ -315,7 +312,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
                     self.algorithm.name()
                 )));
             }
-            Some(arranged) => PassBatches::arranged(batches, advantages, geometry, &arranged),
+            Some(arranged) => self.arranged(batches, advantages, &arranged)?,
         };
         let mut pass = Pass {
             batches,

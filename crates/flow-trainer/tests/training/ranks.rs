@@ -27,7 +27,7 @@ impl Visit for OnRank<'_> {
         let root = self.root;
         parts.settings.iterations = self.until;
         if !self.is_first {
-            Session::join(parts)?.run(&mut Silent)?;
+            Session::join(parts, &root.join("run"), self.resume)?.run(&mut Silent)?;
             return Ok(None);
         }
         let manifest = Manifest::new("run", vec![], serde_json::Value::Null, root);
@@ -230,7 +230,6 @@ fn members_that_part_at_steps_leave_the_same_bytes_on_one_two_and_four_ranks() {
     }
 }
 
-
 #[test]
 fn records_leave_the_same_bytes_on_one_two_and_four_ranks() {
     let overrides = [
@@ -244,6 +243,49 @@ fn records_leave_the_same_bytes_on_one_two_and_four_ranks() {
     ];
     let one = on_ranks(1, &overrides);
     for ranks in [2, 4] {
+        let other = on_ranks(ranks, &overrides);
+        assert_eq!(other.metrics, one.metrics, "on {ranks}");
+        assert!(other.weights == one.weights, "on {ranks}");
+    }
+}
+
+#[test]
+fn pairs_of_images_from_different_ranks_leave_the_same_bytes_on_one_two_and_four_ranks() {
+    // Two updates; a group of six lies in two micro-batches of three, and two groups on two of four ranks. An update has at most two
+    // micro-batches of one pair each, fewer than lanes.
+    let overrides = [
+        "sampling.prompts_per_step=4",
+        "sampling.group_size=6",
+        "sampling.micro_batch=3",
+        "optimizer.gradient_accumulation=4",
+        "distributed.lanes=4",
+        "distributed.check_replicas_every=1",
+        "algorithm={ kind = \"dpo\", inner_epochs = 2, train_timesteps = { count = 2 } }",
+    ];
+    let one = on_ranks(1, &overrides);
+    assert!(one.metrics.contains("implicit_margin"), "{}", one.metrics);
+    for ranks in [2, 4] {
+        let other = on_ranks(ranks, &overrides);
+        assert_eq!(other.metrics, one.metrics, "on {ranks}");
+        assert!(other.weights == one.weights, "on {ranks}");
+    }
+}
+
+#[test]
+fn pairs_in_as_many_micro_batches_as_lanes_or_more_leave_the_same_bytes_on_ranks() {
+    // One update of up to six pairs in micro-batches of one, in two and in three lanes.
+    for (lanes, ranks) in [("distributed.lanes=2", 2), ("distributed.lanes=3", 3)] {
+        let overrides = [
+            "sampling.prompts_per_step=6",
+            "sampling.group_size=4",
+            "sampling.micro_batch=2",
+            "optimizer.gradient_accumulation=0",
+            "distributed.check_replicas_every=1",
+            lanes,
+            "algorithm={ kind = \"dpo\" }",
+        ];
+        let one = on_ranks(1, &overrides);
+        assert!(one.metrics.contains("implicit_margin"), "{}", one.metrics);
         let other = on_ranks(ranks, &overrides);
         assert_eq!(other.metrics, one.metrics, "on {ranks}");
         assert!(other.weights == one.weights, "on {ranks}");

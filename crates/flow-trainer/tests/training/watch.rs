@@ -90,7 +90,8 @@ impl Visit for Rank<'_> {
     fn visit<A: Algorithm + 'static>(self, mut parts: Parts<A>) -> Option<Left> {
         parts.settings.iterations = 2;
         if !self.is_first {
-            let mut session = Session::join(parts).expect("the first rank begins");
+            let mut session =
+                Session::join(parts, &self.root.join("run"), false).expect("the first rank begins");
             session.run(&mut Silent).expect("the run ends");
             return None;
         }

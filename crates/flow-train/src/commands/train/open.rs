@@ -34,9 +34,7 @@ pub fn compare(arguments: &TrainArguments, folders: &PipelineFolders) -> Result<
     let catalog = registries.catalog();
     // A run that begins is compared with nothing, so its files are not asked.
     let plain = flow_config::inspect(&catalog, &arguments.config.config, &arguments.config.set).partial;
-    let goes_on =
-        |config: &Config| arguments.resume.is_some() || policy(arguments, config) == OnExists::Resume;
-    if !plain.is_some_and(|plain| goes_on(&plain.config)) {
+    if !plain.is_some_and(|plain| goes_on(arguments, &plain.config)) {
         return Ok(false);
     }
     let inspection = described::inspect(
@@ -81,6 +79,17 @@ pub fn compare(arguments: &TrainArguments, folders: &PipelineFolders) -> Result<
     let changes = before.changes(&Description::of_config(config), &catalog);
     TrainError::if_other_run(&path, &forbidden(&changes)).or_bad_input()?;
     Ok(true)
+}
+
+/// Whether the run is to go on, from its newest checkpoint or a named one.
+pub fn goes_on(arguments: &TrainArguments, config: &Config) -> bool {
+    arguments.resume.is_some() || policy(arguments, config) == OnExists::Resume
+}
+
+/// Whether the run is to go on from its newest checkpoint.
+pub fn goes_on_from_newest(arguments: &TrainArguments, config: &Config) -> bool {
+    let named = arguments.resume.as_deref();
+    goes_on(arguments, config) && named.is_none_or(|named| named == Path::new("latest"))
 }
 
 /// Opens the run's directory as command line and config ask.
