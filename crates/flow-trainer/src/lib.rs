@@ -25,6 +25,7 @@ pub mod pretrain;
 pub mod rollout;
 mod sample;
 pub mod scheduler;
+pub mod sentences;
 pub mod session;
 pub mod setup;
 pub mod sizes;
