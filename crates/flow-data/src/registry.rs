@@ -113,6 +113,7 @@ impl DatasetRegistry {
         crate::Images::register(&mut registry)?;
         crate::Prompts::register(&mut registry)?;
         crate::Shapes::register(&mut registry)?;
+        crate::Words::register(&mut registry)?;
         Ok(registry)
     }
 
