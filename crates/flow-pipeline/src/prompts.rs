@@ -73,7 +73,7 @@ pub fn conditions(prompts: &[&EncodedPrompt], guidance: Option<f32>, device: &Co
 }
 
 /// Tokens with the mask of their padding.
-pub(crate) fn masked(batch: &Batch) -> Result<Tokens, PipelineError> {
+fn masked(batch: &Batch) -> Result<Tokens, PipelineError> {
     let ids = (0..batch.rows()).map(|row| batch.row_ids(row).to_vec());
     let mask = (0..batch.rows()).map(|row| batch.row_mask(row).to_vec());
     Ok(Tokens::with_mask(ids.collect(), mask.collect())?)

@@ -1,14 +1,13 @@
 //! Prompts to what a transformer reads of a sentence encoder: the states of a BERT's tokens, and their mean.
 
-use crate::prompts::masked;
 use crate::{EncodedPrompt, PipelineError};
 use flow_core::Backends;
 use flow_core::cpu;
 use flow_core::device::ComputeDevice;
 use flow_core::exec::{CallContext, InferencePass, Stage};
 use flow_core::tensors::plain;
-use flow_text_encoder::{BertText, TextEncoder, load, mean_of_tokens};
-use flow_tokenizer::{Length, Tokenizer, TokenizerClass};
+use flow_text_encoder::{BertText, TextEncoder, Tokens, load, mean_of_tokens};
+use flow_tokenizer::{Batch, Length, Tokenizer, TokenizerClass};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -56,9 +55,18 @@ impl SentenceEncoder {
         self.encoder.config().width
     }
 
-    /// The longest text in tokens.
+    /// The longest text in tokens: one less than there are positions.
     pub fn longest(&self) -> usize {
-        self.encoder.config().positions
+        self.encoder.config().positions - 1
+    }
+
+    /// Tokens with their mask, and one more token of padding: so attention hides padding in every batch, and computes a text in the same
+    /// way whatever is beside it.
+    fn padded(&self, batch: &Batch) -> Result<Tokens, PipelineError> {
+        let pad = [self.tokenizer.pad_id()];
+        let ids = (0..batch.rows()).map(|row| [batch.row_ids(row), &pad[..]].concat());
+        let mask = (0..batch.rows()).map(|row| [batch.row_mask(row), &[false][..]].concat());
+        Ok(Tokens::with_mask(ids.collect(), mask.collect())?)
     }
 
     /// Encodes texts, in their order, as `tokens` rows each, zeros behind those of the text, with the mean of those of the text as pooled
@@ -66,7 +74,7 @@ impl SentenceEncoder {
     /// to `tokens`.
     ///
     /// # Errors
-    /// [`PipelineError::Setting`] for more tokens than the encoder has positions, and for a batch of none; those of tokenizer and weights.
+    /// [`PipelineError::Setting`] for more tokens than [`longest`](Self::longest), and for a batch of none; those of tokenizer and weights.
     pub fn encode(
         &self,
         texts: &[&str],
@@ -76,7 +84,7 @@ impl SentenceEncoder {
     ) -> Result<(Vec<EncodedPrompt>, usize), PipelineError> {
         let setting = |setting, problem| Err(PipelineError::Setting { setting, problem });
         if tokens > self.longest() {
-            let problem = format!("is {tokens}; the encoder has positions for {}", self.longest());
+            let problem = format!("is {tokens}; the encoder reads at most {}", self.longest());
             return setting("text.tokens", problem);
         }
         if micro_batch == 0 {
@@ -91,12 +99,12 @@ impl SentenceEncoder {
         for texts in texts.chunks(micro_batch) {
             let batch = self.tokenizer.encode(texts, Length::Exactly(tokens))?;
             cut += batch.cut.iter().flatten().count();
-            let rows = masked(&batch)?;
+            let rows = self.padded(&batch)?;
             let states = self.encoder.encode(&exec, &rows)?;
             let means = mean_of_tokens(&states, &rows)?;
             let mut states = cpu::to_host(&plain(&states.into_dispatch()));
             let of_each = states
-                .chunks_exact_mut(tokens * channels)
+                .chunks_exact_mut((tokens + 1) * channels)
                 .zip(means.chunks_exact(channels));
             for (row, (text, mean)) in of_each.enumerate() {
                 for at in (0..tokens).filter(|at| !batch.row_mask(row)[*at]) {
@@ -106,7 +114,7 @@ impl SentenceEncoder {
                     tokens,
                     length: tokens,
                     channels,
-                    text: text.to_vec(),
+                    text: text[..tokens * channels].to_vec(),
                     pooled: Some(mean.to_vec()),
                 });
             }

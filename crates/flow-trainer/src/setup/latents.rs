@@ -154,6 +154,14 @@ pub(super) fn sentences(
                 .map_or_else(String::new, |pooled| format!(" and pooled text of {pooled}"))
         )));
     }
+    if text.tokens > encoder.longest() {
+        return Err(TrainError::Setting(format!(
+            "`text.tokens` is {}, and the text encoder of `text.path`, `{}`, reads at most {}",
+            text.tokens,
+            folder.display(),
+            encoder.longest()
+        )));
+    }
     let sizes = (text.tokens, text.micro_batch);
     let sentences = Sentences::new(encoder, sizes, &environment.device, &environment.plan);
     let sentences = sentences.with_negative_prompt(&text.negative_prompt);
