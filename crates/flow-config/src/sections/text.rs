@@ -115,15 +115,3 @@ const fn bert_tokens() -> usize {
 const fn bert_micro_batch() -> usize {
     64
 }
-
-impl BertText {
-    /// The encoder in the folder `path`, and the usual rest.
-    pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self {
-            path: path.into(),
-            tokens: bert_tokens(),
-            micro_batch: bert_micro_batch(),
-            negative_prompt: String::new(),
-        }
-    }
-}

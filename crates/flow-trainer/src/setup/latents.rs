@@ -15,6 +15,9 @@ use flow_pipeline::{PictureEncoder, SentenceEncoder};
 use std::path::Path;
 use std::sync::Arc;
 
+/// What gets the files of the one job here that has such parts.
+const FETCH: &str = ". `flow-train fetch words` gets those of `configs/words-grpo.toml`";
+
 /// The autoencoder in `path`, frozen, for latents of shape `latent`.
 fn autoencoder(
     path: &Path,
@@ -24,7 +27,7 @@ fn autoencoder(
     let folder = environment.base.join(path);
     if !folder.exists() {
         return Err(TrainError::Setting(format!(
-            "there is nothing at `{}`, which `model.autoencoder` names; {}",
+            "there is nothing at `{}`, which `model.autoencoder` names; {}{FETCH}",
             folder.display(),
             start_in_config(path, environment.base)
         )));
@@ -135,7 +138,7 @@ pub(super) fn sentences(
     let folder = environment.base.join(&text.path);
     if !folder.exists() {
         return Err(TrainError::Setting(format!(
-            "there is nothing at `{}`, which `text.path` names; {}",
+            "there is nothing at `{}`, which `text.path` names; {}{FETCH}",
             folder.display(),
             start_in_config(&text.path, environment.base)
         )));
