@@ -28,11 +28,13 @@ fn each_path(catalog: &Catalog, config: &mut Config, visit: &mut dyn FnMut(Strin
         ),
         ("distributed.nccl", config.distributed.nccl.as_mut()),
         ("model.path", config.model.path.as_mut()),
+        ("model.autoencoder", config.model.autoencoder.as_mut()),
         ("model.weights", config.model.weights.as_mut()),
         ("model.adapter", config.model.adapter.as_mut()),
         match &mut config.text {
             TextConfig::File(file) => ("text.path", Some(&mut file.path)),
             TextConfig::Encoders(encoders) => ("text.cache", encoders.cache.as_mut()),
+            TextConfig::Bert(bert) => ("text.path", Some(&mut bert.path)),
             TextConfig::Words(_) => ("text.path", None),
         },
     ];

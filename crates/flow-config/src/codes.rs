@@ -141,7 +141,7 @@ codes! {
         "[model]\narchitecture = \"dit\"\n[model.dit]\nlayers = 3";
     /// Images of the data set are not of the size, or have not as many channels, as the model's.
     RULE_IMAGE_SHAPE = "rule::image-shape",
-        "Without a diffusers folder (`model.path`) there is no autoencoder between them: a latent is an image.",
+        "Without a diffusers folder (`model.path`) or `model.autoencoder` there is no autoencoder between them: a latent is an image.",
         "[model.dit]\nheight = 16",
         "[model.dit]\nheight = 8";
     /// The model cannot take the data set's prompts.

@@ -1,4 +1,4 @@
-//! Datasets and prompts for flow-train: files of prompts, the UCI handwritten digits, and procedural scenes of coloured shapes.
+//! Datasets and prompts for flow-train: files of prompts, the UCI handwritten digits, procedural scenes of coloured shapes, and words in fonts.
 //!
 //! The crate knows nothing of tensors or training.
 //! It hands out [`Image`]s (`f32`, [-1, 1]) and [`Prompt`]s (a stable id, a text, token ids, and a structured
@@ -14,6 +14,7 @@
 //! | [`Preferences`] | pairs of pictures of files, one of each liked better | of the pairs, any text | those of a second file, or a share |
 //! | [`Prompts`] | none | of a file, any text | those of a second file, or a share |
 //! | [`Shapes`] | rendered, 3×24×24 by default | "three red circles", "one blue square on the left", 126 | 9 of the 54 (count, colour, shape) |
+//! | [`Words`] | drawn, 3×32×64 by default | `the word "r i v e r"`, 4,000 by default | every tenth |
 //!
 //! [`PromptList`] reads files of prompts, as text with metadata.
 //!
@@ -43,6 +44,7 @@ mod registry;
 mod shapes;
 mod suggest;
 mod vocabulary;
+mod words;
 
 pub use dataset::{
     CaptionedImages, CaptionedPictures, Dataset, Example, FREE_PROMPT_ID, PreferencePairs, TokenizedPrompts,
@@ -63,6 +65,7 @@ pub use registry::{DatasetFactory, DatasetRegistry};
 pub use shapes::render::{BACKGROUND, Object, Scene};
 pub use shapes::{HELD_OUT_COLOUR, Shapes, ShapesSettings};
 pub use vocabulary::{NULL_TOKEN, PAD_TOKEN, Vocabulary};
+pub use words::{WORD_LETTERS, Words, WordsSettings};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

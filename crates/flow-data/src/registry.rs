@@ -114,6 +114,7 @@ impl DatasetRegistry {
         crate::Preferences::register(&mut registry)?;
         crate::Prompts::register(&mut registry)?;
         crate::Shapes::register(&mut registry)?;
+        crate::Words::register(&mut registry)?;
         Ok(registry)
     }
 

@@ -83,6 +83,28 @@ pub(crate) fn is_same(
     }
 }
 
+/// Writes `content` to `target`, if it is that of `remote`.
+pub(crate) fn verified(content: &[u8], remote: &RemoteFile, target: &Path) -> Result<(), HubError> {
+    let mut part = Part::open(target, remote)?;
+    part.restart()?;
+    part.hasher.update(content);
+    let found = std::mem::replace(&mut part.hasher, remote.hash.hasher(remote.size_bytes)).finish();
+    if found != remote.hash {
+        let path = part.path.clone();
+        drop(part);
+        fs::remove_file(&path).map_err(|error| HubError::io("remove", &path, error))?;
+        return Err(HubError::Hash {
+            path: target.to_owned(),
+            expected: remote.hash,
+            found,
+        });
+    }
+    part.file
+        .write_all(content)
+        .map_err(|error| HubError::writing(&part.path, remote.size_bytes, error))?;
+    part.finish(target)
+}
+
 impl<'a> Part<'a> {
     fn open(target: &Path, remote: &'a RemoteFile) -> Result<Self, HubError> {
         if let Some(folder) = target.parent() {

@@ -144,8 +144,8 @@ pub enum HubError {
     },
     /// A file came whole and is not the one of the hub.
     #[error(
-        "`{}` has the {} {found}, and the hub says {expected}: it was damaged or exchanged on the way. It was removed; fetch it again, \
-         and if that happens again, look at proxies and mirrors between here and the hub",
+        "`{}` has the {} {found}, and should have {expected}: it was damaged or exchanged on the way. It was removed; fetch it again, \
+         and if that happens again, look at proxies and mirrors between here and the server",
         path.display(), expected.algorithm()
     )]
     Hash {
@@ -155,6 +155,14 @@ pub enum HubError {
         expected: FileHash,
         /// The hash of what came.
         found: FileHash,
+    },
+    /// An archive whose files cannot be had.
+    #[error("the archive `{}`: {problem}", path.display())]
+    Archive {
+        /// The archive.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
     },
     /// There is no room left.
     #[error(

@@ -195,10 +195,10 @@ fn places<'f>(
 }
 
 /// A file that has to be downloaded, with its number from 1.
-type Missing<'a> = (usize, &'a RemoteFile, &'a Path);
+pub(crate) type Missing<'a> = (usize, &'a RemoteFile, &'a Path);
 
 /// The files that are not there, with their numbers from 1. Refuses if one is there with another content.
-fn missing<'a>(
+pub(crate) fn missing<'a>(
     files: &'a [(&'a RemoteFile, PathBuf)],
     progress: &mut dyn FnMut(&Progress<'_>),
 ) -> Result<Vec<Missing<'a>>, HubError> {

@@ -4,6 +4,8 @@
 #![deny(missing_docs)]
 #![forbid(unsafe_code)]
 
+mod archive;
+pub mod assets;
 mod client;
 mod connection;
 mod download;

@@ -9,8 +9,8 @@ pub(crate) fn no_autoencoder(rules: &mut Rules<'_>, keys: &[&str], message: Stri
     rules
         .warning(RULE_IMAGE_SHAPE, keys, message)
         .help(
-            "without `model.path`, a diffusers folder, there is no autoencoder, so neither `train` nor `pretrain` takes such latents; the \
-             shape is good for `check`, `plan` and benchmarks",
+            "without `model.path`, a diffusers folder, and without `model.autoencoder` there is no autoencoder, so neither `train` nor \
+             `pretrain` takes such latents; the shape is good for `check`, `plan` and benchmarks",
         );
 }
 

@@ -12,6 +12,7 @@ mod pictures;
 mod pipeline;
 mod prompts;
 mod schedule;
+mod sentences;
 mod size;
 mod sizes;
 
@@ -25,5 +26,6 @@ pub use pictures::PictureEncoder;
 pub use pipeline::{Defaults, Pipeline};
 pub use prompts::{EncodedPrompt, PromptSettings, conditions};
 pub use schedule::sigmas;
+pub use sentences::SentenceEncoder;
 pub use size::Size;
 pub use sizes::{Decoding, ModelSize};

@@ -28,13 +28,21 @@ impl PictureEncoder {
         device: &ComputeDevice,
         plan: &Arc<Backends>,
     ) -> Result<Self, PipelineError> {
-        let (autoencoder, weights) = pipeline.autoencoder(device)?;
-        Ok(Self {
+        Ok(Self::new(pipeline.autoencoder(device)?, device, plan))
+    }
+
+    /// Of an autoencoder on `device` with its weights; `plan` computes.
+    pub fn new(
+        (autoencoder, weights): (Autoencoder, Weights),
+        device: &ComputeDevice,
+        plan: &Arc<Backends>,
+    ) -> Self {
+        Self {
             autoencoder,
             weights,
             plan: plan.clone(),
             device: device.clone(),
-        })
+        }
     }
 
     /// The most likely latents `[B, N]` of pictures or videos of `size`: the means of what the encoder gives. `values` are in [-1, 1],

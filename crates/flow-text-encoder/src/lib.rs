@@ -1,8 +1,9 @@
-//! Text encoders of diffusion pipelines: CLIP, T5, UMT5 and Qwen2.5-VL's text path; and what rewards read: CLIP's encoder of images, and BLIP.
+//! Text encoders of diffusion pipelines: CLIP, T5, UMT5 and Qwen2.5-VL's text path; BERT, which sentence encoders are; and what rewards read: CLIP's encoder of images, and BLIP.
 #![doc = include_str!("../README.md")]
 #![deny(missing_docs)]
 
 mod any;
+pub mod bert;
 pub mod blip;
 pub mod clip;
 mod config;
@@ -16,6 +17,7 @@ mod tokens;
 pub mod weights;
 
 pub use any::AnyTextEncoder;
+pub use bert::{BertConfig, BertText, mean_of_tokens};
 pub use blip::{BlipText, BlipTextConfig, BlipVision, BlipVisionConfig};
 pub use clip::{ClipConfig, ClipOutput, ClipText, ClipVision, ClipVisionConfig, ClipVisionOutput};
 pub use config::of_folder as config_of_folder;

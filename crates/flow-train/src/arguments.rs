@@ -177,7 +177,8 @@ pub struct PretrainArguments {
 
 #[derive(Debug, Args)]
 pub struct FetchArguments {
-    /// The model's repository, such as `stabilityai/stable-diffusion-3.5-medium`
+    /// The model's repository, such as `stabilityai/stable-diffusion-3.5-medium`; or `words` or `ocr`: what `configs/words-grpo.toml` needs,
+    /// or the reader alone, of known packages
     #[arg(value_name = "ORGANISATION/NAME")]
     pub repository: String,
     /// A branch, a tag or a commit
@@ -186,7 +187,7 @@ pub struct FetchArguments {
     /// Weights of a variant, such as fp16 or bf16, where a component has them; without it, those of no variant
     #[arg(long)]
     pub variant: Option<String>,
-    /// The folder; it is made if it is not there. Without it, NAME in the working directory
+    /// The folder; it is made if it is not there. Without it, NAME in the working directory; of `words` and `ocr` models/NAME
     #[arg(long, value_name = "FOLDER", value_hint = ValueHint::DirPath)]
     pub out: Option<PathBuf>,
 }

@@ -3,11 +3,13 @@
 use crate::encoded::PromptEncoders;
 use crate::error::TrainError;
 use crate::policy::{ConditionKeys, Conditions};
+use crate::sentences::Sentences;
 use crate::text::EncodedText;
 use flow_core::device::ComputeDevice;
 use flow_core::stopped::Stopped;
 use flow_core::{Condition, ModelSpec};
 use flow_data::{Dataset, Prompt};
+use flow_pipeline::PipelineError;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -35,6 +37,8 @@ enum Source {
     Text(Box<EncodedText>),
     /// Text encoders.
     Encoders(Arc<PromptEncoders>),
+    /// A sentence encoder.
+    Sentences(Arc<Sentences>),
 }
 
 impl Conditioner {
@@ -85,6 +89,11 @@ impl Conditioner {
         Self::of(Source::Encoders(Arc::new(encoders)), guided, device)
     }
 
+    /// For prompts that a sentence encoder reads.
+    pub fn sentences(sentences: Sentences, guided: bool, device: &ComputeDevice) -> Self {
+        Self::of(Source::Sentences(Arc::new(sentences)), guided, device)
+    }
+
     fn of(source: Source, guided: bool, device: &ComputeDevice) -> Self {
         Self {
             device: device.clone(),
@@ -111,6 +120,7 @@ impl Conditioner {
             Source::Tokens(_) => 0,
             Source::Text(text) => text.tokens(),
             Source::Encoders(encoders) => encoders.tokens(),
+            Source::Sentences(sentences) => sentences.tokens(),
         }
     }
 
@@ -123,6 +133,9 @@ impl Conditioner {
         match &self.source {
             Source::Tokens(_) | Source::Text(_) => Ok(Vec::new()),
             Source::Encoders(encoders) => Ok(encoders.prepare(prompts.map(|prompt| prompt.text.as_str()))?),
+            Source::Sentences(sentences) => {
+                Ok(sentences.prepare(prompts.map(|prompt| prompt.text.as_str()))?)
+            }
         }
     }
 
@@ -182,20 +195,9 @@ impl Conditioner {
                 }
             }
             Source::Text(text) => text.condition(rows, &self.device),
-            Source::Encoders(encoders) => {
-                let texts: Vec<Option<&str>> = rows
-                    .iter()
-                    .map(|row| row.map(|prompt| prompt.text.as_str()))
-                    .collect();
-                let found = encoders.condition(&texts, &self.device);
-                // Prompts lie on disk, and a disk can fail at any time.
-                found.unwrap_or_else(|error| {
-                    Stopped::Prompts {
-                        why: error.to_string(),
-                    }
-                    .stop()
-                })
-            }
+            // Prompts and encoders lie on disk, and a disk can fail at any time.
+            Source::Encoders(encoders) => or_stop(encoders.condition(&texts_of(rows), &self.device)),
+            Source::Sentences(sentences) => or_stop(sentences.condition(&texts_of(rows), &self.device)),
         };
         let scale = |scale: f32| self.device.tensor(vec![scale; rows.len()], [rows.len()]);
         Condition {
@@ -203,4 +205,20 @@ impl Conditioner {
             ..condition
         }
     }
+}
+
+/// The texts of prompts, none of the empty one.
+fn texts_of<'a>(rows: &[Option<&'a Prompt>]) -> Vec<Option<&'a str>> {
+    let texts = rows.iter().map(|row| row.map(|prompt| prompt.text.as_str()));
+    texts.collect()
+}
+
+/// What was encoded; where it cannot be had, the run stops with the reason.
+fn or_stop(found: Result<Condition, PipelineError>) -> Condition {
+    found.unwrap_or_else(|error| {
+        Stopped::Prompts {
+            why: error.to_string(),
+        }
+        .stop()
+    })
 }

@@ -20,10 +20,11 @@ use std::fmt;
 use std::path::Path;
 
 /// Keys that name a file whose contents count, not its name. A list's place is written `[]`.
-const FILES: [&str; 18] = [
+const FILES: [&str; 19] = [
     "data.path",
     "data.test_path",
     "model.path",
+    "model.autoencoder",
     "model.weights",
     "model.adapter",
     "text.path",
@@ -93,6 +94,9 @@ impl Description {
             }
             let found = match key.as_str() {
                 "model.path" => contents::of_folder(config, base, folders)?,
+                // A text encoder with its settings and its vocabulary, an autoencoder with its settings.
+                "model.autoencoder" => contents::of_network(&path)?,
+                "text.path" if path.is_dir() => contents::of_network(&path)?,
                 key if is_network(key) => contents::of_network(&path)?,
                 _ => contents::of_weights(&path)?,
             };

@@ -29,6 +29,7 @@ pub mod records;
 pub mod rollout;
 mod sample;
 pub mod scheduler;
+pub mod sentences;
 pub mod session;
 pub mod setup;
 pub mod shared_checkpoint;

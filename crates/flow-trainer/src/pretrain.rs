@@ -5,10 +5,12 @@
 //! 2022, arXiv:2210.02747) and `sigma` the sigmoid of a standard normal value (Esser et al. 2024, arXiv:2403.03206,
 //! section 3.1), stratified over the batch. Some captions are wrong on purpose and some are dropped, for guidance.
 
+mod encoded_images;
 mod examples;
 mod order;
 mod state;
 
+pub use encoded_images::EncodedImages;
 pub(crate) use examples::FittedPictures;
 pub use examples::{Examples, LatentExamples, PixelExamples};
 pub use state::{Clock, Keeping, PretrainCheckpoint};

@@ -91,7 +91,7 @@ pub(crate) fn device(config: &Config, machine: &Machine) -> Vec<Diagnostic> {
 
 /// Whether a model makes the images that the data set has. A DiT's own keys are compared by `flow_config`.
 pub(crate) fn images(config: &Config, catalog: &Catalog, model: &Capabilities<'_>) -> Option<Diagnostic> {
-    if config.model.path.is_some() {
+    if config.model.works_in_latents() {
         // An autoencoder stands between them, and the data's images are not trained on.
         return None;
     }

@@ -126,6 +126,7 @@ impl Load {
             text_tokens: match &config.text {
                 TextConfig::Words(words) => words.tokens,
                 TextConfig::File(_) => 0,
+                TextConfig::Bert(bert) => bert.tokens,
                 TextConfig::Encoders(encoders) => match config.model.architecture.as_str() {
                     // 77 tokens of CLIP stand before those of T5.
                     "mmdit" => 77 + encoders.tokens.unwrap_or(256),

@@ -161,7 +161,7 @@ impl<'a> Rules<'a> {
     /// known.
     pub fn pixel_images(&self) -> Option<ImageFacts> {
         let images = self.data_facts()?.images;
-        images.filter(|_| self.config.model.path.is_none())
+        images.filter(|_| !self.config.model.works_in_latents())
     }
 
     /// What the config's algorithm asks of a run; nothing if that is not known.

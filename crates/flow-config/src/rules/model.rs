@@ -81,6 +81,15 @@ fn adapter(rules: &mut Rules<'_>) {
 /// What is of use with a diffusers folder alone.
 fn folder(rules: &mut Rules<'_>) {
     if rules.config.model.path.is_some() {
+        if rules.config.model.autoencoder.is_some() {
+            rules
+                .warning(
+                    codes::RULE_UNUSED,
+                    &["model.autoencoder", "model.path"],
+                    "`model.autoencoder` is not read: the diffusers folder has its own",
+                )
+                .help("remove it; for another autoencoder put it into the folder, as `vae`");
+        }
         return;
     }
     for key in ["model.variant", "model.width", "model.height", "model.frames"] {
@@ -101,7 +110,7 @@ fn folder(rules: &mut Rules<'_>) {
                 &["text.kind", "model.path"],
                 "the text encoders of a diffusers folder are to read the prompts, and no folder is named",
             )
-            .help("set `model.path` to the folder, or `text.kind` to \"words\" or \"file\"");
+            .help("set `model.path` to the folder, or `text.kind` to \"bert\", \"words\" or \"file\"");
     }
 }
 

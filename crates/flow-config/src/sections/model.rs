@@ -1,7 +1,7 @@
 //! `[model]`: the architecture, its dimensions, its weights, and which of them are trained. Architectures and their dimensions
 //! are plug-ins' ([`Catalog`](crate::Catalog)).
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
@@ -20,6 +20,11 @@ pub struct ModelConfig {
     /// latents, and rewards see what the autoencoder decodes.
     #[serde(serialize_with = "crate::path_text::option")]
     pub path: Option<PathBuf>,
+    /// An autoencoder's folder, relative to the config file: of diffusers (`config.json` and weights), or with the two files of a TAESD,
+    /// whose names end in `encoder.safetensors` and `decoder.safetensors`. The model, which is not of `path`, then works in its latents:
+    /// `pretrain` encodes the images of `[data]`, and rewards see what it decodes.
+    #[serde(serialize_with = "crate::path_text::option")]
+    pub autoencoder: Option<PathBuf>,
     /// Which weights of `path` are read, by the word in their names: "fp16", "bf16". Without it the plain ones.
     pub variant: Option<String>,
     /// Width in pixels of what a model of `path` makes; without it that of the pipeline.
@@ -54,6 +59,7 @@ impl Default for ModelConfig {
         Self {
             architecture: "dit".to_owned(),
             path: None,
+            autoencoder: None,
             variant: None,
             width: None,
             height: None,
@@ -67,6 +73,16 @@ impl Default for ModelConfig {
 }
 
 impl ModelConfig {
+    /// The folder of the autoencoder of a model that is of no diffusers folder, which brings its own.
+    pub fn own_autoencoder(&self) -> Option<&Path> {
+        self.autoencoder.as_deref().filter(|_| self.path.is_none())
+    }
+
+    /// Whether an autoencoder stands between the model and images.
+    pub fn works_in_latents(&self) -> bool {
+        self.path.is_some() || self.autoencoder.is_some()
+    }
+
     /// The dimensions of the architecture in use.
     pub fn dimensions(&self) -> Map<String, Value> {
         let table = self.tables.get(&self.architecture);

@@ -16,6 +16,8 @@ pub enum TextConfig {
     File(FileText),
     /// The text encoders of the diffusers folder that `model.path` names. It is the default there.
     Encoders(EncodersText),
+    /// A BERT of a folder, such as the sentence encoder all-MiniLM-L6-v2: for models that are trained from the start and read any text.
+    Bert(BertText),
 }
 
 impl Default for TextConfig {
@@ -82,4 +84,34 @@ impl Default for EncodersText {
             cache: None,
         }
     }
+}
+
+/// `kind = "bert"`: the model reads the states of the tokens of a BERT, and as pooled text their mean. The encoder is loaded for
+/// prompts that it has not encoded yet in this process, and dropped.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct BertText {
+    /// The encoder's folder, relative to the config file: `config.json`, `model.safetensors`, and the tokenizer's `vocab.txt` or
+    /// `tokenizer.json`.
+    #[serde(serialize_with = "crate::path_text::path")]
+    pub path: PathBuf,
+    /// Tokens of every text, begin and end included: zeros stand behind shorter ones, longer ones are cut.
+    #[serde(default = "bert_tokens")]
+    #[schemars(range(min = 2, max = 4096))]
+    pub tokens: usize,
+    /// Prompts of one call of the encoder.
+    #[serde(default = "bert_micro_batch")]
+    #[schemars(range(min = 1, max = 4096))]
+    pub micro_batch: usize,
+    /// What the second branch of classifier-free guidance is told.
+    #[serde(default)]
+    pub negative_prompt: String,
+}
+
+const fn bert_tokens() -> usize {
+    32
+}
+
+const fn bert_micro_batch() -> usize {
+    64
 }

@@ -215,6 +215,8 @@ fn values() -> impl Strategy<Value = Value> {
             "nft",
             "digits",
             "shapes",
+            "words",
+            "bert",
             "red",
             "all",
             "list",

@@ -195,6 +195,31 @@ embedded_guidance_scale = 2.5
 config_version = 1
 [model]
 architecture = "mmdit"
+autoencoder = "taesd3"
+[model.mmdit]
+latent_height = 4
+latent_width = 8
+in_channels = 16
+joint_attention_dim = 384
+pooled_projection_dim = 384
+[text]
+kind = "bert"
+path = "minilm"
+tokens = 16
+micro_batch = 8
+negative_prompt = "blurred"
+[data]
+kind = "words"
+width = 48
+height = 24
+words = 400
+images = 1000
+seed = 2
+"#,
+    r#"
+config_version = 1
+[model]
+architecture = "mmdit"
 [model.mmdit]
 sample_size = 32
 num_layers = 2

@@ -6,6 +6,7 @@
 mod text;
 mod vision;
 
+pub(crate) use text::Attention;
 pub use text::{BlipText, BlipTextConfig};
 pub use vision::{BlipVision, BlipVisionConfig};
 

@@ -164,7 +164,7 @@ impl TextEncoder for BlipText {
 
 /// Attention of queries to keys and values, with what follows it.
 #[derive(Debug)]
-struct Attention {
+pub(crate) struct Attention {
     query: Linear,
     key: Linear,
     value: Linear,
@@ -173,7 +173,8 @@ struct Attention {
 }
 
 impl Attention {
-    fn new(mut parts: LayoutBuilder<'_>, width: usize, of_keys: usize) -> Self {
+    /// Of `width` channels, to keys and values of `of_keys` channels.
+    pub fn new(mut parts: LayoutBuilder<'_>, width: usize, of_keys: usize) -> Self {
         let mut own = parts.under("self");
         let query = linear(&mut own, "query", width, width);
         let [key, value] = ["key", "value"].map(|name| linear(&mut own, name, of_keys, width));
@@ -188,7 +189,7 @@ impl Attention {
     }
 
     /// The norm of `x` and what it attends to among `seen`.
-    fn forward(
+    pub fn forward(
         &self,
         exec: &Exec<'_>,
         (x_bsd, seen_bkd): (Tensor<3>, Tensor<3>),

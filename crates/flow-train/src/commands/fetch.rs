@@ -1,4 +1,4 @@
-//! `fetch`: a model from the hub, as a folder.
+//! `fetch`: a model from the hub, as a folder, or a set of files that are known beforehand.
 
 use crate::arguments::FetchArguments;
 use crate::failure::{Failure, OrFailure};
@@ -9,6 +9,9 @@ use std::path::{Path, PathBuf};
 
 /// Downloads what is missing, and says where it is.
 pub fn run(arguments: &FetchArguments, quiet: bool) -> Result<(), Failure> {
+    if let Some(set) = super::fetch_known::named(&arguments.repository) {
+        return super::fetch_known::run(arguments, set, quiet);
+    }
     let settings = Settings::from_variables(&|name| std::env::var_os(name)).or_bad_input()?;
     let folder = folder(arguments)?;
     let wanted = Fetch {
@@ -20,10 +23,7 @@ pub fn run(arguments: &FetchArguments, quiet: bool) -> Result<(), Failure> {
     let hub = Hub::new(HttpClient::with_proxy_of_environment(), settings);
     let mut transfer = Transfer::new(quiet);
     let fetched = hub.fetch(&wanted, &mut |progress| {
-        let what = match progress.stage {
-            Stage::Comparing => "comparing",
-            Stage::Downloading => "fetching",
-        };
+        let what = in_words(progress.stage);
         transfer.show(what, progress.file, progress.done_bytes, progress.all_bytes);
     });
     drop(transfer);
@@ -43,10 +43,23 @@ pub fn run(arguments: &FetchArguments, quiet: bool) -> Result<(), Failure> {
 
 /// The folder of `--out`, or the repository's name in the working directory.
 fn folder(arguments: &FetchArguments) -> Result<PathBuf, Failure> {
+    let name = arguments.repository.rsplit('/').next().unwrap_or_default();
+    // Whether it is the name of a repository, the hub's crate says.
+    Ok(out_folder(arguments)?.unwrap_or_else(|| PathBuf::from(name)))
+}
+
+/// What is being done with a file.
+pub(super) fn in_words(stage: Stage) -> &'static str {
+    match stage {
+        Stage::Comparing => "comparing",
+        Stage::Downloading => "fetching",
+    }
+}
+
+/// The folder of `--out`, if it is given.
+pub(super) fn out_folder(arguments: &FetchArguments) -> Result<Option<PathBuf>, Failure> {
     let Some(out) = &arguments.out else {
-        let name = arguments.repository.rsplit('/').next().unwrap_or_default();
-        // Whether it is the name of a repository, the hub's crate says.
-        return Ok(PathBuf::from(name));
+        return Ok(None);
     };
     // A file that stands in the way is said before the hub is asked.
     let in_the_way = out.ancestors().find(|above| above.symlink_metadata().is_ok());
@@ -55,12 +68,12 @@ fn folder(arguments: &FetchArguments) -> Result<PathBuf, Failure> {
             "`--out`: {} is no folder, and one is needed there; name another",
             Path::display(above)
         ))),
-        _ => Ok(out.clone()),
+        _ => Ok(Some(out.clone())),
     }
 }
 
 /// What the user named wrongly is bad input; the rest failed.
-fn failure(error: &HubError) -> Failure {
+pub(super) fn failure(error: &HubError) -> Failure {
     let text = error.to_string();
     match error {
         HubError::Name { .. }

@@ -13,6 +13,7 @@ mod encode;
 mod eval;
 mod explain;
 mod fetch;
+mod fetch_known;
 mod import;
 mod init;
 mod json_report;

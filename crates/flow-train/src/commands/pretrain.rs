@@ -8,7 +8,7 @@ use crate::output::Output;
 use crate::progress::Count;
 use crate::{command_line, progress, terminal};
 use flow_config::{Config, Finetune};
-use flow_data::{CaptionedPictures, Dataset, Digits};
+use flow_data::{CaptionedImages, CaptionedPictures, Dataset, Digits};
 use flow_exchange::Exchange;
 use flow_models::StoredDtype;
 use flow_models::weights::{MODEL_CONFIG_KEY, config_json};
@@ -132,7 +132,8 @@ fn weights_of(
             Some(_) => common
                 .conditioner
                 .prepare(setup::captions(&*dataset).or_bad_input()?.iter()),
-            None => Ok(Vec::new()),
+            // At once, so that a sentence encoder is loaded once.
+            None => common.conditioner.prepare(dataset.prompts().iter()),
         };
         for notice in notices
             .iter()
@@ -194,13 +195,27 @@ struct LearntFrom<'a> {
     notices: Vec<String>,
 }
 
-/// Pictures in the latents of a diffusers folder, or images as they are.
+/// Pictures in the latents of a diffusers folder, images in those of an autoencoder of their own, or images as they are.
 fn examples<'a>(
     config: &Config,
     environment: &Environment<'_>,
     dataset: &'a Arc<dyn Dataset>,
     quiet: bool,
 ) -> Result<LearntFrom<'a>, Failure> {
+    if config.model.own_autoencoder().is_some() {
+        let images = dataset.captioned_images().map_or(0, CaptionedImages::len);
+        let (mut count, mut before) = (Count::new("encoding", images, quiet), 0);
+        let found = setup::encoded_images(config, environment, dataset, &mut |done| {
+            (before..done).for_each(|_| count.advance());
+            before = done;
+        });
+        drop(count);
+        return Ok(LearntFrom {
+            examples: Box::new(found.or_bad_input()?),
+            sizes: None,
+            notices: Vec::new(),
+        });
+    }
     if config.model.path.is_none() {
         return Ok(LearntFrom {
             examples: Box::new(setup::pixel_examples(&**dataset).or_bad_input()?),
@@ -442,6 +457,11 @@ fn description(config: &Config) -> Value {
             relevant["lora"] = json!(config.lora);
         }
     }
+    if config.model.own_autoencoder().is_some() {
+        relevant["text"] = json!(config.text);
+    } else {
+        remove(&mut relevant["model"], "autoencoder");
+    }
     if relevant["data"]["buckets"].is_null() {
         remove(&mut relevant["data"], "buckets");
     }
@@ -463,13 +483,19 @@ fn description(config: &Config) -> Value {
 /// not in the state.
 fn state_description(config: &Config, base: &Path, folders: &PipelineFolders) -> Result<Value, Failure> {
     let mut described = description(config);
-    if config.model.path.is_some() {
+    if config.model.works_in_latents() {
         let contents = Description::of(config, base, folders).or_bad_input()?.contents;
         // Where the folder lies does not matter.
         remove(&mut described["model"], "path");
+        remove(&mut described["model"], "autoencoder");
         remove(&mut described["model"], "weights");
         remove(&mut described["data"], "cache");
-        let named = |key: &str| key.starts_with("model.");
+        // Nor where the text encoder lies of a model that is of none.
+        let has_own = config.model.own_autoencoder().is_some();
+        if has_own {
+            remove(&mut described["text"], "path");
+        }
+        let named = |key: &str| key.starts_with("model.") || (has_own && key.starts_with("text."));
         let contents = contents
             .unwrap_or_default()
             .into_iter()

@@ -15,6 +15,7 @@ pub fn encode(
 ) -> Result<(Vec<EncodedPrompt>, EncodedPrompt), Failure> {
     let (tokens, micro_batch, of_config) = match &config.text {
         TextConfig::Encoders(text) => (text.tokens, text.micro_batch, text.negative_prompt.as_str()),
+        TextConfig::Bert(text) => (None, text.micro_batch, text.negative_prompt.as_str()),
         TextConfig::Words(_) | TextConfig::File(_) => (None, 1, ""),
     };
     let settings = PromptSettings {

@@ -130,3 +130,15 @@ fn a_damaged_download_fails_and_leaves_no_file_under_its_name() {
     contains(&outcome.stderr, &["SHA-256", "fetch it again"]);
     assert!(!place.path(format!("small-model/{WEIGHTS}")).exists());
 }
+
+#[test]
+fn a_set_of_known_files_has_neither_revisions_nor_variants_and_asks_no_hub() {
+    let (place, hub) = (Place::bare(), hub());
+    for (option, value) in [("--revision", "v1"), ("--variant", "fp16")] {
+        let outcome = fetch(&place, &hub, &["words", option, value], None);
+        assert_eq!(outcome.code, Some(2), "{}", outcome.stderr);
+        contains(&outcome.stderr, &[option, "`words` is a set of known files"]);
+    }
+    assert!(hub.state().received.is_empty());
+    assert_eq!(place.files(), ["tiny.toml"]);
+}

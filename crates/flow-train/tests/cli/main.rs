@@ -20,3 +20,4 @@ mod tools;
 mod train;
 mod tutorial;
 mod weights;
+mod words;

@@ -218,6 +218,7 @@ fn list_explain_schema_and_completions_agree_on_names() {
             "grpo-guard",
             "dance-sde",
             "shapes",
+            "words",
             "digits-dit",
         ],
     );

@@ -254,12 +254,15 @@ pub(super) fn encoders(
 /// What makes images of the latents of a model of `spec`.
 ///
 /// # Errors
-/// If the config names a diffusers folder whose autoencoder cannot be read.
+/// If the config names a diffusers folder whose autoencoder cannot be read, or another autoencoder, which cannot or has other latents.
 pub fn decoder(
     config: &Config,
     environment: &Environment<'_>,
     spec: &ModelSpec,
 ) -> Result<ImageDecoder, TrainError> {
+    if let Some(path) = config.model.own_autoencoder() {
+        return super::latents::decoder(path, environment, spec);
+    }
     if config.model.path.is_none() {
         return Ok(ImageDecoder::pixels(spec.latent));
     }

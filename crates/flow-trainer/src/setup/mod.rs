@@ -8,6 +8,7 @@ mod examples;
 mod exploration;
 mod folder;
 mod folders;
+mod latents;
 mod model;
 mod optimizer;
 mod paths;
@@ -22,6 +23,7 @@ pub(crate) use examples::LatentSource;
 pub use examples::{captions, has_examples, latent_examples, models_of_sizes, pixel_examples};
 pub use folder::{completed_by_folder, decoder, folder_size, pipeline, prompt_cache, said_by_folder};
 pub use folders::PipelineFolders;
+pub use latents::encoded_images;
 pub use model::{ModelOutline, ModelParts, model, outline};
 pub use optimizer::settings as optimizer_settings;
 pub use paths::{start_in_config, start_on_command_line};
@@ -130,6 +132,10 @@ pub fn conditioner(
             let encoders = folder::encoders(config, encoders, environment)?;
             return Ok(Conditioner::encoders(encoders, guided, device).with_embedded_guidance(embedded));
         }
+        TextConfig::Bert(bert) => {
+            let sentences = latents::sentences(bert, environment, width)?;
+            return Ok(Conditioner::sentences(sentences, guided, device).with_embedded_guidance(embedded));
+        }
         TextConfig::Words(words) => EncodedText::words(dataset, width, words.tokens, words.seed, device),
         TextConfig::File(file) => {
             let path = environment.base.join(&file.path);
@@ -169,7 +175,9 @@ pub fn fits(config: &Config, spec: &ModelSpec, dataset: &dyn Dataset) -> Result<
         )));
     }
     let of_pairs = || dataset.preferences().and_then(|pairs| pairs.images);
-    let Some(images) = dataset.captioned_images().or_else(of_pairs) else {
+    let images = dataset.captioned_images().or_else(of_pairs);
+    // What latents are decoded to the autoencoder says, once it is read.
+    let Some(images) = images.filter(|_| !config.model.works_in_latents()) else {
         return Ok(());
     };
     let shape = images.image_shape();
@@ -286,6 +294,9 @@ fn common_for(
     let spec = model.model.spec();
     fits(config, spec, &*dataset)?;
     let decoder = folder::decoder(config, environment, spec)?;
+    if config.model.own_autoencoder().is_some() {
+        latents::decodes_to_images(decoder.shape(), spec.latent, &*dataset)?;
+    }
     let kernels = &environment.plan.kernels;
     if spec.regions.contains(&RegionKind::Moe) && kernels.ops().experts.is_none() {
         return Err(TrainError::Setting(format!(

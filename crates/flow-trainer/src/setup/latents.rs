@@ -1,0 +1,175 @@
+//! Models that work in the latents of an autoencoder of their own, `model.autoencoder`, and read a sentence encoder, `text.kind = "bert"`.
+
+use super::Environment;
+use super::paths::start_in_config;
+use crate::decoder::ImageDecoder;
+use crate::error::TrainError;
+use crate::pretrain::EncodedImages;
+use crate::sentences::Sentences;
+use flow_autoencoder::Autoencoder;
+use flow_config::{BertText, Config};
+use flow_core::model::TextWidth;
+use flow_core::{LatentShape, ModelSpec, Weights};
+use flow_data::{Dataset, ImageShape};
+use flow_pipeline::{PictureEncoder, SentenceEncoder};
+use std::path::Path;
+use std::sync::Arc;
+
+/// What gets the files of the one job here that has such parts.
+const FETCH: &str = ". `flow-train fetch words` gets those of `configs/words-grpo.toml`";
+
+/// The autoencoder in `path`, frozen, for latents of shape `latent`.
+fn autoencoder(
+    path: &Path,
+    environment: &Environment<'_>,
+    latent: LatentShape,
+) -> Result<(Autoencoder, Weights), TrainError> {
+    let folder = environment.base.join(path);
+    if !folder.exists() {
+        return Err(TrainError::Setting(format!(
+            "there is nothing at `{}`, which `model.autoencoder` names; {}{FETCH}",
+            folder.display(),
+            start_in_config(path, environment.base)
+        )));
+    }
+    let (autoencoder, mut weights) = flow_autoencoder::open_any(&folder, &environment.device)?;
+    weights.freeze(&vec![false; weights.layout().len()]);
+    let spec = autoencoder.spec();
+    if spec.frames.is_some() {
+        return Err(TrainError::Setting(format!(
+            "the autoencoder of `{}`, which `model.autoencoder` names, is for videos; take one of pictures",
+            folder.display()
+        )));
+    }
+    if spec.latent_channels != latent.channels {
+        return Err(TrainError::Setting(format!(
+            "the latents of `model.autoencoder`, `{}`, have {} channels, the model's {}; set the model's to {}",
+            folder.display(),
+            spec.latent_channels,
+            latent.channels,
+            spec.latent_channels
+        )));
+    }
+    Ok((autoencoder, weights))
+}
+
+/// What makes images of the latents of a model of `spec` by the autoencoder in `path`.
+///
+/// # Errors
+/// If it cannot be read, or is not of such latents.
+pub(super) fn decoder(
+    path: &Path,
+    environment: &Environment<'_>,
+    spec: &ModelSpec,
+) -> Result<ImageDecoder, TrainError> {
+    let loaded = autoencoder(path, environment, spec.latent)?;
+    Ok(ImageDecoder::autoencoder(spec.latent, loaded, &environment.plan))
+}
+
+/// Whether what latents of shape `latent` are decoded to is of the size of the data's images.
+pub(super) fn decodes_to_images(
+    decoded: ImageShape,
+    latent: LatentShape,
+    dataset: &dyn Dataset,
+) -> Result<(), TrainError> {
+    let Some(images) = dataset.captioned_images() else {
+        return Ok(());
+    };
+    let shape = images.image_shape();
+    if shape == decoded {
+        return Ok(());
+    }
+    let factor = (decoded.height / latent.height.max(1)).max(1);
+    Err(TrainError::Setting(format!(
+        "the model's latents of {} by {} are decoded to {decoded}, and data set `{}` has images of {shape} (channels, height, width); \
+         {factor} pixels are one row or column of a latent, so set the model's rows to {} and its columns to {}",
+        latent.height,
+        latent.width,
+        dataset.name(),
+        shape.height / factor,
+        shape.width / factor
+    )))
+}
+
+/// The images of `dataset` as latents of `model.autoencoder`. `on_image` is called with the number of images that are encoded.
+///
+/// # Errors
+/// If the data set has no images, or they are not of the size that the model's latents are decoded to.
+pub fn encoded_images<'d>(
+    config: &Config,
+    environment: &Environment<'_>,
+    dataset: &'d Arc<dyn Dataset>,
+    on_image: &mut dyn FnMut(u64),
+) -> Result<EncodedImages<'d>, TrainError> {
+    let Some(path) = config.model.own_autoencoder() else {
+        return Err(TrainError::Setting(
+            "there is no autoencoder; set `model.autoencoder` to the folder of one".into(),
+        ));
+    };
+    // Refused before the autoencoder is read.
+    let images = super::pixel_examples(&**dataset)?.0;
+    let outline = super::outline(config, &environment.plugins.models, &environment.device)?;
+    let latent = outline.model.spec().latent;
+    let loaded = autoencoder(path, environment, latent)?;
+    let spec = loaded.0.spec();
+    let decoded = ImageShape {
+        channels: spec.colours_out,
+        height: latent.height * spec.factor,
+        width: latent.width * spec.factor,
+    };
+    decodes_to_images(decoded, latent, &**dataset)?;
+    let encoder = PictureEncoder::new(loaded, &environment.device, &environment.plan);
+    let encoded = EncodedImages::encode(images, &encoder, latent, on_image)?;
+    drop(encoder);
+    // The autoencoder's memory is the transformer's now.
+    environment.device.release_unused();
+    Ok(encoded)
+}
+
+/// The sentence encoder of a config for a model that reads text of `width`.
+///
+/// # Errors
+/// If it is not there or not whole, or has other channels than the model reads.
+pub(super) fn sentences(
+    text: &BertText,
+    environment: &Environment<'_>,
+    width: TextWidth,
+) -> Result<Sentences, TrainError> {
+    let folder = environment.base.join(&text.path);
+    if !folder.exists() {
+        return Err(TrainError::Setting(format!(
+            "there is nothing at `{}`, which `text.path` names; {}{FETCH}",
+            folder.display(),
+            start_in_config(&text.path, environment.base)
+        )));
+    }
+    let encoder = SentenceEncoder::open(&folder)?;
+    let channels = encoder.channels();
+    let read = [Some(width.channels), width.pooled];
+    if let Some(other) = read.into_iter().flatten().find(|read| *read != channels) {
+        return Err(TrainError::Setting(format!(
+            "the text encoder of `text.path`, `{}`, has {channels} channels, and the model reads text of {}{} channels, of which one is \
+             {other}; set both to {channels} (of an `mmdit`: `joint_attention_dim` and `pooled_projection_dim`)",
+            folder.display(),
+            width.channels,
+            width
+                .pooled
+                .map_or_else(String::new, |pooled| format!(" and pooled text of {pooled}"))
+        )));
+    }
+    if text.tokens > encoder.longest() {
+        return Err(TrainError::Setting(format!(
+            "`text.tokens` is {}, and the text encoder of `text.path`, `{}`, reads at most {}",
+            text.tokens,
+            folder.display(),
+            encoder.longest()
+        )));
+    }
+    let sizes = (text.tokens, text.micro_batch);
+    let sentences = Sentences::new(encoder, sizes, &environment.device, &environment.plan);
+    let sentences = sentences.with_negative_prompt(&text.negative_prompt);
+    Ok(match width.pooled {
+        Some(_) => sentences,
+        None => sentences.without_pooled(),
+    })
+}
