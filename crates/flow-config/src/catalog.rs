@@ -17,7 +17,7 @@ use serde_json::{Map, Value as Json};
 
 use crate::sections::{AlgorithmConfig, Config, RewardConfig};
 
-pub use algorithm::{AlgorithmFacts, AlgorithmKind};
+pub use algorithm::{AlgorithmFacts, AlgorithmKind, DistillationFacts};
 pub use data::{DataFacts, DataKind, ImageFacts, PromptFacts};
 pub(crate) use kind::join_key;
 pub use kind::{ParamsError, PluginKind};
@@ -105,6 +105,12 @@ impl Catalog {
             .get(&config.algorithm.kind)?
             .facts(&config.algorithm.params);
         facts.ok()
+    }
+
+    /// What the algorithm of a config asks of a run for its teachers; nothing if it learns from none.
+    pub fn distillation_facts(&self, config: &Config) -> Option<DistillationFacts> {
+        let kind = self.algorithms.get(&config.algorithm.kind)?;
+        kind.distillation(&config.algorithm.params)
     }
 
     /// The algorithm `kind` with its defaults; nothing if the catalog does not have it, or it has parameters without a default.

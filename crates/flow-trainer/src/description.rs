@@ -20,12 +20,14 @@ use std::fmt;
 use std::path::Path;
 
 /// Keys that name a file whose contents count, not its name. A list's place is written `[]`.
-const FILES: [&str; 18] = [
+const FILES: [&str; 20] = [
     "data.path",
     "data.test_path",
     "model.path",
     "model.weights",
     "model.adapter",
+    "algorithm.teachers[].adapter",
+    "algorithm.teachers[].weights",
     "text.path",
     "rewards[].weights",
     "eval_rewards[].weights",

@@ -8,7 +8,8 @@
 //! | gradients | `2 T`: those added up over micro-batches, and those of the call under way, which may be bf16 |
 //! | moments | `2 T`: AdamW's first and second; half of it in bf16 |
 //! | copies | `T` for each of the moving average, the reference and the policy that samples, and half as much again for what a model that computes in bf16 reads of them; what is frozen is shared |
-//! | trajectories | `N (3 S + 1)` per image: before, after and mean of each of `S` recorded steps, and the final latent of `N` values |
+//! | teachers | of a distillation: `W` for each whole model, `T` for each adapter, and `W` once more for what adapters stand on where the run trains all weights; stored as what is frozen |
+//! | trajectories | `N (3 S + 1)` per image: before, after and mean of each of `S` recorded steps, and the final latent of `N` values; `N` for each deterministic step that a distillation keeps |
 //! | autoencoder | its weights, half of them in bytes on a GPU that computes in bf16, and what is there while it decodes |
 //! | text encoders | the largest one with its activations: each is dropped before the next is loaded; half of it on a GPU that computes in bf16, which never holds its weights in f32 |
 //! | activations | per row of a micro-batch, twice the images under guidance: the input and the output of every linear layer, once; of blocks that are computed again, their inputs, and all of the largest one; half of it on a GPU that computes in bf16 |
@@ -31,8 +32,8 @@ use crate::features::is_bf16_gpu;
 use crate::phase::Phase;
 use flow_checkpoint::Policy;
 use flow_config::{
-    Catalog, Config, Diagnostic, Dynamics, Finetune, GradientStorage, MomentStorage, TextConfig,
-    WeightStorage, Window,
+    Catalog, Config, Diagnostic, DistillationFacts, Dynamics, Finetune, GradientStorage, MomentStorage,
+    TextConfig, WeightStorage, Window,
 };
 use flow_core::{ModelSpec, ParamKind, ParamLayout, ParamSpec, Rows};
 use std::collections::BTreeMap;
@@ -48,14 +49,44 @@ pub struct Load {
     pub images: usize,
     /// Steps recorded of each trajectory.
     pub records: usize,
+    /// Deterministic steps kept of each trajectory, one latent each: what a distillation compares at.
+    pub states: usize,
     /// Copies of the trained weights: average, reference, sampling policy.
     pub copies: usize,
+    /// Frozen models that the algorithm learns from.
+    pub teachers: Teachers,
     /// Every how many blocks one is computed again in backward, if any is.
     pub recomputed_every: Option<usize>,
     /// Bytes of values.
     pub stored: Stored,
     /// Tokens of the encoded text, for a model that reads it.
     pub text_tokens: usize,
+}
+
+/// Frozen models that a distillation learns from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Teachers {
+    /// Whole models, of as many values as the run's.
+    pub models: usize,
+    /// Adapters, of about as many values as those that are trained.
+    pub adapters: usize,
+}
+
+impl Teachers {
+    /// Those of a config.
+    fn of(config: &Config, facts: Option<DistillationFacts>) -> Self {
+        let Some(DistillationFacts { adapters, models, .. }) = facts else {
+            return Self::default();
+        };
+        match config.model.finetune {
+            Finetune::Lora => Self { models, adapters },
+            // What is trained moves on, and the weights stay there that adapters stand on. Their own size is in their files.
+            Finetune::Full => Self {
+                models: models + usize::from(adapters > 0),
+                adapters: 0,
+            },
+        }
+    }
 }
 
 /// Bytes of a value, by what it is of.
@@ -99,20 +130,32 @@ impl Load {
         let branches = if sampling.guidance_scale == 1.0 { 1 } else { 2 };
         let algorithm = catalog.algorithm_facts(config);
         let is_coupled = algorithm.is_some_and(|facts| facts.is_coupled);
+        let distillation = catalog.distillation_facts(config);
         let scheduler = &config.scheduler;
         let records = match &scheduler.window {
-            _ if !is_coupled || scheduler.dynamics == Dynamics::Ode => 0,
+            _ if scheduler.dynamics == Dynamics::Ode => 0,
+            _ if !is_coupled && distillation.is_none() => 0,
             Window::All(_) => scheduler.steps.saturating_sub(1),
             Window::List(list) => list.steps.len(),
             Window::Random(random) => random.count,
             Window::Sliding(sliding) => sliding.size,
             Window::Contiguous(contiguous) => contiguous.size,
         };
+        let states = match distillation {
+            Some(facts) if scheduler.dynamics == Dynamics::Ode => {
+                let [lo, hi] = facts.step_range.map(|end| end * scheduler.steps as f64);
+                let within = |step: &usize| (lo..=hi).contains(&(*step as f64));
+                (0..scheduler.steps).filter(within).count()
+            }
+            _ => 0,
+        };
         Self {
             rows: sampling.micro_batch * branches,
             images: sampling.images_per_step(),
             records,
+            states,
             copies: usize::from(config.ema.enabled) + algorithm.map_or(0, |facts| facts.copies),
+            teachers: Teachers::of(config, distillation),
             recomputed_every: match checkpoint_policy(config) {
                 Policy::None => None,
                 Policy::BlockSkip { every } => Some(every),
@@ -145,6 +188,8 @@ pub struct MemoryEstimate {
     pub moments: f64,
     /// Average, reference, sampling policy.
     pub copies: f64,
+    /// Frozen models that the algorithm learns from.
+    pub teachers: f64,
     /// What a rollout keeps for the loss.
     pub trajectories: f64,
     /// Of that, what steps that follow one another do not share.
@@ -176,8 +221,12 @@ impl MemoryEstimate {
             sums: BYTES * trained,
             moments: bytes(stored.moment, 2.0 * trained),
             copies: bytes(stored.copy, trained) * load.copies as f64,
-            trajectories: latents(3 * load.records + 1),
-            unshared_trajectories: latents(2 * load.records + 1),
+            teachers: bytes(
+                stored.frozen,
+                all * load.teachers.models as f64 + trained * load.teachers.adapters as f64,
+            ),
+            trajectories: latents(3 * load.records + load.states + 1),
+            unshared_trajectories: latents(2 * load.records + load.states + 1),
             activations: bytes(stored.activation, per_row) * load.rows as f64,
             loading: bytes(stored.frozen, all - trained) + BYTES * trained,
             autoencoder: 0.0,
@@ -218,6 +267,9 @@ impl MemoryEstimate {
         }
         parts.push(("optimizer moments", self.moments));
         parts.push(("copies of the trained weights", self.copies));
+        if self.teachers > 0.0 {
+            parts.push(("teachers", self.teachers));
+        }
         parts.push(("autoencoder", self.autoencoder));
         match phase {
             Phase::Loading => {}
@@ -253,7 +305,7 @@ impl MemoryEstimate {
 
     /// Weights and all that grows with them.
     pub fn state(&self) -> f64 {
-        self.weights + self.gradients + self.sums + self.moments + self.copies
+        self.weights + self.gradients + self.sums + self.moments + self.copies + self.teachers
     }
 
     /// What is surely there at one time, in bytes: no activations, nothing twice that may be there once, and no text encoder, since

@@ -136,6 +136,17 @@ fn of_model(config: &Config, model: &Trained<'_>, estimate: &MemoryEstimate) -> 
             when: WITH_MODEL.into(),
         },
         MemoryRow {
+            part: "teachers".into(),
+            what: format!(
+                "{} whole models and {} adapters that the algorithm learns from, frozen, in {}",
+                model.load.teachers.models,
+                model.load.teachers.adapters,
+                dtype(frozen)
+            ),
+            bytes: estimate.teachers,
+            when: WITH_MODEL.into(),
+        },
+        MemoryRow {
             part: "gradients".into(),
             what: format!("of {values} values in {}, and their sum in f32", dtype(gradient)),
             bytes: estimate.gradients + estimate.sums,
@@ -197,7 +208,11 @@ fn of_iteration(config: &Config, model: &Trained<'_>, estimate: &MemoryEstimate)
     vec![
         MemoryRow {
             part: "trajectories".into(),
-            what: format!("{} images, {} recorded steps", load.images, load.records),
+            what: format!(
+                "{} images, {} recorded steps",
+                load.images,
+                load.records + load.states
+            ),
             bytes: estimate.trajectories,
             when: vec![Phase::Rollout, Phase::Update],
         },

@@ -22,8 +22,20 @@ pub struct AlgorithmFacts {
     pub copies: usize,
 }
 
+/// What an algorithm that learns from teachers asks of a run beside [`AlgorithmFacts`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DistillationFacts {
+    /// Which steps of a rollout are kept for the loss, from the first (0) to the last (1).
+    pub step_range: [f64; 2],
+    /// Teachers that are adapters, over the weights of the run.
+    pub adapters: usize,
+    /// Teachers that are whole models.
+    pub models: usize,
+}
+
 type Object = Map<String, Json>;
 type Facts = dyn Fn(&Object) -> Result<AlgorithmFacts, ParamsError> + Send + Sync;
+type Distils = dyn Fn(&Object) -> Option<DistillationFacts> + Send + Sync;
 type CheckSteps = dyn Fn(&Object, &[f64]) -> Option<Diagnostic> + Send + Sync;
 
 /// An algorithm's description.
@@ -33,6 +45,7 @@ pub struct AlgorithmKind {
     pub plugin: PluginKind,
     facts: Arc<Facts>,
     check_steps: Option<Arc<CheckSteps>>,
+    distils: Option<Arc<Distils>>,
 }
 
 impl AlgorithmKind {
@@ -47,7 +60,25 @@ impl AlgorithmKind {
             facts: Arc::new(move |params| Ok(facts(&reader.read::<P>(params)?))),
             plugin,
             check_steps: None,
+            distils: None,
         }
+    }
+
+    /// As an algorithm that learns from teachers, with what it asks of a run for them.
+    pub fn with_distillation<P>(mut self, facts: fn(&P) -> DistillationFacts) -> Self
+    where
+        P: DeserializeOwned + 'static,
+    {
+        let reader = self.plugin.clone();
+        self.distils = Some(Arc::new(move |params| {
+            Some(facts(&reader.read::<P>(params).ok()?))
+        }));
+        self
+    }
+
+    /// What the algorithm with `params` asks of a run for its teachers; nothing if it learns from none, or cannot read them.
+    pub fn distillation(&self, params: &Object) -> Option<DistillationFacts> {
+        self.distils.as_ref()?(params)
     }
 
     /// With a rule on the sampler's steps, which stand at the sigmas of the last argument; these follow from the model, so that

@@ -13,11 +13,13 @@ mod forward;
 mod grpo;
 mod guard;
 mod nft;
+mod opd;
 mod reference;
 mod registry;
 mod rows;
 mod slow;
 mod step_weights;
+mod teacher;
 mod times;
 
 pub use arrangement::{RolledOut, RowSet};
@@ -32,17 +34,19 @@ pub use dppo::{Dppo, MaskKind};
 pub use grpo::Grpo;
 pub use guard::GrpoGuard;
 pub use nft::{AdvantageMode, Nft, NftSettings};
+pub use opd::{LossTarget, Opd, OpdSettings, TeacherConfig};
 pub use reference::{KlConfig, KlKind, ReferenceWeights};
 pub use registry::{AlgorithmContext, AlgorithmFactory, AlgorithmRegistry};
 pub use rows::StepRows;
 pub use slow::{Moment, SamplingWeights, SlowCopy};
 pub use step_weights::StepWeights;
+pub use teacher::{TEACHER_KEY, Taught, Teacher, TeacherSource, teacher_of};
 pub use times::{OldPolicyConfig, TimeSampling, TrainTimestepsConfig};
 
 use crate::audit::ReplayedStep;
 use crate::policy::{CallSite, Policy};
 use crate::rollout::Trajectories;
-use crate::scheduler::Schedule;
+use crate::scheduler::{Schedule, StepCoefficients};
 use burn::tensor::Tensor;
 use flow_accel::Paradigm;
 use flow_core::device::ComputeDevice;
@@ -51,7 +55,7 @@ use flow_core::{InferencePass, Kernels, RawTensor, TrainingPass};
 /// Where on a trajectory a loss is taken.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Position {
-    /// At a recorded stochastic step, by its place among the records.
+    /// At a recorded step, by its place among the records: a stochastic one, or one that [`Algorithm::keeps_step`] asks for.
     Recorded(usize),
     /// On the straight path between image and fresh noise.
     Time {
@@ -75,6 +79,8 @@ pub struct LossContext<'a, 'w> {
     pub reference: Option<&'a InferencePass<'w>>,
     /// The slower copy [`SlowCopy::Old`], if the algorithm keeps it ([`Algorithm::keeps`]).
     pub old: Option<&'a InferencePass<'w>>,
+    /// The teachers of the micro-batch's rows, if the algorithm has some ([`Algorithm::teachers`]).
+    pub teachers: Vec<Taught<'w>>,
     /// Model and guidance.
     pub policy: &'a Policy,
     /// Fused operations.
@@ -149,6 +155,16 @@ pub trait Algorithm: Sync + std::fmt::Debug + Send {
     /// Guidance scales of its calls of the model beside that of the rollout: where one is not 1, conditions have the empty prompt.
     fn guidance_scales(&self) -> Vec<f64> {
         Vec::new()
+    }
+
+    /// The frozen models that it learns from. With several each prompt names its own ([`TEACHER_KEY`]).
+    fn teachers(&self) -> &[Teacher] {
+        &[]
+    }
+
+    /// Whether a rollout records a step for the loss: one with a log-probability, unless the algorithm says otherwise.
+    fn keeps_step(&self, step: &StepCoefficients) -> bool {
+        step.log_prob.is_some()
     }
 
     /// Whether images of a group have the same noise at drawn times.
@@ -232,6 +248,14 @@ impl Algorithm for Box<dyn Algorithm> {
 
     fn guidance_scales(&self) -> Vec<f64> {
         (**self).guidance_scales()
+    }
+
+    fn teachers(&self) -> &[Teacher] {
+        (**self).teachers()
+    }
+
+    fn keeps_step(&self, step: &StepCoefficients) -> bool {
+        (**self).keeps_step(step)
     }
 
     fn shares_noise(&self) -> bool {

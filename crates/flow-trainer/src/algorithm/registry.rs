@@ -2,7 +2,9 @@
 
 use super::Algorithm;
 use crate::error::TrainError;
-use flow_config::{AlgorithmConfig, AlgorithmFacts, AlgorithmKind, Config, Diagnostic, Rules};
+use flow_config::{
+    AlgorithmConfig, AlgorithmFacts, AlgorithmKind, Config, Diagnostic, DistillationFacts, Rules,
+};
 use flow_registry::{NameTaken, Registry};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -71,6 +73,21 @@ impl AlgorithmFactory {
         self
     }
 
+    /// With parameters that are paths; see [`PluginKind::with_paths`](flow_config::PluginKind::with_paths).
+    pub fn with_paths(mut self, keys: &'static [&'static str]) -> Self {
+        self.kind.plugin = self.kind.plugin.with_paths(keys, &[]);
+        self
+    }
+
+    /// As an algorithm that learns from teachers; see [`AlgorithmKind::with_distillation`].
+    pub fn with_distillation<P: DeserializeOwned + 'static>(
+        mut self,
+        facts: fn(&P) -> DistillationFacts,
+    ) -> Self {
+        self.kind = self.kind.with_distillation(facts);
+        self
+    }
+
     /// Its name.
     pub fn name(&self) -> &str {
         self.kind.plugin.name()
@@ -124,6 +141,7 @@ impl AlgorithmRegistry {
         super::Dpo::register(&mut registry)?;
         super::Dgpo::register(&mut registry)?;
         super::Crd::register(&mut registry)?;
+        super::Opd::register(&mut registry)?;
         Ok(registry)
     }
 

@@ -16,6 +16,7 @@ mod rollouts;
 mod saved;
 mod state;
 mod tally;
+mod teachers;
 mod update;
 mod watch;
 
@@ -205,6 +206,7 @@ impl<A> Parts<A> {
         let asked = self.prompts.iter().chain(&self.evaluation.prompts);
         let prepared = self.conditioner.prepare(asked)?;
         self.notices.extend(prepared);
+        self.state.weights.share_with_teachers()?;
         let acceleration = self.acceleration.set_up(&self.state.weights.current)?;
         Ok(Parts {
             acceleration,

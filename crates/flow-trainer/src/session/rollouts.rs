@@ -8,7 +8,7 @@ use crate::error::TrainError;
 use crate::observer::{Observer, Phase};
 use crate::policy::CallSite;
 use crate::rollout::{NoiseSource, SampleRequest, Sampler, Trajectories};
-use crate::scheduler::Schedule;
+use crate::scheduler::{Schedule, StepCoefficients};
 use crate::sizes::at_size;
 use crate::watch::SampleStatistics;
 use flow_accel::{Acceleration, Activity};
@@ -69,7 +69,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
     }
 
     /// The prompts of this iteration.
-    fn drawn(&self) -> Vec<Drawn> {
+    pub(super) fn drawn(&self) -> Vec<Drawn> {
         (self.prompt_sampler.draw(self.state.iteration).into_iter())
             .map(|draw| Drawn {
                 prompt: self.prompts[draw.prompt].clone(),
@@ -116,7 +116,8 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             steps: &steps,
         };
         let mut velocities = Vec::new();
-        let trajectories = sampler.run(rollout, request, |stepped| {
+        let keeps = |step: &StepCoefficients| self.algorithm.keeps_step(step);
+        let trajectories = sampler.run_recording(rollout, request, keeps, |stepped| {
             if traced {
                 velocities.push(cpu::to_host(stepped.velocity));
             }

@@ -3,7 +3,7 @@
 use crate::algorithm::{SamplingWeights, SlowCopy};
 use crate::optimizer::AdamW;
 use flow_core::device::ComputeDevice;
-use flow_core::{Changing, Kernels, Weights};
+use flow_core::{Changing, CoreError, Kernels, ParamKind, ParamSpec, Weights};
 
 /// Weights whose averages are formed at once: what is put together from halves for them is in memory meanwhile.
 const AT_ONCE: usize = 16;
@@ -21,6 +21,8 @@ pub struct PolicyWeights {
     pub sampling: Option<Weights>,
     /// The weights at the start.
     pub reference: Option<Weights>,
+    /// The frozen models that the algorithm learns from, in its order. Checkpoints leave them out: they are those of their files.
+    pub teachers: Vec<Weights>,
 }
 
 /// Weights, moments and counters.
@@ -73,6 +75,24 @@ impl PolicyWeights {
         self.reference
             .as_ref()
             .expect("an algorithm that compares with the start is given it")
+    }
+
+    /// Puts teachers that are adapters onto the frozen weights of the run, where the run trains adapters, too: both share them.
+    ///
+    /// # Errors
+    /// If a teacher is of another architecture.
+    pub(super) fn share_with_teachers(&mut self) -> Result<(), CoreError> {
+        let layout = self.current.layout().clone();
+        if !layout.has_adapters() {
+            return Ok(());
+        }
+        let base = |spec: &ParamSpec| spec.kind != ParamKind::Adapter;
+        for teacher in self.teachers.iter_mut().filter(|it| it.layout().has_adapters()) {
+            for (index, _) in layout.specs().iter().enumerate().filter(|(_, spec)| base(spec)) {
+                teacher.set(index, self.current.stored()[index].clone())?;
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn follow(

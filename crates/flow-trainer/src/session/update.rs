@@ -4,7 +4,7 @@ use super::compared::Compared;
 use super::micro_batches::{MicroBatch, PassBatches};
 use super::{AuditMode, Parts};
 use crate::algorithm::{
-    Algorithm, LossContext, Moment, Position, ReferenceWeights, RolledOut, SamplingWeights, SlowCopy,
+    Algorithm, LossContext, Moment, Position, ReferenceWeights, RolledOut, SamplingWeights, SlowCopy, Taught,
 };
 use crate::audit::{Distribution, OnPolicyAudit, ReplayedStep};
 use crate::distributed::{Lanes, UnitSeen, UpdateSeen, on_some_rank};
@@ -99,6 +99,8 @@ pub(super) struct Pass<'a> {
     pub sampling: SamplingWeights,
     /// What the algorithm looked at before the first optimizer step, by the number of the site; empty if it does not.
     pub before: BTreeMap<usize, RawTensor>,
+    /// The teacher of each sample of the iteration, by its id; empty where there are not several.
+    pub teachers: BTreeMap<u64, usize>,
 }
 
 impl Pass<'_> {
@@ -110,6 +112,7 @@ impl Pass<'_> {
             sampling: self.sampling,
             before: self.before.get(&site.number).cloned(),
             compared: Vec::new(),
+            teachers: &self.teachers,
         }
     }
 }
@@ -121,6 +124,7 @@ pub(super) struct Given<'a> {
     sampling: SamplingWeights,
     before: Option<RawTensor>,
     pub compared: Vec<RawTensor>,
+    teachers: &'a BTreeMap<u64, usize>,
 }
 
 impl<A: Algorithm> Parts<A, Acceleration> {
@@ -204,7 +208,12 @@ impl<A: Algorithm> Parts<A, Acceleration> {
                 self.follow_at(None, Moment::Step { steps });
             }
         }
-        if outcome.steps.is_empty() {
+        if outcome.steps.is_empty() && self.positions(0)?.count() == 0 {
+            observer.notice(&format!(
+                "iteration {}: no step of its rollout is one that the algorithm looks at, so there was no optimizer step",
+                self.state.iteration + 1
+            ));
+        } else if outcome.steps.is_empty() {
             observer.notice(&format!(
                 "iteration {}: the algorithm took no row of the rollout (no group has images whose rewards differ), so there was no \
                  optimizer step",
@@ -312,6 +321,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             batches,
             sampling,
             before: BTreeMap::new(),
+            teachers: self.teachers_of_samples()?,
         };
         if self.algorithm.looks_before() {
             let device = &self.sampler.device;
@@ -387,6 +397,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             sampling,
             before,
             compared,
+            teachers,
         }: Given<'_>,
         compute: impl FnOnce(&LossContext<'_, '_>) -> R,
     ) -> (R, TrainingPass<'_>) {
@@ -403,6 +414,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         });
         let keeps_old = self.algorithm.keeps(SlowCopy::Old);
         let old = keeps_old.then(|| inference(weights.slow(SlowCopy::Old)));
+        let teachers = self.taught(&micro_batch.batch.samples, teachers);
         let (sampler, _) = self.at_size(micro_batch.batch.size);
         let noise = match position {
             Position::Recorded(_) => None,
@@ -419,6 +431,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             sampling: &sampling,
             reference: reference.as_ref(),
             old: old.as_ref(),
+            teachers,
             policy: &sampler.policy,
             kernels: &*self.training_plan().kernels,
             device,

@@ -14,6 +14,7 @@ mod rewards;
 mod schedule;
 mod served;
 mod sizes;
+mod teachers;
 
 pub use checkpointing::{TrainingSteps, regions};
 pub use described::{Said, said_by_adapter, said_by_weights};
@@ -411,6 +412,7 @@ pub fn parts_of<A: Algorithm>(
     }
     let tokens = model.model.spec().tokens;
     let prompts = dataset.train_prompts();
+    teachers::check_prompts(algorithm.teachers(), &*dataset, &prompts)?;
     let schedule = schedule(config, tokens)?;
     let policy = Policy::new(model.model.clone(), sampling.guidance_scale as f32);
     let mut checkpoint_plan = None;
@@ -454,6 +456,7 @@ pub fn parts_of<A: Algorithm>(
         old: algorithm.keeps(SlowCopy::Old).then(slow),
         sampling: algorithm.keeps(SlowCopy::Sampling).then(slow),
         reference: (algorithm.reference() == Some(ReferenceWeights::Snapshot)).then(|| model.weights.clone()),
+        teachers: teachers::teachers(config, environment, &model, algorithm.teachers())?,
         current: model.weights,
     };
     let optimizer = AdamW::new(

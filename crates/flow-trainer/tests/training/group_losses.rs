@@ -97,6 +97,7 @@ fn check(
         sampling: context.sampling,
         reference: context.reference,
         old: context.old,
+        teachers: Vec::new(),
         policy: context.policy,
         kernels: context.kernels,
         device: context.device,

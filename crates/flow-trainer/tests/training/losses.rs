@@ -71,6 +71,7 @@ pub fn in_context<A: Algorithm, R>(
         sampling: &reference,
         reference: Some(&reference),
         old: Some(&reference),
+        teachers: Vec::new(),
         policy: &parts.sampler.policy,
         kernels: &*parts.training_plan().kernels,
         device: &parts.sampler.device,
