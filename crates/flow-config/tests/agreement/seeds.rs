@@ -415,6 +415,24 @@ reference_guidance = 3
 sampling_copy = { flat = 10, start = 0.5, hold = 0.9 }
 train_timesteps = { count = 2, strategy = "logit-normal" }
 "#,
+    r#"
+config_version = 1
+[algorithm]
+kind = "diffusion-opd"
+loss_target = "image"
+self_normalise = true
+step_range = [0, 0.75]
+inner_epochs = 2
+[[algorithm.teachers]]
+name = "sketch"
+adapter = "sketch.safetensors"
+guidance_scale = 4.5
+[[algorithm.teachers]]
+name = "photo"
+weights = "photo"
+[scheduler]
+dynamics = "ode"
+"#,
     "config_version = 1\n[ema.schedule]\nkind = \"cosine\"\nsteps = 7\n[checkpointing]\npolicy = \"budget\"\npeak_gib = 1.5\n",
     "config_version = 1\n[ema.schedule]\nkind = \"constant\"\ndecay = 0.5\n[checkpointing]\npolicy = \"block-skip\"\nevery = 3\n",
     "config_version = 1\n[checkpointing]\npolicy = \"every-nth-linear\"\nn = 3\n",

@@ -5,7 +5,7 @@ use burn::tensor::Tensor;
 use flow_accel::Acceleration;
 use flow_core::rng::Purpose;
 use flow_core::{InferencePass, RawTensor, Stage, TrainingPass, cpu};
-use flow_trainer::algorithm::{Algorithm, LossContext, Position, StepRows, UnitLoss};
+use flow_trainer::algorithm::{Algorithm, LossContext, Position, StepRows, Taught, UnitLoss};
 use flow_trainer::policy::{CallSite, Conditions};
 use flow_trainer::rollout::{NoiseSource, SampleRequest, Sampler, StepRecord, Trajectories};
 use flow_trainer::scheduler::StepCoefficients;
@@ -49,7 +49,8 @@ pub fn in_context<A: Algorithm, R>(
         conditions,
         steps: &steps,
     };
-    let batch = parts.sampler.run(&rollout, request, |_| {});
+    let keeps = |step: &StepCoefficients| parts.algorithm.keeps_step(step);
+    let batch = parts.sampler.run_recording(&rollout, request, keeps, |_| {});
     crate::support::scramble(&mut parts.state.weights.current, 77);
 
     let moved = &parts.state.weights.current;
@@ -65,13 +66,20 @@ pub fn in_context<A: Algorithm, R>(
     let reference = InferencePass::new(&sampled, parts.training_plan().clone());
     let values = parts.sampler.policy.model.spec().latent.values();
     let noise = parts.sampler.noise(Purpose::ForwardNoise, &samples, 3, values);
+    // Rows take turns with the teachers, if there are some.
+    let teachers = &parts.state.weights.teachers;
+    let taught = teachers.iter().enumerate().map(|(teacher, weights)| Taught {
+        teacher,
+        pass: InferencePass::new(weights, parts.training_plan().clone()),
+        rows: (0..4).map(|row| row % teachers.len() == teacher).collect(),
+    });
     let mut context = LossContext {
         pass: &pass,
         current: &current,
         sampling: &reference,
         reference: Some(&reference),
         old: Some(&reference),
-        teachers: Vec::new(),
+        teachers: taught.collect(),
         policy: &parts.sampler.policy,
         kernels: &*parts.training_plan().kernels,
         device: &parts.sampler.device,

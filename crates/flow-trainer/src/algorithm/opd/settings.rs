@@ -225,6 +225,40 @@ fn check_range(settings: &OpdSettings, rules: &mut Rules<'_>, path: &str) {
 mod tests {
     use super::*;
 
+    /// A step from sigma 0.8 to 0.6, whose diffusion is `s`.
+    fn step(s: f64) -> StepCoefficients {
+        let (sigma, dt) = (0.8, -0.2);
+        let drift = s * s / (2.0 * sigma);
+        StepCoefficients {
+            step: 0,
+            sigma,
+            sigma_next: sigma + dt,
+            dt,
+            std_dev: s,
+            mean_x: 1.0 + drift * dt,
+            mean_v: (1.0 + drift * (1.0 - sigma)) * dt,
+            noise: s * (-dt).sqrt(),
+            log_prob: None,
+        }
+    }
+
+    #[test]
+    fn what_is_compared_changes_with_the_velocity_as_computed_by_hand() {
+        // Velocities 0.3 of the student and 0.1 of the teacher.
+        let square = |target: LossTarget, step: &StepCoefficients| (target.slope(step) * 0.2).powi(2);
+        let ode = step(0.0);
+        for (target, expected) in [
+            (LossTarget::Velocity, 0.04),
+            (LossTarget::Image, 0.0256),
+            (LossTarget::Mean, 0.0016),
+        ] {
+            assert!((square(target, &ode) - expected).abs() < 1e-12, "{target:?}");
+        }
+        let sde = step(0.5);
+        assert!((sde.noise.powi(2) - 0.05).abs() < 1e-12);
+        assert!((square(LossTarget::Mean, &sde) / 0.05 - 0.034_031_25).abs() < 1e-12);
+    }
+
     #[test]
     fn a_range_of_fractions_has_the_steps_at_both_of_its_ends() {
         assert_eq!(steps_within([0.0, 0.99], 10), (0..10).collect::<Vec<_>>());
