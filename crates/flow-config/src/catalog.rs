@@ -107,7 +107,7 @@ impl Catalog {
         facts.ok()
     }
 
-    /// What the algorithm of a config asks of a run for its teachers; nothing if it learns from none.
+    /// What the algorithm of a config asks of a run, if it is a distillation.
     pub fn distillation_facts(&self, config: &Config) -> Option<DistillationFacts> {
         let kind = self.algorithms.get(&config.algorithm.kind)?;
         kind.distillation(&config.algorithm.params)

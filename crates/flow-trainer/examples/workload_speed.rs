@@ -329,6 +329,7 @@ impl Job {
                     sampling: &sampling,
                     reference: None,
                     old: None,
+                    fake: None,
                     teachers: Vec::new(),
                     policy: &sampler.policy,
                     kernels: &*self.plan.kernels,

@@ -8,6 +8,13 @@ use flow_core::{ParamLayout, ParamSpec, RawTensor, Weights, cpu};
 use flow_report::{CheckpointError, CheckpointReader, CheckpointWriter};
 use std::io::{self, Write};
 
+/// The sections of a run's moments.
+const MOMENTS: [&str; 2] = ["first", "second"];
+
+/// Those of the network that is trained beside the student, and of its weights.
+pub(crate) const FAKE_MOMENTS: [&str; 2] = ["fake-first", "fake-second"];
+pub(crate) const FAKE_WEIGHTS: &str = "fake";
+
 /// Adds the weights of a set that are to be `held`, by their place in the layout. Each comes to the host when its turn to be written
 /// has come: all at once would be the whole state a second time.
 pub(crate) fn add_weights<'a>(
@@ -32,9 +39,19 @@ pub(crate) fn add_moments<'a>(
     layout: &ParamLayout,
     optimizer: &'a AdamW,
 ) -> Result<(), CheckpointError> {
+    add_moments_as(writer, MOMENTS, layout, optimizer)
+}
+
+/// As [`add_moments`], in sections of these names.
+pub(crate) fn add_moments_as<'a>(
+    writer: &mut CheckpointWriter<'a>,
+    [first, second]: [&str; 2],
+    layout: &ParamLayout,
+    optimizer: &'a AdamW,
+) -> Result<(), CheckpointError> {
     for (spec, moments) in layout.specs().iter().zip(optimizer.moments()) {
         let Some(moments) = moments else { continue };
-        for (which, moment) in [("first", &moments.first), ("second", &moments.second)] {
+        for (which, moment) in [(first, &moments.first), (second, &moments.second)] {
             let name = format!("{which}/{}", spec.name);
             writer.section_streamed(&name, bytes(spec), move |out| {
                 write_values(out, &cpu::to_host(moment))
@@ -90,11 +107,21 @@ impl Sections<'_> {
         layout: &ParamLayout,
         trained: impl IntoIterator<Item = bool>,
     ) -> Result<Vec<Option<Moments>>, TrainError> {
+        self.moments_of(MOMENTS, layout, trained)
+    }
+
+    /// As [`moments`](Self::moments), of sections of these names.
+    pub fn moments_of(
+        &self,
+        [first, second]: [&str; 2],
+        layout: &ParamLayout,
+        trained: impl IntoIterator<Item = bool>,
+    ) -> Result<Vec<Option<Moments>>, TrainError> {
         let of = |(spec, trained): (&ParamSpec, bool)| {
             let both = || {
                 Ok(Moments {
-                    first: self.tensor("first", spec)?,
-                    second: self.tensor("second", spec)?,
+                    first: self.tensor(first, spec)?,
+                    second: self.tensor(second, spec)?,
                 })
             };
             trained.then(both).transpose()

@@ -9,6 +9,7 @@
 //! | moments | `2 T`: AdamW's first and second; half of it in bf16 |
 //! | copies | `T` for each of the moving average, the reference and the policy that samples, and half as much again for what a model that computes in bf16 reads of them; what is frozen is shared |
 //! | teachers | of a distillation: `W` for each whole model, `T` for each adapter, and `W` once more for what adapters stand on where the run trains all weights; stored as what is frozen |
+//! | fake score | of `dmd2` and `tdm`: as much as one copy, and moments of its own |
 //! | trajectories | `N (3 S + 1)` per image: before, after and mean of each of `S` recorded steps, and the final latent of `N` values; `N` for each deterministic step that a distillation keeps |
 //! | autoencoder | its weights, half of them in bytes on a GPU that computes in bf16, and what is there while it decodes |
 //! | text encoders | the largest one with its activations: each is dropped before the next is loaded; half of it on a GPU that computes in bf16, which never holds its weights in f32 |
@@ -53,6 +54,8 @@ pub struct Load {
     pub states: usize,
     /// Copies of the trained weights: average, reference, sampling policy.
     pub copies: usize,
+    /// Networks that are trained beside the run's own.
+    pub networks: usize,
     /// Frozen models that the algorithm learns from.
     pub teachers: Teachers,
     /// Every how many blocks one is computed again in backward, if any is.
@@ -155,6 +158,7 @@ impl Load {
             records,
             states,
             copies: usize::from(config.ema.enabled) + algorithm.map_or(0, |facts| facts.copies),
+            networks: distillation.map_or(0, |facts| facts.networks),
             teachers: Teachers::of(config, distillation),
             recomputed_every: match checkpoint_policy(config) {
                 Policy::None => None,
@@ -219,8 +223,8 @@ impl MemoryEstimate {
             weights: bytes(stored.trained, trained) + bytes(stored.frozen, all - trained),
             gradients: bytes(stored.gradient, trained),
             sums: BYTES * trained,
-            moments: bytes(stored.moment, 2.0 * trained),
-            copies: bytes(stored.copy, trained) * load.copies as f64,
+            moments: bytes(stored.moment, 2.0 * trained) * (1 + load.networks) as f64,
+            copies: bytes(stored.copy, trained) * (load.copies + load.networks) as f64,
             teachers: bytes(
                 stored.frozen,
                 all * load.teachers.models as f64 + trained * load.teachers.adapters as f64,

@@ -122,15 +122,19 @@ fn of_model(config: &Config, model: &Trained<'_>, estimate: &MemoryEstimate) -> 
         },
         MemoryRow {
             part: "optimizer".into(),
-            what: format!("two moments of {values} values in {}", dtype(moment)),
+            what: format!(
+                "{} moments of {values} values in {}",
+                2 * (1 + model.load.networks),
+                dtype(moment)
+            ),
             bytes: estimate.moments,
             when: WITH_MODEL.into(),
         },
         MemoryRow {
             part: "copies".into(),
             what: format!(
-                "{} of {values} values: average, reference, sampling policy",
-                model.load.copies
+                "{} of {values} values: average, reference, sampling policy, fake score",
+                model.load.copies + model.load.networks
             ),
             bytes: estimate.copies,
             when: WITH_MODEL.into(),

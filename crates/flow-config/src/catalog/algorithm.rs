@@ -22,7 +22,7 @@ pub struct AlgorithmFacts {
     pub copies: usize,
 }
 
-/// What an algorithm that learns from teachers asks of a run beside [`AlgorithmFacts`].
+/// What a distillation asks of a run beside [`AlgorithmFacts`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DistillationFacts {
     /// Which steps of a rollout are kept for the loss, from the first (0) to the last (1).
@@ -31,6 +31,8 @@ pub struct DistillationFacts {
     pub adapters: usize,
     /// Teachers that are whole models.
     pub models: usize,
+    /// Networks that are trained beside the run's own, each with an optimizer of its own.
+    pub networks: usize,
 }
 
 type Object = Map<String, Json>;
@@ -64,7 +66,7 @@ impl AlgorithmKind {
         }
     }
 
-    /// As an algorithm that learns from teachers, with what it asks of a run for them.
+    /// As a distillation, with what it asks of a run.
     pub fn with_distillation<P>(mut self, facts: fn(&P) -> DistillationFacts) -> Self
     where
         P: DeserializeOwned + 'static,
@@ -76,7 +78,7 @@ impl AlgorithmKind {
         self
     }
 
-    /// What the algorithm with `params` asks of a run for its teachers; nothing if it learns from none, or cannot read them.
+    /// What a distillation with `params` asks of a run; nothing of an algorithm that is none, or of parameters that cannot be read.
     pub fn distillation(&self, params: &Object) -> Option<DistillationFacts> {
         self.distils.as_ref()?(params)
     }

@@ -7,8 +7,10 @@ mod arrangement;
 mod awm;
 mod crd;
 mod dgpo;
+mod dmd2;
 mod dpo;
 mod dppo;
+mod fake;
 mod forward;
 mod grpo;
 mod guard;
@@ -19,6 +21,7 @@ mod registry;
 mod rows;
 mod slow;
 mod step_weights;
+mod tdm;
 mod teacher;
 mod times;
 
@@ -29,8 +32,10 @@ pub use crd::{
     CrdTimesConfig,
 };
 pub use dgpo::{Dgpo, DgpoCopyConfig, DgpoSettings, DgpoTimesConfig};
+pub use dmd2::{Dmd2, Dmd2Settings};
 pub use dpo::{Dpo, DpoSettings, DpoTimesConfig};
 pub use dppo::{Dppo, MaskKind};
+pub use fake::FakeScoreConfig;
 pub use grpo::Grpo;
 pub use guard::GrpoGuard;
 pub use nft::{AdvantageMode, Nft, NftSettings};
@@ -40,6 +45,7 @@ pub use registry::{AlgorithmContext, AlgorithmFactory, AlgorithmRegistry};
 pub use rows::StepRows;
 pub use slow::{Moment, SamplingWeights, SlowCopy};
 pub use step_weights::StepWeights;
+pub use tdm::{QueryDistribution, QueryInterval, Tdm, TdmDistance, TdmSettings};
 pub use teacher::{TEACHER_KEY, Taught, Teacher, TeacherSource, teacher_of};
 pub use times::{OldPolicyConfig, TimeSampling, TrainTimestepsConfig};
 
@@ -64,6 +70,13 @@ pub enum Position {
         /// Number of the position in its iteration, the address of its noise.
         draw: u32,
     },
+    /// At a recorded step, with noise of the position's own.
+    Step {
+        /// Its place among the records.
+        index: usize,
+        /// Address of the noise.
+        draw: u32,
+    },
 }
 
 /// What a loss is computed from.
@@ -79,6 +92,8 @@ pub struct LossContext<'a, 'w> {
     pub reference: Option<&'a InferencePass<'w>>,
     /// The slower copy [`SlowCopy::Old`], if the algorithm keeps it ([`Algorithm::keeps`]).
     pub old: Option<&'a InferencePass<'w>>,
+    /// The fake score's weights, not differentiated, if the algorithm has one ([`Algorithm::fake_score`]).
+    pub fake: Option<&'a InferencePass<'w>>,
     /// The teachers of the micro-batch's rows, if the algorithm has some ([`Algorithm::teachers`]).
     pub teachers: Vec<Taught<'w>>,
     /// Model and guidance.
@@ -91,7 +106,7 @@ pub struct LossContext<'a, 'w> {
     pub batch: &'a Trajectories,
     /// One advantage per row, `[B]`.
     pub advantages: Tensor<1>,
-    /// Noise for [`Position::Time`], `[B, N]`; drawn by the loop.
+    /// Noise for [`Position::Time`] and [`Position::Step`], `[B, N]`; drawn by the loop.
     pub noise: Option<RawTensor>,
     /// What [`Algorithm::before`] gave for this micro-batch and position, `[B]`.
     pub before: Option<RawTensor>,
@@ -160,6 +175,22 @@ pub trait Algorithm: Sync + std::fmt::Debug + Send {
     /// The frozen models that it learns from. With several each prompt names its own ([`TEACHER_KEY`]).
     fn teachers(&self) -> &[Teacher] {
         &[]
+    }
+
+    /// A second network that is trained beside the student, from the same weights, with an optimizer of its own: it takes its steps
+    /// before each of the student's.
+    fn fake_score(&self) -> Option<&FakeScoreConfig> {
+        None
+    }
+
+    /// Where the fake score's loss is taken in its step number `turn` before a step of the student, of the student's positions.
+    fn fake_positions(&self, _positions: &[Position], _turn: usize) -> Vec<Position> {
+        Vec::new()
+    }
+
+    /// The fake score's loss at one position: its weights are those of [`LossContext::pass`], the student's [`LossContext::current`].
+    fn fake_loss(&self, context: &LossContext<'_, '_>, position: Position) -> UnitLoss {
+        self.loss(context, position)
     }
 
     /// Whether a rollout records a step for the loss: one with a log-probability, unless the algorithm says otherwise.
@@ -252,6 +283,18 @@ impl Algorithm for Box<dyn Algorithm> {
 
     fn teachers(&self) -> &[Teacher] {
         (**self).teachers()
+    }
+
+    fn fake_score(&self) -> Option<&FakeScoreConfig> {
+        (**self).fake_score()
+    }
+
+    fn fake_positions(&self, positions: &[Position], turn: usize) -> Vec<Position> {
+        (**self).fake_positions(positions, turn)
+    }
+
+    fn fake_loss(&self, context: &LossContext<'_, '_>, position: Position) -> UnitLoss {
+        (**self).fake_loss(context, position)
     }
 
     fn keeps_step(&self, step: &StepCoefficients) -> bool {

@@ -79,7 +79,7 @@ impl AlgorithmFactory {
         self
     }
 
-    /// As an algorithm that learns from teachers; see [`AlgorithmKind::with_distillation`].
+    /// As a distillation; see [`AlgorithmKind::with_distillation`].
     pub fn with_distillation<P: DeserializeOwned + 'static>(
         mut self,
         facts: fn(&P) -> DistillationFacts,
@@ -142,6 +142,8 @@ impl AlgorithmRegistry {
         super::Dgpo::register(&mut registry)?;
         super::Crd::register(&mut registry)?;
         super::Opd::register(&mut registry)?;
+        super::Dmd2::register(&mut registry)?;
+        super::Tdm::register(&mut registry)?;
         Ok(registry)
     }
 

@@ -6,6 +6,7 @@ mod compared;
 mod drift;
 mod evaluate;
 mod evaluation_shares;
+mod fake;
 mod falls;
 mod iterate;
 mod micro_batches;
@@ -23,7 +24,7 @@ mod watch;
 pub use drift::{Drift, DriftRun};
 pub use evaluate::{Evaluation, Subject};
 use resume::Beginning;
-pub use state::{PolicyWeights, TrainState};
+pub use state::{PolicyWeights, TrainState, TrainedNetwork};
 use tally::Tally;
 pub use watch::WatchSettings;
 
@@ -206,7 +207,7 @@ impl<A> Parts<A> {
         let asked = self.prompts.iter().chain(&self.evaluation.prompts);
         let prepared = self.conditioner.prepare(asked)?;
         self.notices.extend(prepared);
-        self.state.weights.share_with_teachers()?;
+        self.state.share_frozen()?;
         let acceleration = self.acceleration.set_up(&self.state.weights.current)?;
         Ok(Parts {
             acceleration,

@@ -34,6 +34,37 @@ pub struct TrainState {
     pub weights: PolicyWeights,
     /// The optimizer.
     pub optimizer: AdamW,
+    /// The network that is trained beside the student, if the algorithm has one.
+    pub fake_score: Option<TrainedNetwork>,
+}
+
+impl TrainState {
+    /// Puts what is not trained of other networks onto the frozen weights of the run, so that all share them and a checkpoint holds them
+    /// once: of the fake score, and of teachers that are adapters.
+    ///
+    /// # Errors
+    /// If a network is of another architecture.
+    pub(super) fn share_frozen(&mut self) -> Result<(), CoreError> {
+        self.weights.share_with_teachers()?;
+        let Some(network) = &mut self.fake_score else {
+            return Ok(());
+        };
+        let trained = self.optimizer.trained().iter().enumerate();
+        for (index, _) in trained.filter(|(_, trained)| !**trained) {
+            let value = self.weights.current.stored()[index].clone();
+            network.weights.set(index, value)?;
+        }
+        Ok(())
+    }
+}
+
+/// A network with an optimizer of its own.
+#[derive(Clone, Debug)]
+pub struct TrainedNetwork {
+    /// Its weights, of the student's layout.
+    pub weights: Weights,
+    /// Its optimizer.
+    pub optimizer: AdamW,
 }
 
 /// Shares of the slower sets that survive; none leaves a set as it is.
@@ -81,7 +112,7 @@ impl PolicyWeights {
     ///
     /// # Errors
     /// If a teacher is of another architecture.
-    pub(super) fn share_with_teachers(&mut self) -> Result<(), CoreError> {
+    fn share_with_teachers(&mut self) -> Result<(), CoreError> {
         let layout = self.current.layout().clone();
         if !layout.has_adapters() {
             return Ok(());

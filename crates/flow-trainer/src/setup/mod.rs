@@ -27,7 +27,7 @@ pub use paths::{start_in_config, start_on_command_line};
 pub use rewards::{RewardParts, ScoredPrompts, rewards};
 pub use schedule::{average, deterministic, schedule, step_sigmas};
 
-use crate::algorithm::{Algorithm, AlgorithmContext, ReferenceWeights, SlowCopy};
+use crate::algorithm::{Algorithm, AlgorithmContext, FakeScoreConfig, ReferenceWeights, SlowCopy};
 use crate::conditions::Conditioner;
 use crate::description::Description;
 use crate::distributed::Distribution;
@@ -35,12 +35,13 @@ use crate::error::TrainError;
 use crate::frozen::FrozenWeights;
 use crate::geometry::{Geometry, PromptSampler};
 use crate::geometry_history::GeometryHistory;
-use crate::optimizer::AdamW;
+use crate::optimizer::{AdamW, AdamWSettings};
 use crate::plugins::Plugins;
 use crate::policy::Policy;
 use crate::rollout::Sampler;
 use crate::session::{
-    AuditMode, EvaluationSettings, Parts, PolicyWeights, SessionSettings, TrainState, WatchSettings,
+    AuditMode, EvaluationSettings, Parts, PolicyWeights, SessionSettings, TrainState, TrainedNetwork,
+    WatchSettings,
 };
 use crate::text::EncodedText;
 use crate::undone::{Undone, settle, shortfalls};
@@ -451,6 +452,20 @@ pub fn parts_of<A: Algorithm>(
     let average = average(config)?;
     // Averages are f32, in one piece.
     let slow = || model.weights.whole(&*environment.plan.kernels);
+    let of_fake_score = |network: &FakeScoreConfig| TrainedNetwork {
+        weights: model.weights.clone(),
+        optimizer: AdamW::new(
+            AdamWSettings {
+                learning_rate: network.learning_rate,
+                betas: (network.betas[0], network.betas[1]),
+                ..optimizer_settings(config)
+            },
+            model.weights.layout(),
+            model.trained.clone(),
+            device,
+        ),
+    };
+    let fake_score = algorithm.fake_score().map(of_fake_score);
     let weights = PolicyWeights {
         average: average.as_ref().map(|_| slow()),
         old: algorithm.keeps(SlowCopy::Old).then(slow),
@@ -534,6 +549,7 @@ pub fn parts_of<A: Algorithm>(
             iteration: 0,
             weights,
             optimizer,
+            fake_score,
         },
         distribution,
     })

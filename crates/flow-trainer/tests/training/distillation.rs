@@ -53,7 +53,7 @@ fn taught_by(key: &str, file: &Path, more: &str) -> String {
 const ODE: &str = "scheduler.dynamics=\"ode\"";
 
 /// The velocity at a recorded step, `[4, N]`.
-fn velocity<'w>(
+pub fn velocity<'w>(
     context: &LossContext<'_, '_>,
     record: &StepRecord,
     guidance: f32,
@@ -129,6 +129,7 @@ impl Visit for CheckOpd {
                 sampling: context.sampling,
                 reference: context.reference,
                 old: context.old,
+                fake: context.fake,
                 teachers: (context.teachers.iter())
                     .map(|it| Taught {
                         teacher: it.teacher,

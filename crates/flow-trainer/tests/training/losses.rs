@@ -73,12 +73,15 @@ pub fn in_context<A: Algorithm, R>(
         pass: InferencePass::new(weights, parts.training_plan().clone()),
         rows: (0..4).map(|row| row % teachers.len() == teacher).collect(),
     });
+    let fake = parts.state.fake_score.as_ref();
+    let fake = fake.map(|network| InferencePass::new(&network.weights, parts.training_plan().clone()));
     let mut context = LossContext {
         pass: &pass,
         current: &current,
         sampling: &reference,
         reference: Some(&reference),
         old: Some(&reference),
+        fake: fake.as_ref(),
         teachers: taught.collect(),
         policy: &parts.sampler.policy,
         kernels: &*parts.training_plan().kernels,
@@ -118,6 +121,7 @@ fn loss_at<A: Algorithm>(
                 let record = &context.batch.records[index];
                 (host(&record.x), record.step.sigma)
             }
+            Position::Step { .. } => unreachable!("no loss of these tests is taken there"),
             Position::Time { sigma, .. } => {
                 let noise = host(context.noise.as_ref().expect("it was drawn"));
                 let mix = |(clean, noise): (&f64, &f64)| (1.0 - sigma) * clean + sigma * noise;

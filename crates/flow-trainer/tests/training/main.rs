@@ -2,6 +2,7 @@
 
 mod accelerators;
 mod distillation;
+mod fake_score;
 mod frozen;
 mod group_losses;
 mod guards;

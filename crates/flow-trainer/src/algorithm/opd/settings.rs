@@ -116,6 +116,7 @@ impl OpdSettings {
             step_range: self.step_range,
             adapters,
             models: self.teachers.len() - adapters,
+            networks: 0,
         }
     }
 }
