@@ -377,8 +377,8 @@ impl Visit for SameScores {
         in_context(&mut parts, POSITION, |algorithm, context, [pass, _]| {
             let (loss, gradients) = found(context, pass, |inner| algorithm.loss(inner, POSITION));
             assert_eq!(loss, 0.0);
-            let all = gradients.iter().flatten().flat_map(host);
-            assert!(all.into_iter().all(|value| value == 0.0));
+            let mut all = gradients.iter().flatten().flat_map(host);
+            assert!(all.all(|value| value == 0.0));
         });
     }
 }

@@ -224,14 +224,15 @@ impl Described<'_> {
         let guided = config.sampling.guidance_scale != 1.0;
         let branches = if guided { 2 } else { 1 };
         let updates = positions * geometry.micro_batches() * passes;
+        let turns = algorithm.fake_score().map_or(0, |network| network.updates);
         // A reference, and the teacher of a micro-batch's rows.
         let frozen =
             usize::from(algorithm.reference().is_some()) + usize::from(!algorithm.teachers().is_empty());
         let work = Work {
             rows: geometry.micro_batch_size() * branches,
             sampling_calls: geometry.micro_batches() * steps,
-            training_calls: updates,
-            reference_calls: updates * frozen,
+            training_calls: updates * (1 + turns),
+            reference_calls: updates * (frozen + usize::from(turns > 0)),
         };
         let operations = Operations::of(self.layout, self.spec, self.trained, self.text_tokens);
         let load = Load {

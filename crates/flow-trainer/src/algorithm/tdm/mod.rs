@@ -226,8 +226,9 @@ impl Algorithm for Tdm {
                 let threshold = self.settings.huber_threshold as f32;
                 let difference_bn = image_bn - target_bn;
                 let square_bn = difference_bn.clone() * difference_bn;
-                let root_bn = (square_bn + threshold * threshold).sqrt() - threshold;
-                root_bn.mean_dim(1).squeeze_dim(1)
+                // sqrt(d² + h²) - h = d² / (sqrt(d² + h²) + h), which is 0 where `d` is, and loses no digits.
+                let root_bn = (square_bn.clone() + threshold * threshold).sqrt();
+                (square_bn / (root_bn + threshold)).mean_dim(1).squeeze_dim(1)
             }
         };
         UnitLoss {
