@@ -11,7 +11,7 @@ use crate::note::Rank;
 use crate::rule::Conversion;
 use crate::scalar::Scalar;
 
-/// Flow-Factory's trainers that flow-train does not have, and whether they train on trajectories' log-probabilities, as
+/// Flow-Factory's trainers that are not converted, and whether they train on trajectories' log-probabilities, as
 /// `grpo` does, rather than on clean images at drawn times, as `nft` does. (All are of the latter kind today.)
 const OTHERS: [(&str, bool); 6] = [
     ("tdm-r1", false),
@@ -21,6 +21,9 @@ const OTHERS: [(&str, bool); 6] = [
     ("dmd2", false),
     ("tdm", false),
 ];
+
+/// Those of them that flow-train has.
+const BY_HAND: [&str; 3] = ["diffusion-opd", "dmd2", "tdm"];
 
 fn name(written: &str) -> String {
     written.to_lowercase().replace('_', "-")
@@ -64,7 +67,13 @@ pub(super) fn kind(draft: &mut Draft<'_>) {
     }
     // What was asked for stands in the TOML: nothing else is trained in its place.
     let Some(item) = &item else { return };
-    let because = format!("no trainer {}", item.node.flow());
+    let written = name(item.node.text().unwrap_or_default());
+    let because = match BY_HAND.contains(&written.as_str()) {
+        true => format!(
+            "no conversion of trainer {written}, though it has the trainer: write `[algorithm]` by hand"
+        ),
+        false => format!("no trainer {}", item.node.flow()),
+    };
     let asked = match item.node.text() {
         Some(text) => text.to_owned(),
         None => item.node.flow(),
