@@ -3,7 +3,7 @@
 use crate::algorithm::{SamplingWeights, SlowCopy};
 use crate::optimizer::AdamW;
 use flow_core::device::ComputeDevice;
-use flow_core::{Changing, CoreError, Kernels, ParamKind, ParamSpec, Weights};
+use flow_core::{Changing, CoreError, Kernels, ParamKind, Weights};
 
 /// Weights whose averages are formed at once: what is put together from halves for them is in memory meanwhile.
 const AT_ONCE: usize = 16;
@@ -117,10 +117,11 @@ impl PolicyWeights {
         if !layout.has_adapters() {
             return Ok(());
         }
-        let base = |spec: &ParamSpec| spec.kind != ParamKind::Adapter;
         for teacher in self.teachers.iter_mut().filter(|it| it.layout().has_adapters()) {
-            for (index, _) in layout.specs().iter().enumerate().filter(|(_, spec)| base(spec)) {
-                teacher.set(index, self.current.stored()[index].clone())?;
+            for (index, spec) in layout.specs().iter().enumerate() {
+                if spec.kind != ParamKind::Adapter {
+                    teacher.set(index, self.current.stored()[index].clone())?;
+                }
             }
         }
         Ok(())
