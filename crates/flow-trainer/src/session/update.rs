@@ -4,7 +4,7 @@ use super::compared::Compared;
 use super::micro_batches::{MicroBatch, PassBatches};
 use super::{AuditMode, Parts};
 use crate::algorithm::{
-    Algorithm, LossContext, Moment, Position, ReferenceWeights, RolledOut, SamplingWeights, SlowCopy, Taught,
+    Algorithm, LossContext, Moment, Position, ReferenceWeights, RolledOut, SamplingWeights, SlowCopy,
 };
 use crate::audit::{Distribution, OnPolicyAudit, ReplayedStep};
 use crate::distributed::{Lanes, UnitSeen, UpdateSeen, on_some_rank};

@@ -174,7 +174,7 @@ impl CheckDmd2 {
         let points = each(count, |row, at| {
             (1.0 - sigmas[row]) * made[at] + sigmas[row] * noise[at]
         });
-        let (real, fake) = images(context, (&points, &sigmas));
+        let (real, fake) = images(context, (&points[..], &sigmas[..]));
         let sizes = row_means(&each(count, |_, at| (made[at] - real[at]).abs()));
         let directions = each(count, |row, at| (fake[at] - real[at]) / sizes[row].max(1e-6));
         Expected {
@@ -297,7 +297,7 @@ impl CheckTdm {
             ..
         } = Query::of(context);
         let count = image.len();
-        let (real, fake) = images(context, (&points, &sigmas));
+        let (real, fake) = images(context, (&points[..], &sigmas[..]));
         let sizes = row_means(&each(count, |_, at| (image[at] - real[at]).abs()));
         let differences = each(count, |_, at| fake[at] - real[at]);
         let (c, huber) = (1e-3, self.huber);
