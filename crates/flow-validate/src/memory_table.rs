@@ -123,9 +123,13 @@ fn of_model(config: &Config, model: &Trained<'_>, estimate: &MemoryEstimate) -> 
         MemoryRow {
             part: "optimizer".into(),
             what: format!(
-                "{} moments of {values} values in {}",
-                2 * (1 + model.load.networks),
-                dtype(moment)
+                "two moments of {values} values in {}{}",
+                dtype(moment),
+                if model.load.networks > 0 {
+                    ", and as many of the fake score"
+                } else {
+                    ""
+                }
             ),
             bytes: estimate.moments,
             when: WITH_MODEL.into(),
