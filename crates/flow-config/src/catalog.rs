@@ -17,7 +17,7 @@ use serde_json::{Map, Value as Json};
 
 use crate::sections::{AlgorithmConfig, Config, RewardConfig};
 
-pub use algorithm::{AlgorithmFacts, AlgorithmKind};
+pub use algorithm::{AlgorithmFacts, AlgorithmKind, DistillationFacts};
 pub use data::{DataFacts, DataKind, ImageFacts, PromptFacts};
 pub(crate) use kind::join_key;
 pub use kind::{ParamsError, PluginKind};
@@ -111,6 +111,12 @@ impl Catalog {
     /// catalog does not have it.
     pub fn rows_of_record(&self, config: &Config) -> Option<usize> {
         self.algorithms.get(&config.algorithm.kind)?.rows_of_record()
+    }
+
+    /// What the algorithm of a config asks of a run, if it is a distillation.
+    pub fn distillation_facts(&self, config: &Config) -> Option<DistillationFacts> {
+        let kind = self.algorithms.get(&config.algorithm.kind)?;
+        kind.distillation(&config.algorithm.params)
     }
 
     /// The algorithm `kind` with its defaults; nothing if the catalog does not have it, or it has parameters without a default.

@@ -259,6 +259,12 @@ codes! {
         "Times are drawn without replacement from those of the schedule.",
         "[algorithm]\nkind = \"nft\"\ntrain_timesteps = { range = [0.9, 0.1] }",
         "[algorithm]\nkind = \"nft\"\ntrain_timesteps = { range = [0.0, 0.9] }";
+    /// A distillation needs teachers, each with a name and a file of its own, and steps of the rollout at which it is compared with them. Steps
+    /// that are taken once more, with a fake score beside the student, are deterministic.
+    RULE_DISTILLATION = "rule::distillation",
+        "Without a teacher there is nothing to learn from, and what is compared has to be of one kind at all steps.",
+        "[algorithm]\nkind = \"diffusion-opd\"",
+        "[algorithm]\nkind = \"diffusion-opd\"\nteachers = [{ name = \"sketch\", adapter = \"sketch.safetensors\" }]";
     /// GDPO normalises over the batch by definition.
     RULE_AGGREGATION = "rule::aggregation",
         "A key that says otherwise would be passed over.",

@@ -42,8 +42,8 @@ mod suggest;
 mod tree;
 
 pub use catalog::{
-    AlgorithmFacts, AlgorithmKind, Catalog, DataFacts, DataKind, ImageFacts, Kinds, ModelKind, ParamsError,
-    PluginKind, PromptFacts,
+    AlgorithmFacts, AlgorithmKind, Catalog, DataFacts, DataKind, DistillationFacts, ImageFacts, Kinds,
+    ModelKind, ParamsError, PluginKind, PromptFacts,
 };
 pub use diagnostic::{Diagnostic, Layer, Report, Severity, SourceText};
 pub use explain::{FieldDoc, all_keys, explain, explain_params, find_key, find_value, names};

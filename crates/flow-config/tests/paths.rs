@@ -76,6 +76,21 @@ fn a_path_starts_where_it_was_written() {
 }
 
 #[test]
+fn a_path_in_a_list_of_a_plug_in_starts_where_it_was_written() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("a.toml");
+    let text = "config_version = 1\n[algorithm]\nkind = \"diffusion-opd\"\n[[algorithm.teachers]]\nname = \"one\"\n\
+                adapter = \"a.safetensors\"\n[[algorithm.teachers]]\nname = \"two\"\nweights = \"b.safetensors\"\n";
+    std::fs::write(&path, text).expect("written");
+    let here = std::env::current_dir().expect("a folder");
+    let config = read(&path, &["algorithm.teachers.1.weights=c.safetensors"]);
+    let teachers = &config.algorithm.params["teachers"];
+    let of = |index: usize, key: &str| PathBuf::from(teachers[index][key].as_str().expect("a path"));
+    assert_eq!(of(0, "adapter"), Path::new("a.safetensors"));
+    assert_eq!(of(1, "weights"), here.join("c.safetensors"));
+}
+
+#[test]
 fn a_home_folder_is_refused_wherever_a_path_stands() {
     for (key, text) in [
         ("run.dir", "[run]\ndir = \"~/runs\""),

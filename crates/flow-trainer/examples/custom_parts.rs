@@ -302,6 +302,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         old: None,
         sampling: None,
         reference: None,
+        teachers: Vec::new(),
     };
     parts.sampler.policy.model = model.clone();
     parts.evaluation.sampler.policy.model = model;

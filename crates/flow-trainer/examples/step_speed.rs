@@ -188,6 +188,8 @@ impl Job {
             sampling: &sampling,
             reference: None,
             old: None,
+            fake: None,
+            teachers: Vec::new(),
             policy: &sampler.policy,
             kernels: &*self.plan.kernels,
             device: &self.device,

@@ -20,13 +20,15 @@ use std::fmt;
 use std::path::Path;
 
 /// Keys that name a file whose contents count, not its name. A list's place is written `[]`.
-const FILES: [&str; 19] = [
+const FILES: [&str; 21] = [
     "data.path",
     "data.test_path",
     "model.path",
     "model.autoencoder",
     "model.weights",
     "model.adapter",
+    "algorithm.teachers[].adapter",
+    "algorithm.teachers[].weights",
     "text.path",
     "rewards[].weights",
     "eval_rewards[].weights",

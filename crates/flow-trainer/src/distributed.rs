@@ -249,6 +249,15 @@ impl TrainState {
             add(cpu::to_host(&moments.first));
             add(cpu::to_host(&moments.second));
         }
+        if let Some(network) = &self.fake_score {
+            for (index, _) in self.optimizer.trained().iter().enumerate().filter(|(_, it)| **it) {
+                add(network.weights.host(index));
+            }
+            for moments in network.optimizer.moments().iter().flatten() {
+                add(cpu::to_host(&moments.first));
+                add(cpu::to_host(&moments.second));
+            }
+        }
         hasher.finish()
     }
 }

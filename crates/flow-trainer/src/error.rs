@@ -128,6 +128,30 @@ pub enum TrainError {
         /// Where a relative path starts.
         start: String,
     },
+    /// The file of a teacher is not there.
+    #[error("there is nothing at `{}`, which `{key}` names for the teacher `{name}`; {start}", file.display())]
+    NoTeacher {
+        /// The teacher.
+        name: String,
+        /// The key that names the file.
+        key: String,
+        /// The file or folder.
+        file: PathBuf,
+        /// Where a relative path starts.
+        start: String,
+    },
+    /// A teacher that cannot be read, or is of another architecture.
+    #[error("the teacher `{name}` cannot be read from `{}`: {source}", file.display())]
+    Teacher {
+        /// The teacher.
+        name: String,
+        /// The key that names the file.
+        key: String,
+        /// The file or folder.
+        file: PathBuf,
+        /// What is wrong with it.
+        source: Box<flow_models::ModelError>,
+    },
     /// Latents that are infinite or not a number.
     #[error(
         "sample {sample} of iteration {iteration} (prompt `{prompt}`) came out of the sampler with a value that is \

@@ -11,7 +11,7 @@ use flow_core::rng::{Purpose, Stream};
 use flow_core::{InferencePass, Kernels, Noise, RawTensor, Stage, tensors::plain};
 use std::sync::Arc;
 
-/// One stochastic step of a micro-batch, as the loss will replay it.
+/// One step of a micro-batch, as the loss will replay it.
 #[derive(Clone, Debug)]
 pub struct StepRecord {
     /// The step.
@@ -20,9 +20,9 @@ pub struct StepRecord {
     pub x: RawTensor,
     /// Latents after, as stored, `[B, N]`.
     pub x_next: RawTensor,
-    /// Mean of their distribution, `[B, N]`.
+    /// Mean of their distribution, `[B, N]`; of a deterministic step the latents after it.
     pub mean: RawTensor,
-    /// Log-probability, `[B]`.
+    /// Log-probability, `[B]`; of a deterministic step 0.
     pub log_prob: RawTensor,
 }
 
@@ -33,7 +33,7 @@ pub struct Trajectories {
     pub samples: Vec<u64>,
     /// What they were asked for.
     pub conditions: Conditions,
-    /// The stochastic steps, in order.
+    /// The steps that were recorded, in order: the stochastic ones, or those that were asked for.
     pub records: Vec<StepRecord>,
     /// The steps that are trained of their groups, of which these samples may have recorded a part; weights of steps are relative to them.
     pub trained: Vec<StepCoefficients>,
@@ -108,7 +108,7 @@ pub fn coefficient_rows(device: &ComputeDevice, step: &StepCoefficients, batch: 
 }
 
 impl Sampler {
-    /// Takes the samples through the steps.
+    /// Takes the samples through the steps. Of a rollout those with a log-probability are recorded.
     ///
     /// `on_step` is called after each step.
     pub fn run(
@@ -117,17 +117,18 @@ impl Sampler {
         request: SampleRequest<'_>,
         on_step: impl FnMut(Stepped<'_>),
     ) -> Trajectories {
-        self.run_branched(rollout, request, &[], on_step)
+        let keeps = |step: &StepCoefficients| step.log_prob.is_some();
+        self.run_recording(rollout, request, (&[], keeps), on_step)
     }
 
-    /// As [`run`](Self::run), with samples that part one after the other: `noise_ids` has for each step the ids that address its noise,
-    /// `[B]`. Samples whose first latents and ids agree up to a step have their trajectory in common up to it. The ids of a step without
-    /// an entry are those of the samples.
-    pub fn run_branched(
+    /// As [`run`](Self::run), recording the steps of a rollout that `keeps` says, with samples that part one after the other: `noise_ids`
+    /// has for each step the ids that address its noise, `[B]`. Samples whose first latents and ids agree up to a step have their
+    /// trajectory in common up to it. The ids of a step without an entry are those of the samples.
+    pub fn run_recording(
         &self,
         rollout: &InferencePass<'_>,
         request: SampleRequest<'_>,
-        noise_ids: &[Vec<u64>],
+        (noise_ids, keeps): (&[Vec<u64>], impl Fn(&StepCoefficients) -> bool),
         mut on_step: impl FnMut(Stepped<'_>),
     ) -> Trajectories {
         let SampleRequest {
@@ -197,12 +198,16 @@ impl Sampler {
                     noise,
                 )
             };
-            if step.log_prob.is_some() && site.stage == Stage::Rollout {
+            if site.stage == Stage::Rollout && keeps(step) {
                 records.push(StepRecord {
                     step: *step,
                     x: x.clone(),
                     x_next: done.x_next.clone(),
-                    mean: done.mean,
+                    // Without noise the two are one, and take memory once.
+                    mean: match step.is_stochastic() {
+                        true => done.mean,
+                        false => done.x_next.clone(),
+                    },
                     log_prob: done.log_prob,
                 });
             }

@@ -10,6 +10,13 @@ use flow_exchange::Exchange;
 use flow_report::{CheckpointError, CheckpointReader, CheckpointWriter};
 use std::io::{self, Write};
 
+/// The sections of a run's moments.
+const MOMENTS: [&str; 2] = ["first", "second"];
+
+/// Those of the network that is trained beside the student, and of its weights.
+pub(crate) const FAKE_MOMENTS: [&str; 2] = ["fake-first", "fake-second"];
+pub(crate) const FAKE_WEIGHTS: &str = "fake";
+
 /// Adds the weights of a set that are to be `held`, by their place in the layout. Each comes to the host when its turn to be written
 /// has come: all at once would be the whole state a second time.
 pub(crate) fn add_weights<'a>(
@@ -51,6 +58,25 @@ pub(crate) fn add_moments<'a>(
                     (own, _) => own.map_or_else(Vec::new, |own| cpu::to_host(which.of(own))),
                 };
                 write_values(out, &values)
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// Adds the moments of an optimizer that has all of them on every rank, in sections of these names.
+pub(crate) fn add_moments_as<'a>(
+    writer: &mut CheckpointWriter<'a>,
+    [first, second]: [&str; 2],
+    layout: &ParamLayout,
+    optimizer: &'a AdamW,
+) -> Result<(), CheckpointError> {
+    for (spec, moments) in layout.specs().iter().zip(optimizer.moments()) {
+        let Some(moments) = moments else { continue };
+        for (which, moment) in [(first, &moments.first), (second, &moments.second)] {
+            let name = format!("{which}/{}", spec.name);
+            writer.section_streamed(&name, bytes(spec), move |out| {
+                write_values(out, &cpu::to_host(moment))
             })?;
         }
     }
@@ -103,11 +129,21 @@ impl Sections<'_> {
         layout: &ParamLayout,
         optimizer: &AdamW,
     ) -> Result<Vec<Option<Moments>>, TrainError> {
+        self.moments_of(MOMENTS, layout, optimizer)
+    }
+
+    /// As [`moments`](Self::moments), of sections of these names.
+    pub fn moments_of(
+        &self,
+        [first, second]: [&str; 2],
+        layout: &ParamLayout,
+        optimizer: &AdamW,
+    ) -> Result<Vec<Option<Moments>>, TrainError> {
         let of = |(spec, own): (&ParamSpec, &Option<Moments>)| {
             let both = || {
                 Ok(Moments {
-                    first: self.tensor("first", spec)?,
-                    second: self.tensor("second", spec)?,
+                    first: self.tensor(first, spec)?,
+                    second: self.tensor(second, spec)?,
                 })
             };
             own.is_some().then(both).transpose()

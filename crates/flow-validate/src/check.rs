@@ -31,10 +31,12 @@ pub struct Trainer {
 impl Trainer {
     /// The trainer that a config names.
     pub fn of(config: &Config, catalog: &Catalog) -> Self {
+        let distils = catalog.distillation_facts(config).is_some();
         let paradigm = catalog
             .algorithm_facts(config)
             .map(|facts| match facts.is_coupled {
                 true => Paradigm::Coupled,
+                false if distils => Paradigm::Distillation,
                 false => Paradigm::Decoupled,
             });
         Self {

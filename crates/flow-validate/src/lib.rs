@@ -27,7 +27,7 @@ pub use features::{checkpoint_policy, unavailable};
 pub use flow_config::{Diagnostic, Severity};
 pub use gpu::Gpu;
 pub use markdown::markdown;
-pub use memory::{Load, MemoryEstimate, Stored, features, gib};
+pub use memory::{Load, MemoryEstimate, Stored, Teachers, features, gib};
 pub use memory_table::{MemoryRow, MemoryTable, Trained};
 pub use operations::Operations;
 pub use phase::Phase;

@@ -8,7 +8,9 @@
 //! | gradients | `2 T`: those added up over micro-batches, and those of the call under way, which may be bf16 |
 //! | moments | `2 T`: AdamW's first and second; half of it in bf16; on several processes that share the optimizer's state, an even share of it |
 //! | copies | `T` for each of the moving average, the reference and the policy that samples, and half as much again for what a model that computes in bf16 reads of them; what is frozen is shared |
-//! | trajectories | `N (3 S + 1)` per image: before, after and mean of each of `S` recorded steps, and the final latent of `N` values |
+//! | teachers | of a distillation: `W` for each whole model, `T` for each adapter, and `W` once more for what adapters stand on where the run trains all weights; stored as what is frozen |
+//! | fake score | of `dmd2` and `tdm`: as much as one copy, and moments of its own |
+//! | trajectories | `N (3 S + 1)` per image: before, after and mean of each of `S` recorded steps, and the final latent of `N` values; `N` for each deterministic step that a distillation keeps |
 //! | autoencoder | its weights, half of them in bytes on a GPU that computes in bf16, and what is there while it decodes |
 //! | rewards | the weights of their networks that compute on the device of the run; half of them in bytes on a GPU that computes in bf16 |
 //! | text encoders | the largest one with its activations: each is dropped before the next is loaded; half of it on a GPU that computes in bf16, which never holds its weights in f32 |
@@ -32,8 +34,8 @@ use crate::features::is_bf16_gpu;
 use crate::phase::Phase;
 use flow_checkpoint::Policy;
 use flow_config::{
-    Branching, Catalog, Config, Diagnostic, Dynamics, Finetune, GradientStorage, MomentStorage, Shard,
-    TextConfig, WeightStorage, Window,
+    Branching, Catalog, Config, Diagnostic, DistillationFacts, Dynamics, Finetune, GradientStorage,
+    MomentStorage, Shard,     TextConfig, WeightStorage, Window,
 };
 use flow_core::{ModelSpec, ParamKind, ParamLayout, ParamSpec, Rows};
 use std::collections::BTreeMap;
@@ -49,8 +51,14 @@ pub struct Load {
     pub images: usize,
     /// Steps recorded of each trajectory.
     pub records: usize,
+    /// Deterministic steps kept of each trajectory, one latent each: what a distillation compares at.
+    pub states: usize,
     /// Copies of the trained weights: average, reference, sampling policy.
     pub copies: usize,
+    /// Networks that are trained beside the run's own.
+    pub networks: usize,
+    /// Frozen models that the algorithm learns from.
+    pub teachers: Teachers,
     /// Every how many blocks one is computed again in backward, if any is.
     pub recomputed_every: Option<usize>,
     /// Bytes of values.
@@ -59,6 +67,32 @@ pub struct Load {
     pub text_tokens: usize,
     /// Processes over which the optimizer's moments are shared out; 1 where each has all.
     pub moment_shards: usize,
+}
+
+/// Frozen models that a distillation learns from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Teachers {
+    /// Whole models, of as many values as the run's.
+    pub models: usize,
+    /// Adapters, of about as many values as those that are trained.
+    pub adapters: usize,
+}
+
+impl Teachers {
+    /// Those of a config.
+    fn of(config: &Config, facts: Option<DistillationFacts>) -> Self {
+        let Some(DistillationFacts { adapters, models, .. }) = facts else {
+            return Self::default();
+        };
+        match config.model.finetune {
+            Finetune::Lora => Self { models, adapters },
+            // What is trained moves on, and the weights stay there that adapters stand on. Their own size is in their files.
+            Finetune::Full => Self {
+                models: models + usize::from(adapters > 0),
+                adapters: 0,
+            },
+        }
+    }
 }
 
 /// Bytes of a value, by what it is of.
@@ -102,9 +136,11 @@ impl Load {
         let branches = if sampling.guidance_scale == 1.0 { 1 } else { 2 };
         let algorithm = catalog.algorithm_facts(config);
         let is_coupled = algorithm.is_some_and(|facts| facts.is_coupled);
+        let distillation = catalog.distillation_facts(config);
         let scheduler = &config.scheduler;
         let records = match &scheduler.window {
-            _ if !is_coupled || scheduler.dynamics == Dynamics::Ode => 0,
+            _ if scheduler.dynamics == Dynamics::Ode => 0,
+            _ if !is_coupled && distillation.is_none() => 0,
             _ if matches!(sampling.branching, Branching::OneStep(_)) => 1,
             Window::All(_) => scheduler.steps.saturating_sub(1),
             Window::List(list) => list.steps.len(),
@@ -112,11 +148,22 @@ impl Load {
             Window::Sliding(sliding) => sliding.size,
             Window::Contiguous(contiguous) => contiguous.size,
         };
+        let states = match distillation {
+            Some(facts) if scheduler.dynamics == Dynamics::Ode => {
+                let [lo, hi] = facts.step_range.map(|end| end * scheduler.steps as f64);
+                let within = |step: &usize| (lo..=hi).contains(&(*step as f64));
+                (0..scheduler.steps).filter(within).count()
+            }
+            _ => 0,
+        };
         Self {
             rows: sampling.micro_batch * branches,
             images: sampling.images_per_step(),
             records,
+            states,
             copies: usize::from(config.ema.enabled) + algorithm.map_or(0, |facts| facts.copies),
+            networks: distillation.map_or(0, |facts| facts.networks),
+            teachers: Teachers::of(config, distillation),
             recomputed_every: match checkpoint_policy(config) {
                 Policy::None => None,
                 Policy::BlockSkip { every } => Some(every),
@@ -163,6 +210,8 @@ pub struct MemoryEstimate {
     pub moments: f64,
     /// Average, reference, sampling policy.
     pub copies: f64,
+    /// Frozen models that the algorithm learns from.
+    pub teachers: f64,
     /// What a rollout keeps for the loss.
     pub trajectories: f64,
     /// Of that, what steps that follow one another do not share.
@@ -194,11 +243,17 @@ impl MemoryEstimate {
             weights: bytes(stored.trained, trained) + bytes(stored.frozen, all - trained),
             gradients: bytes(stored.gradient, trained),
             sums: BYTES * trained,
-            // Weights are shared out whole: some process has at least this much, and none has more than one weight above it.
-            moments: bytes(stored.moment, 2.0 * trained) / load.moment_shards as f64,
-            copies: bytes(stored.copy, trained) * load.copies as f64,
-            trajectories: latents(3 * load.records + 1),
-            unshared_trajectories: latents(2 * load.records + 1),
+            // Weights are shared out whole: some process has at least this much, and none has more than one weight above it. Those of a
+            // second network are whole everywhere.
+            moments: bytes(stored.moment, 2.0 * trained)
+                * (1.0 / load.moment_shards as f64 + load.networks as f64),
+            copies: bytes(stored.copy, trained) * (load.copies + load.networks) as f64,
+            teachers: bytes(
+                stored.frozen,
+                all * load.teachers.models as f64 + trained * load.teachers.adapters as f64,
+            ),
+            trajectories: latents(3 * load.records + load.states + 1),
+            unshared_trajectories: latents(2 * load.records + load.states + 1),
             activations: bytes(stored.activation, per_row) * load.rows as f64,
             loading: bytes(stored.frozen, all - trained) + BYTES * trained,
             autoencoder: 0.0,
@@ -241,6 +296,9 @@ impl MemoryEstimate {
         }
         parts.push(("optimizer moments", self.moments));
         parts.push(("copies of the trained weights", self.copies));
+        if self.teachers > 0.0 {
+            parts.push(("teachers", self.teachers));
+        }
         parts.push(("autoencoder", self.autoencoder));
         parts.push(("rewards", self.rewards));
         match phase {
@@ -277,7 +335,7 @@ impl MemoryEstimate {
 
     /// Weights and all that grows with them.
     pub fn state(&self) -> f64 {
-        self.weights + self.gradients + self.sums + self.moments + self.copies
+        self.weights + self.gradients + self.sums + self.moments + self.copies + self.teachers
     }
 
     /// What is surely there at one time, in bytes: no activations, nothing twice that may be there once, and no text encoder, since

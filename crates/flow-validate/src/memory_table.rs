@@ -122,23 +122,40 @@ fn of_model(config: &Config, model: &Trained<'_>, estimate: &MemoryEstimate) -> 
         },
         MemoryRow {
             part: "optimizer".into(),
-            what: match model.load.moment_shards {
-                1 => format!("two moments of {values} values in {}", dtype(moment)),
-                shards => format!(
-                    "two moments of {values} values in {}, shared out over {shards} processes",
-                    dtype(moment)
-                ),
-            },
+            what: format!(
+                "two moments of {values} values in {}{}{}",
+                dtype(moment),
+                match model.load.moment_shards {
+                    1 => String::new(),
+                    shards => format!(", shared out over {shards} processes"),
+                },
+                if model.load.networks > 0 {
+                    ", and as many of the fake score"
+                } else {
+                    ""
+                }
+            ),
             bytes: estimate.moments,
             when: WITH_MODEL.into(),
         },
         MemoryRow {
             part: "copies".into(),
             what: format!(
-                "{} of {values} values: average, reference, sampling policy",
-                model.load.copies
+                "{} of {values} values: average, reference, sampling policy, fake score",
+                model.load.copies + model.load.networks
             ),
             bytes: estimate.copies,
+            when: WITH_MODEL.into(),
+        },
+        MemoryRow {
+            part: "teachers".into(),
+            what: format!(
+                "{} whole models and {} adapters that the algorithm learns from, frozen, in {}",
+                model.load.teachers.models,
+                model.load.teachers.adapters,
+                dtype(frozen)
+            ),
+            bytes: estimate.teachers,
             when: WITH_MODEL.into(),
         },
         MemoryRow {
@@ -205,7 +222,11 @@ fn of_iteration(config: &Config, model: &Trained<'_>, estimate: &MemoryEstimate)
     vec![
         MemoryRow {
             part: "trajectories".into(),
-            what: format!("{} images, {} recorded steps", load.images, load.records),
+            what: format!(
+                "{} images, {} recorded steps",
+                load.images,
+                load.records + load.states
+            ),
             bytes: estimate.trajectories,
             when: vec![Phase::Rollout, Phase::Update],
         },

@@ -22,8 +22,22 @@ pub struct AlgorithmFacts {
     pub copies: usize,
 }
 
+/// What a distillation asks of a run beside [`AlgorithmFacts`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DistillationFacts {
+    /// Which steps of a rollout are kept for the loss, from the first (0) to the last (1).
+    pub step_range: [f64; 2],
+    /// Teachers that are adapters, over the weights of the run.
+    pub adapters: usize,
+    /// Teachers that are whole models.
+    pub models: usize,
+    /// Networks that are trained beside the run's own, each with an optimizer of its own.
+    pub networks: usize,
+}
+
 type Object = Map<String, Json>;
 type Facts = dyn Fn(&Object) -> Result<AlgorithmFacts, ParamsError> + Send + Sync;
+type Distils = dyn Fn(&Object) -> Option<DistillationFacts> + Send + Sync;
 type CheckSteps = dyn Fn(&Object, &[f64]) -> Option<Diagnostic> + Send + Sync;
 
 /// An algorithm's description.
@@ -34,6 +48,7 @@ pub struct AlgorithmKind {
     facts: Arc<Facts>,
     check_steps: Option<Arc<CheckSteps>>,
     rows_of_record: Option<usize>,
+    distils: Option<Arc<Distils>>,
 }
 
 impl AlgorithmKind {
@@ -49,7 +64,25 @@ impl AlgorithmKind {
             plugin,
             check_steps: None,
             rows_of_record: None,
+            distils: None,
         }
+    }
+
+    /// As a distillation, with what it asks of a run.
+    pub fn with_distillation<P>(mut self, facts: fn(&P) -> DistillationFacts) -> Self
+    where
+        P: DeserializeOwned + 'static,
+    {
+        let reader = self.plugin.clone();
+        self.distils = Some(Arc::new(move |params| {
+            Some(facts(&reader.read::<P>(params).ok()?))
+        }));
+        self
+    }
+
+    /// What a distillation with `params` asks of a run; nothing of an algorithm that is none, or of parameters that cannot be read.
+    pub fn distillation(&self, params: &Object) -> Option<DistillationFacts> {
+        self.distils.as_ref()?(params)
     }
 
     /// With a rule on the sampler's steps, which stand at the sigmas of the last argument; these follow from the model, so that

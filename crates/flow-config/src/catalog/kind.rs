@@ -86,7 +86,8 @@ impl PluginKind {
         self
     }
 
-    /// With parameters that are paths of files or folders; `words` in their place are none.
+    /// With parameters that are paths of files or folders; `words` in their place are none. Of the tables of a list, the list's key
+    /// and the table's: `teachers.adapter`.
     pub fn with_paths(mut self, keys: &'static [&'static str], words: &'static [&'static str]) -> Self {
         self.paths = keys;
         self.words = words;
@@ -176,11 +177,31 @@ impl PluginKind {
 
     /// The paths among the parameters, with their keys.
     pub(crate) fn paths_mut<'p>(&self, params: &'p mut Object) -> Vec<(String, &'p mut String)> {
-        let texts = params.iter_mut().filter_map(|(key, value)| match value {
-            Json::String(text) if self.is_path(key, text) => Some((key.clone(), text)),
-            _ => None,
-        });
-        texts.collect()
+        let mut paths = Vec::new();
+        for (key, value) in params.iter_mut() {
+            match value {
+                Json::String(text) if self.is_path(key, text) => paths.push((key.clone(), text)),
+                Json::Array(tables) => paths.extend(self.paths_of_tables(key, tables)),
+                _ => {}
+            }
+        }
+        paths
+    }
+
+    /// The paths in the tables of a list, with their keys: `teachers.0.adapter`.
+    fn paths_of_tables<'p>(&self, list: &str, tables: &'p mut [Json]) -> Vec<(String, &'p mut String)> {
+        let mut paths = Vec::new();
+        for (index, table) in tables.iter_mut().enumerate() {
+            let Json::Object(table) = table else { continue };
+            for (key, value) in table.iter_mut() {
+                if let Json::String(text) = value
+                    && self.is_path(&join_key(list, key), text)
+                {
+                    paths.push((format!("{list}.{index}.{key}"), text));
+                }
+            }
+        }
+        paths
     }
 
     /// As [`paths_mut`](Self::paths_mut), and those of the plug-in within, whose keys stand below that of its table.

@@ -493,6 +493,24 @@ micro_batch = 8
     r#"
 config_version = 1
 [algorithm]
+kind = "diffusion-opd"
+loss_target = "image"
+self_normalise = true
+step_range = [0, 0.75]
+inner_epochs = 2
+[[algorithm.teachers]]
+name = "sketch"
+adapter = "sketch.safetensors"
+guidance_scale = 4.5
+[[algorithm.teachers]]
+name = "photo"
+weights = "photo"
+[scheduler]
+dynamics = "ode"
+"#,
+    r#"
+config_version = 1
+[algorithm]
 kind = "offline-dpo"
 beta = 500
 reference = "snapshot"
@@ -513,6 +531,32 @@ width = 8
 height = 8
 grey = true
 words = true
+"#,
+    r#"
+config_version = 1
+[algorithm]
+kind = "dmd2"
+reference = "snapshot"
+real_guidance_scale = 4.5
+perturbation_range = [0.05, 0.95]
+fake_score = { updates = 3, learning_rate = 3e-4, betas = [0, 0.999] }
+[scheduler]
+dynamics = "ode"
+"#,
+    r#"
+config_version = 1
+[algorithm]
+kind = "tdm"
+real_guidance_scale = 4.5
+distance = "square"
+signal_to_noise_clip = 3
+importance_clip = 10
+query_interval = "reverse"
+query_max_sigma = 1
+query_distribution = "source-uniform"
+fake_score = { updates = 1 }
+[scheduler]
+dynamics = "ode"
 "#,
     "config_version = 1\n[ema.schedule]\nkind = \"cosine\"\nsteps = 7\n[checkpointing]\npolicy = \"budget\"\npeak_gib = 1.5\n",
     "config_version = 1\n[ema.schedule]\nkind = \"constant\"\ndecay = 0.5\n[checkpointing]\npolicy = \"block-skip\"\nevery = 3\n",

@@ -36,6 +36,9 @@ const OF_RECORDS: [(&str, &str); 2] = [
     ),
 ];
 
+/// Those of them that flow-train has.
+const BY_HAND: [&str; 3] = ["diffusion-opd", "dmd2", "tdm"];
+
 fn name(written: &str) -> String {
     written.to_lowercase().replace('_', "-")
 }
@@ -87,7 +90,12 @@ pub(super) fn kind(draft: &mut Draft<'_>) {
         );
         return draft.ask("algorithm.kind", *kind, &origins, &because, &text);
     }
-    let because = format!("no trainer {}", item.node.flow());
+    let because = match BY_HAND.contains(&written.as_str()) {
+        true => format!(
+            "no conversion of trainer {written}, though it has the trainer: write `[algorithm]` by hand"
+        ),
+        false => format!("no trainer {}", item.node.flow()),
+    };
     let asked = match item.node.text() {
         Some(text) => text.to_owned(),
         None => item.node.flow(),

@@ -46,6 +46,11 @@ pub fn diagnostics(error: &TrainError) -> Vec<Diagnostic> {
         TrainError::NoKernel(found) => return vec![(**found).clone()],
         TrainError::NoWeights { .. } => (codes::NO_WEIGHTS, "model.weights"),
         TrainError::NoAdapter { .. } => (codes::NO_WEIGHTS, "model.adapter"),
+        TrainError::NoTeacher { key, .. } => (codes::NO_WEIGHTS, key.as_str()),
+        TrainError::Teacher { key, source, .. } => match **source {
+            ModelError::OtherModel { .. } => (codes::OTHER_MODEL, key.as_str()),
+            _ => (codes::BAD_WEIGHTS, key.as_str()),
+        },
         TrainError::Model(ModelError::OtherModel { .. }) => (codes::OTHER_MODEL, "model.weights"),
         TrainError::Model(ModelError::AdapterFile(_)) => (codes::BAD_WEIGHTS, "model.adapter"),
         TrainError::Model(ModelError::Adapter(_)) => (codes::ADAPTERS, "lora.targets"),
@@ -68,6 +73,15 @@ pub fn diagnostics(error: &TrainError) -> Vec<Diagnostic> {
             (text.strip_suffix(help.as_str()).unwrap_or(text), help.clone())
         }
         TrainError::NoAdapter { .. } => (text, "name a LoRA file, or the folder of one".into()),
+        TrainError::NoTeacher { .. } => (
+            text,
+            "name a LoRA file in `adapter`, or the weights of a whole model in `weights`".into(),
+        ),
+        TrainError::Teacher { .. } => (
+            text,
+            "name a teacher of the run's architecture and constants: students and teachers call one model"
+                .into(),
+        ),
         TrainError::Reward(_) => match text.rsplit_once("; ") {
             Some((message, help)) => (message, help.to_owned()),
             None => (text, "correct the reward's parameters".into()),

@@ -113,7 +113,7 @@ pub(super) fn replay<'a>(context: &'a LossContext<'_, '_>, position: Position) -
 }
 
 /// The velocity `[B, N]` of a policy under its conditions at a recorded step, through the context that `open` makes of the call.
-fn velocity_at<'w>(
+pub(super) fn velocity_at<'w>(
     context: &LossContext<'_, '_>,
     record: &StepRecord,
     (policy, conditions): (&Policy, &Conditions),
@@ -122,7 +122,7 @@ fn velocity_at<'w>(
     let batch = context.batch.samples.len();
     let site = CallSite {
         step: record.step.step as u32,
-        stochastic: true,
+        stochastic: record.step.is_stochastic(),
         sigma: Some(record.step.sigma),
         ..context.site
     };

@@ -7,14 +7,17 @@ mod arrangement;
 mod awm;
 mod crd;
 mod dgpo;
+mod dmd2;
 mod dpo;
 mod dppo;
+mod fake;
 mod forward;
 mod grpo;
 mod guard;
 mod nft;
 mod offline_dpo;
 mod records;
+mod opd;
 mod reference;
 mod registry;
 mod row_times;
@@ -22,6 +25,8 @@ mod rows;
 mod sft;
 mod slow;
 mod step_weights;
+mod tdm;
+mod teacher;
 mod times;
 
 pub use arrangement::{RolledOut, RowSet};
@@ -31,13 +36,16 @@ pub use crd::{
     CrdTimesConfig,
 };
 pub use dgpo::{Dgpo, DgpoCopyConfig, DgpoSettings, DgpoTimesConfig};
+pub use dmd2::{Dmd2, Dmd2Settings};
 pub use dpo::{Dpo, DpoSettings, DpoTimesConfig};
 pub use dppo::{Dppo, MaskKind};
+pub use fake::FakeScoreConfig;
 pub use grpo::Grpo;
 pub use guard::GrpoGuard;
 pub use nft::{AdvantageMode, Nft, NftSettings};
 pub use offline_dpo::{OfflineDpo, OfflineDpoSettings};
 pub use records::RecordKind;
+pub use opd::{LossTarget, Opd, OpdSettings, TeacherConfig};
 pub use reference::{KlConfig, KlKind, ReferenceWeights};
 pub use registry::{AlgorithmContext, AlgorithmFactory, AlgorithmRegistry};
 pub use row_times::{RowTimeSampling, RowTimesConfig};
@@ -45,12 +53,14 @@ pub use rows::StepRows;
 pub use sft::{Sft, SftSettings};
 pub use slow::{Moment, SamplingWeights, SlowCopy};
 pub use step_weights::StepWeights;
+pub use tdm::{QueryDistribution, QueryInterval, Tdm, TdmDistance, TdmSettings};
+pub use teacher::{TEACHER_KEY, Taught, Teacher, TeacherSource, teacher_of};
 pub use times::{OldPolicyConfig, TimeSampling, TrainTimestepsConfig};
 
 use crate::audit::ReplayedStep;
 use crate::policy::{CallSite, Policy};
 use crate::rollout::Trajectories;
-use crate::scheduler::Schedule;
+use crate::scheduler::{Schedule, StepCoefficients};
 use burn::tensor::Tensor;
 use flow_accel::Paradigm;
 use flow_core::device::ComputeDevice;
@@ -59,7 +69,7 @@ use flow_core::{InferencePass, Kernels, RawTensor, TrainingPass};
 /// Where on a trajectory a loss is taken.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Position {
-    /// At a recorded stochastic step, by its place among the records.
+    /// At a recorded step, by its place among the records: a stochastic one, or one that [`Algorithm::keeps_step`] asks for.
     Recorded(usize),
     /// On the straight path between image and fresh noise.
     Time {
@@ -73,6 +83,13 @@ pub enum Position {
         /// Seed of the times.
         seed: u64,
         /// Number of the position in its iteration, the address of its times and noise.
+        draw: u32,
+    },
+    /// At a recorded step, with noise of the position's own.
+    Step {
+        /// Its place among the records.
+        index: usize,
+        /// Address of the noise.
         draw: u32,
     },
 }
@@ -90,6 +107,10 @@ pub struct LossContext<'a, 'w> {
     pub reference: Option<&'a InferencePass<'w>>,
     /// The slower copy [`SlowCopy::Old`], if the algorithm keeps it ([`Algorithm::keeps`]).
     pub old: Option<&'a InferencePass<'w>>,
+    /// The fake score's weights, not differentiated, if the algorithm has one ([`Algorithm::fake_score`]).
+    pub fake: Option<&'a InferencePass<'w>>,
+    /// The teachers of the micro-batch's rows, if the algorithm has some ([`Algorithm::teachers`]).
+    pub teachers: Vec<Taught<'w>>,
     /// Model and guidance.
     pub policy: &'a Policy,
     /// Fused operations.
@@ -100,7 +121,7 @@ pub struct LossContext<'a, 'w> {
     pub batch: &'a Trajectories,
     /// One advantage per row, `[B]`.
     pub advantages: Tensor<1>,
-    /// Noise for [`Position::Time`] and [`Position::EachRow`], `[B, N]`; drawn by the loop.
+    /// Noise for [`Position::Time`], [`Position::EachRow`] and [`Position::Step`], `[B, N]`; drawn by the loop.
     pub noise: Option<RawTensor>,
     /// What [`Algorithm::before`] gave for this micro-batch and position, `[B]`.
     pub before: Option<RawTensor>,
@@ -170,6 +191,32 @@ pub trait Algorithm: Sync + std::fmt::Debug + Send {
     /// Guidance scales of its calls of the model beside that of the rollout: where one is not 1, conditions have the empty prompt.
     fn guidance_scales(&self) -> Vec<f64> {
         Vec::new()
+    }
+
+    /// The frozen models that it learns from. With several each prompt names its own ([`TEACHER_KEY`]).
+    fn teachers(&self) -> &[Teacher] {
+        &[]
+    }
+
+    /// A second network that is trained beside the student, from the same weights, with an optimizer of its own: it takes its steps
+    /// before each of the student's.
+    fn fake_score(&self) -> Option<&FakeScoreConfig> {
+        None
+    }
+
+    /// Where the fake score's loss is taken in its step number `turn` before a step of the student, of the student's positions.
+    fn fake_positions(&self, _positions: &[Position], _turn: usize) -> Vec<Position> {
+        Vec::new()
+    }
+
+    /// The fake score's loss at one position: its weights are those of [`LossContext::pass`], the student's [`LossContext::current`].
+    fn fake_loss(&self, context: &LossContext<'_, '_>, position: Position) -> UnitLoss {
+        self.loss(context, position)
+    }
+
+    /// Whether a rollout records a step for the loss: one with a log-probability, unless the algorithm says otherwise.
+    fn keeps_step(&self, step: &StepCoefficients) -> bool {
+        step.log_prob.is_some()
     }
 
     /// Whether images of a group have the same noise at drawn times.
@@ -257,6 +304,26 @@ impl Algorithm for Box<dyn Algorithm> {
 
     fn guidance_scales(&self) -> Vec<f64> {
         (**self).guidance_scales()
+    }
+
+    fn teachers(&self) -> &[Teacher] {
+        (**self).teachers()
+    }
+
+    fn fake_score(&self) -> Option<&FakeScoreConfig> {
+        (**self).fake_score()
+    }
+
+    fn fake_positions(&self, positions: &[Position], turn: usize) -> Vec<Position> {
+        (**self).fake_positions(positions, turn)
+    }
+
+    fn fake_loss(&self, context: &LossContext<'_, '_>, position: Position) -> UnitLoss {
+        (**self).fake_loss(context, position)
+    }
+
+    fn keeps_step(&self, step: &StepCoefficients) -> bool {
+        (**self).keeps_step(step)
     }
 
     fn shares_noise(&self) -> bool {

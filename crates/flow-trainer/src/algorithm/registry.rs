@@ -2,7 +2,9 @@
 
 use super::{Algorithm, RecordKind};
 use crate::error::TrainError;
-use flow_config::{AlgorithmConfig, AlgorithmFacts, AlgorithmKind, Config, Diagnostic, Rules};
+use flow_config::{
+    AlgorithmConfig, AlgorithmFacts, AlgorithmKind, Config, Diagnostic, DistillationFacts, Rules,
+};
 use flow_registry::{NameTaken, Registry};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -77,6 +79,21 @@ impl AlgorithmFactory {
         self
     }
 
+    /// With parameters that are paths; see [`PluginKind::with_paths`](flow_config::PluginKind::with_paths).
+    pub fn with_paths(mut self, keys: &'static [&'static str]) -> Self {
+        self.kind.plugin = self.kind.plugin.with_paths(keys, &[]);
+        self
+    }
+
+    /// As a distillation; see [`AlgorithmKind::with_distillation`].
+    pub fn with_distillation<P: DeserializeOwned + 'static>(
+        mut self,
+        facts: fn(&P) -> DistillationFacts,
+    ) -> Self {
+        self.kind = self.kind.with_distillation(facts);
+        self
+    }
+
     /// Its name.
     pub fn name(&self) -> &str {
         self.kind.plugin.name()
@@ -132,6 +149,9 @@ impl AlgorithmRegistry {
         super::Crd::register(&mut registry)?;
         super::Sft::register(&mut registry)?;
         super::OfflineDpo::register(&mut registry)?;
+        super::Opd::register(&mut registry)?;
+        super::Dmd2::register(&mut registry)?;
+        super::Tdm::register(&mut registry)?;
         Ok(registry)
     }
 

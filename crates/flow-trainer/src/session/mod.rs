@@ -8,6 +8,7 @@ mod drift;
 mod evaluate;
 mod evaluation_shares;
 mod explore;
+mod fake;
 mod falls;
 mod iterate;
 mod micro_batches;
@@ -19,6 +20,7 @@ mod rollouts;
 mod saved;
 mod state;
 mod tally;
+mod teachers;
 mod update;
 mod watch;
 
@@ -26,7 +28,7 @@ pub use drift::{Drift, DriftRun};
 pub use evaluate::{Evaluation, Subject};
 pub use explore::Explorer;
 use resume::Beginning;
-pub use state::{PolicyWeights, TrainState};
+pub use state::{PolicyWeights, TrainState, TrainedNetwork};
 use tally::Tally;
 pub use watch::WatchSettings;
 
@@ -226,6 +228,7 @@ impl<A> Parts<A> {
             .chain(&captions);
         let prepared = self.conditioner.prepare(asked)?;
         self.notices.extend(prepared);
+        self.state.share_frozen()?;
         let weights = &self.state.weights.current;
         let acceleration = self.acceleration.set_up(weights)?;
         let explorer = self.explorer.map(|explorer| explorer.set_up(weights));

@@ -7,7 +7,7 @@ use crate::description::{Change, Description, forbidden};
 use crate::error::TrainError;
 use crate::frozen::{FrozenSaved, FrozenWeights};
 use crate::geometry_history::GeometryHistory;
-use crate::state_sections::Sections;
+use crate::state_sections::{FAKE_MOMENTS, FAKE_WEIGHTS, Sections};
 use flow_config::Catalog;
 use flow_core::Weights;
 use flow_exchange::Lanes;
@@ -179,6 +179,7 @@ impl Checkpoint {
         for (set, weights) in &wanted {
             self.check_set(set, weights.is_some())?;
         }
+        self.check_set(FAKE_WEIGHTS, parts.state.fake_score.is_some())?;
         for (set, weights) in wanted {
             if let Some(weights) = weights {
                 fill(set, weights)?;
@@ -188,6 +189,13 @@ impl Checkpoint {
         let moments = sections.moments(&layout, &parts.state.optimizer)?;
         let optimizer = &mut parts.state.optimizer;
         device.with_persistent_allocation(|| optimizer.restore(meta.optimizer_steps, moments));
+        if let Some(network) = &mut parts.state.fake_score {
+            sections.weights(FAKE_WEIGHTS, &mut network.weights, |index| trained[index])?;
+            network.weights.settle(&*kernels);
+            let moments = sections.moments_of(FAKE_MOMENTS, &layout, &network.optimizer)?;
+            let (optimizer, steps) = (&mut network.optimizer, meta.fake_steps.unwrap_or(0));
+            device.with_persistent_allocation(|| optimizer.restore(steps, moments));
+        }
         parts.acceleration.restore(&meta.accelerators);
         parts.state.iteration = meta.iteration;
         if let Some(records) = &mut parts.records {
@@ -235,6 +243,10 @@ impl Checkpoint {
                 "the run began without a copy of its first weights, with which its loss is to compare now",
                 "Set `algorithm.kl` (of `nft`: `algorithm.kl_beta`) back, or with adapters `reference = \"lora-off\"`, or start \
                  a new run from the exported weights",
+            ),
+            FAKE_WEIGHTS => (
+                "it has no fake score, with which its loss is to compare now",
+                "Set `[algorithm]` back, or start a new run from the exported weights",
             ),
             _ => (
                 "the run began without a slower copy of its weights, with which its loss is to compare or its rollouts to sample now",

@@ -137,7 +137,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
     }
 
     /// Takes candidates, which are of one size, through the steps that `steps` has for it; keeps the velocities if `traced`. `noise_ids` are
-    /// those of [`Sampler::run_branched`].
+    /// those of [`Sampler::run_recording`].
     pub(super) fn sample_candidates(
         &self,
         rollout: &InferencePass<'_>,
@@ -168,7 +168,8 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             steps: &steps,
         };
         let mut velocities = Vec::new();
-        let trajectories = sampler.run_branched(rollout, request, noise_ids, |stepped| {
+        let keeps = |step: &StepCoefficients| self.algorithm.keeps_step(step);
+        let trajectories = sampler.run_recording(rollout, request, (noise_ids, keeps), |stepped| {
             if traced {
                 velocities.push(cpu::to_host(stepped.velocity));
             }

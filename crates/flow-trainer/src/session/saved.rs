@@ -9,7 +9,7 @@ use crate::error::TrainError;
 use crate::frozen::FrozenSaved;
 use crate::geometry_history::GeometryHistory;
 use crate::moments_of_ranks;
-use crate::state_sections::{add_moments, add_weights};
+use crate::state_sections::{FAKE_MOMENTS, FAKE_WEIGHTS, add_moments, add_moments_as, add_weights};
 use flow_core::{ParamLayout, Weights};
 use flow_report::{CHECKPOINT_RECORD, CheckpointWriter, MetricRecord, MetricsPosition, RunStamp, Stopwatch};
 use serde::{Deserialize, Serialize};
@@ -44,6 +44,9 @@ pub(super) struct Meta {
     /// Where the weights are that are not trained.
     #[serde(default)]
     pub frozen: Option<FrozenSaved>,
+    /// Optimizer steps of the fake score.
+    #[serde(default)]
+    pub fake_steps: Option<u64>,
 }
 
 /// The lanes of checkpoints that do not say.
@@ -82,6 +85,7 @@ impl<A: Algorithm> Session<A> {
             lanes: self.parts.distribution.lanes.count(),
             accelerators: self.parts.acceleration.learned(),
             frozen: Some(self.parts.frozen.saved()),
+            fake_steps: state.fake_score.as_ref().map(|network| network.optimizer.steps()),
         };
         let meta = serde_json::to_value(&meta).map_err(|error| TrainError::Setting(error.to_string()))?;
         let mut writer = CheckpointWriter::new(state.iteration, meta);
@@ -90,6 +94,13 @@ impl<A: Algorithm> Session<A> {
             add_weights(&mut writer, set, weights, |index| frozen.is_held(trained[index]))?;
         }
         add_moments(&mut writer, layout, (&state.optimizer, exchange))?;
+        if let Some(network) = &state.fake_score {
+            // The rest is the run's.
+            add_weights(&mut writer, FAKE_WEIGHTS, &network.weights, |index| {
+                trained[index]
+            })?;
+            add_moments_as(&mut writer, FAKE_MOMENTS, layout, &network.optimizer)?;
+        }
         let saved = files.checkpoints.save(&writer);
         // If a rank is lost, its words say more than those of a file that was not written.
         moments_of_ranks::end(exchange, &state.optimizer)?;

@@ -3,7 +3,7 @@
 use crate::algorithm::{SamplingWeights, SlowCopy};
 use crate::optimizer::AdamW;
 use flow_core::device::ComputeDevice;
-use flow_core::{Changing, Kernels, Weights};
+use flow_core::{Changing, CoreError, Kernels, ParamKind, Weights};
 
 /// Weights whose averages are formed at once: what is put together from halves for them is in memory meanwhile.
 const AT_ONCE: usize = 16;
@@ -21,6 +21,8 @@ pub struct PolicyWeights {
     pub sampling: Option<Weights>,
     /// The weights at the start.
     pub reference: Option<Weights>,
+    /// The frozen models that the algorithm learns from, in its order. Checkpoints leave them out: they are those of their files.
+    pub teachers: Vec<Weights>,
 }
 
 /// Weights, moments and counters.
@@ -31,6 +33,37 @@ pub struct TrainState {
     /// The weight sets.
     pub weights: PolicyWeights,
     /// The optimizer.
+    pub optimizer: AdamW,
+    /// The network that is trained beside the student, if the algorithm has one.
+    pub fake_score: Option<TrainedNetwork>,
+}
+
+impl TrainState {
+    /// Puts what is not trained of other networks onto the frozen weights of the run, so that all share them and a checkpoint holds them
+    /// once: of the fake score, and of teachers that are adapters.
+    ///
+    /// # Errors
+    /// If a network is of another architecture.
+    pub(super) fn share_frozen(&mut self) -> Result<(), CoreError> {
+        self.weights.share_with_teachers()?;
+        let Some(network) = &mut self.fake_score else {
+            return Ok(());
+        };
+        let trained = self.optimizer.trained().iter().enumerate();
+        for (index, _) in trained.filter(|(_, trained)| !**trained) {
+            let value = self.weights.current.stored()[index].clone();
+            network.weights.set(index, value)?;
+        }
+        Ok(())
+    }
+}
+
+/// A network with an optimizer of its own.
+#[derive(Clone, Debug)]
+pub struct TrainedNetwork {
+    /// Its weights, of the student's layout.
+    pub weights: Weights,
+    /// Its optimizer.
     pub optimizer: AdamW,
 }
 
@@ -73,6 +106,25 @@ impl PolicyWeights {
         self.reference
             .as_ref()
             .expect("an algorithm that compares with the start is given it")
+    }
+
+    /// Puts teachers that are adapters onto the frozen weights of the run, where the run trains adapters, too: both share them.
+    ///
+    /// # Errors
+    /// If a teacher is of another architecture.
+    fn share_with_teachers(&mut self) -> Result<(), CoreError> {
+        let layout = self.current.layout().clone();
+        if !layout.has_adapters() {
+            return Ok(());
+        }
+        for teacher in self.teachers.iter_mut().filter(|it| it.layout().has_adapters()) {
+            for (index, spec) in layout.specs().iter().enumerate() {
+                if spec.kind != ParamKind::Adapter {
+                    teacher.set(index, self.current.stored()[index].clone())?;
+                }
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn follow(

@@ -53,12 +53,21 @@ impl Mean {
 }
 
 /// One loss and its gradients.
-struct Unit {
+pub(super) struct Unit {
     loss: f32,
-    loss_values: RawTensor,
+    pub loss_values: RawTensor,
     replayed: Option<ReplayedStep>,
-    terms: Vec<(&'static str, RawTensor)>,
-    gradients: Vec<Option<RawTensor>>,
+    pub terms: Vec<(&'static str, RawTensor)>,
+    pub gradients: Vec<Option<RawTensor>>,
+}
+
+/// Whose weights a loss is differentiated in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Learner {
+    /// The trained ones, which sample.
+    Student,
+    /// Those of [`Algorithm::fake_score`].
+    FakeScore,
 }
 
 /// Where a loss is taken: a micro-batch, and one of the positions of the pass.
@@ -71,16 +80,20 @@ pub(super) struct Site {
 }
 
 /// The positions of a pass, as many for each size of the run.
-struct Positions(Vec<Vec<Position>>);
+pub(super) struct Positions(pub Vec<Vec<Position>>);
 
 impl Positions {
     /// How many a micro-batch has.
-    fn count(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.0.first().map_or(0, Vec::len)
     }
 
     /// Every position of every micro-batch, in order; `size` is the number of a micro-batch's size.
-    fn sites(&self, micro_batches: impl Iterator<Item = usize>, size: impl Fn(usize) -> usize) -> Vec<Site> {
+    pub fn sites(
+        &self,
+        micro_batches: impl Iterator<Item = usize>,
+        size: impl Fn(usize) -> usize,
+    ) -> Vec<Site> {
         let of = |micro_batch: usize| {
             let positions = self.0[size(micro_batch)].iter().enumerate();
             positions.map(move |(index, position)| Site {
@@ -100,6 +113,8 @@ pub(super) struct Pass<'a> {
     pub sampling: SamplingWeights,
     /// What the algorithm looked at before the first optimizer step, by the number of the site; empty if it does not.
     pub before: BTreeMap<usize, RawTensor>,
+    /// The teacher of each sample of the iteration, by its id; empty where there are not several.
+    pub teachers: BTreeMap<u64, usize>,
 }
 
 impl Pass<'_> {
@@ -111,6 +126,8 @@ impl Pass<'_> {
             sampling: self.sampling,
             before: self.before.get(&site.number).cloned(),
             compared: Vec::new(),
+            teachers: &self.teachers,
+            learner: Learner::Student,
         }
     }
 }
@@ -122,6 +139,8 @@ pub(super) struct Given<'a> {
     sampling: SamplingWeights,
     before: Option<RawTensor>,
     pub compared: Vec<RawTensor>,
+    teachers: &'a BTreeMap<u64, usize>,
+    learner: Learner,
 }
 
 impl<A: Algorithm> Parts<A, Acceleration> {
@@ -170,6 +189,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
                 if all == 0 {
                     continue;
                 }
+                self.learn_fake_score(&pass, &positions.0, (&update, mine.clone()), &mut outcome)?;
                 let sites = positions.sites(mine, |number| pass.batches.size(number));
                 let mut accumulated = Accumulated::in_lanes(all, lanes);
                 let mut seen = UpdateSeen {
@@ -183,7 +203,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
                 // Rows that were arranged anew may be fewer micro-batches than lanes.
                 let own_lanes = self.distribution.own_lanes();
                 let mut next_lane = own_lanes.start;
-                self.for_each_unit(&sites, &pass, &compared, |batch, site, unit| {
+                self.for_each_unit(Learner::Student, &sites, &pass, &compared, |batch, site, unit| {
                     if outcome.steps.is_empty()
                         && let (true, Some(replayed)) = (audited, &unit.replayed)
                     {
@@ -198,7 +218,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
                 })?;
                 (next_lane..own_lanes.end).for_each(|lane| accumulated.add_none_to(lane, &*kernels, weights));
                 seen.present = accumulated.present(&*kernels);
-                let present = self.take_in(seen, &mut outcome)?;
+                let present = self.take_in(Learner::Student, seen, &mut outcome)?;
                 let layout = self.state.weights.current.layout();
                 let exchange = (&*self.distribution.exchange, lanes);
                 accumulated.exchange(exchange, layout, &present, &self.sampler.device)?;
@@ -212,7 +232,12 @@ impl<A: Algorithm> Parts<A, Acceleration> {
                 self.follow_at(None, Moment::Step { steps });
             }
         }
-        if outcome.steps.is_empty() {
+        if outcome.steps.is_empty() && self.positions(0)?.count() == 0 {
+            observer.notice(&format!(
+                "iteration {}: no step of its rollout is one that the algorithm looks at, so there was no optimizer step",
+                self.state.iteration + 1
+            ));
+        } else if outcome.steps.is_empty() {
             observer.notice(&format!(
                 "iteration {}: the algorithm took no row of the rollout (no group has images whose rewards differ), so there was no \
                  optimizer step",
@@ -223,14 +248,23 @@ impl<A: Algorithm> Parts<A, Acceleration> {
     }
 
     /// Adds what all ranks saw of an update, in the order of units. Gives the weights that have a gradient on some rank.
-    fn take_in(&self, seen: UpdateSeen, outcome: &mut UpdateOutcome) -> Result<Vec<bool>, TrainError> {
+    pub(super) fn take_in(
+        &self,
+        learner: Learner,
+        seen: UpdateSeen,
+        outcome: &mut UpdateOutcome,
+    ) -> Result<Vec<bool>, TrainError> {
         let all = match self.distribution.exchange.world().is_several() {
             true => self.distribution.gather(&seen)?,
             false => vec![seen],
         };
         for seen in &all {
             for unit in &seen.units {
-                outcome.loss.add(unit.loss());
+                let loss = match learner {
+                    Learner::Student => &mut outcome.loss,
+                    Learner::FakeScore => outcome.terms.entry("fake_loss".to_owned()).or_default(),
+                };
+                loss.add(unit.loss());
                 for (name, values) in unit.terms() {
                     outcome.terms.entry(name.to_owned()).or_default().add(values);
                 }
@@ -271,7 +305,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             compared.extend(self.compared(&pass, &sites, update, values)?);
         }
         let mut audit = OnPolicyAudit::default();
-        self.for_each_unit(&all, &pass, &compared, |batch, site, unit| {
+        self.for_each_unit(Learner::Student, &all, &pass, &compared, |batch, site, unit| {
             if let Some(replayed) = &unit.replayed {
                 self.check_unit(&mut audit, batch, site.position, replayed);
             }
@@ -318,6 +352,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             batches,
             sampling,
             before: BTreeMap::new(),
+            teachers: self.teachers_of_samples()?,
         };
         if self.algorithm.looks_before() {
             let device = &self.sampler.device;
@@ -338,8 +373,9 @@ impl<A: Algorithm> Parts<A, Acceleration> {
     }
 
     /// Losses and gradients at `sites`, computed beside one another and visited in order.
-    fn for_each_unit(
+    pub(super) fn for_each_unit(
         &self,
+        learner: Learner,
         sites: &[Site],
         pass: &Pass<'_>,
         compared: &Compared,
@@ -354,6 +390,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
                 let compared = compared.get(&site.number).cloned().unwrap_or_default();
                 self.unit(Given {
                     compared,
+                    learner,
                     ..pass.given(site)
                 })
             });
@@ -368,7 +405,11 @@ impl<A: Algorithm> Parts<A, Acceleration> {
 
     fn unit(&self, given: Given<'_>) -> Unit {
         let (position, weight) = (given.position, given.micro_batch.weight);
-        let (unit, pass) = self.in_context(given, |context| self.algorithm.loss(context, position));
+        let learner = given.learner;
+        let (unit, pass) = self.in_context(given, |context| match learner {
+            Learner::Student => self.algorithm.loss(context, position),
+            Learner::FakeScore => self.algorithm.fake_loss(context, position),
+        });
         let loss = match weight {
             1.0 => unit.loss,
             weight => unit.loss * weight,
@@ -393,13 +434,19 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             sampling,
             before,
             compared,
+            teachers,
+            learner,
         }: Given<'_>,
         compute: impl FnOnce(&LossContext<'_, '_>) -> R,
     ) -> (R, TrainingPass<'_>) {
         let weights = &self.state.weights;
         let device = &self.sampler.device;
-        let trained = self.state.optimizer.trained();
-        let pass = TrainingPass::new(&weights.current, self.training_plan().clone(), trained.into());
+        let network = self.state.fake_score.as_ref();
+        let (learning, trained) = match (learner, network) {
+            (Learner::FakeScore, Some(network)) => (&network.weights, network.optimizer.trained()),
+            _ => (&weights.current, self.state.optimizer.trained()),
+        };
+        let pass = TrainingPass::new(learning, self.training_plan().clone(), trained.into());
         let inference = |weights| InferencePass::new(weights, self.training_plan().clone());
         let current = inference(&weights.current);
         let sampling = inference(weights.of_rollout(sampling));
@@ -409,10 +456,12 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         });
         let keeps_old = self.algorithm.keeps(SlowCopy::Old);
         let old = keeps_old.then(|| inference(weights.slow(SlowCopy::Old)));
+        let fake = network.map(|network| inference(&network.weights));
+        let teachers = self.taught(&micro_batch.batch.samples, teachers);
         let (sampler, _) = self.at_size(micro_batch.batch.size);
         let noise = match position {
             Position::Recorded(_) => None,
-            Position::Time { draw, .. } | Position::EachRow { draw, .. } => {
+            Position::Time { draw, .. } | Position::EachRow { draw, .. } | Position::Step { draw, .. } => {
                 let values = sampler.policy.model.spec().latent.values();
                 Some(sampler.noise(Purpose::ForwardNoise, &micro_batch.noise_of, draw, values))
             }
@@ -425,6 +474,8 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             sampling: &sampling,
             reference: reference.as_ref(),
             old: old.as_ref(),
+            fake: fake.as_ref(),
+            teachers,
             policy: &sampler.policy,
             kernels: &*self.training_plan().kernels,
             device,
@@ -459,7 +510,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
                 log_prob: record.log_prob.clone(),
                 mean: record.mean.clone(),
             }),
-            Position::Time { .. } | Position::EachRow { .. } => None,
+            Position::Time { .. } | Position::EachRow { .. } | Position::Step { .. } => None,
         };
         let site = self.position_site(batch, position);
         audit.check(site, &batch.samples, replayed, recorded.as_ref());
@@ -467,7 +518,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
 
     fn position_site(&self, batch: &Trajectories, position: Position) -> CallSite {
         let step = match position {
-            Position::Recorded(index) => batch.records[index].step.step as u32,
+            Position::Recorded(index) | Position::Step { index, .. } => batch.records[index].step.step as u32,
             Position::Time { .. } | Position::EachRow { .. } => 0,
         };
         CallSite {
@@ -487,7 +538,9 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             return Ok(());
         }
         let position = match position {
-            Position::Recorded(index) => format!("step {}", batch.records[index].step.step),
+            Position::Recorded(index) | Position::Step { index, .. } => {
+                format!("step {}", batch.records[index].step.step)
+            }
             Position::Time { sigma, .. } => format!("sigma {sigma:.4}"),
             Position::EachRow { draw, .. } => format!("draw {draw} of the rows' times"),
         };

@@ -150,7 +150,8 @@ pub(super) fn training_steps<'a>(
     let load = Load::of(config, &environment.plugins.catalog()).on_ranks(config, ranks);
     let estimate = MemoryEstimate::new(layout, spec, trained, &load);
     // Gradients of a pass are measured.
-    let reserved = estimate.moments + estimate.sums + estimate.copies + estimate.trajectories;
+    let reserved =
+        estimate.moments + estimate.sums + estimate.copies + estimate.teachers + estimate.trajectories;
     TrainingSteps {
         model,
         policy: Guided::new(model.model.clone(), config.sampling.guidance_scale as f32),

@@ -16,6 +16,7 @@ mod rewards;
 mod schedule;
 mod served;
 mod sizes;
+mod teachers;
 
 pub use checkpointing::{TrainingSteps, regions};
 pub use described::{Said, said_by_adapter, said_by_weights};
@@ -30,7 +31,7 @@ pub use paths::{start_in_config, start_on_command_line};
 pub use rewards::{BuiltRewards, RewardParts, ScoredPrompts, rewards};
 pub use schedule::{average, deterministic, schedule, step_sigmas};
 
-use crate::algorithm::{Algorithm, AlgorithmContext, ReferenceWeights, SlowCopy};
+use crate::algorithm::{Algorithm, AlgorithmContext, FakeScoreConfig, ReferenceWeights, SlowCopy};
 use crate::branching::Branches;
 use crate::conditions::Conditioner;
 use crate::description::Description;
@@ -39,13 +40,14 @@ use crate::error::TrainError;
 use crate::frozen::FrozenWeights;
 use crate::geometry::PromptSampler;
 use crate::geometry_history::GeometryHistory;
-use crate::optimizer::AdamW;
+use crate::optimizer::{AdamW, AdamWSettings};
 use crate::plugins::Plugins;
 use crate::policy::Policy;
 use crate::records::Records;
 use crate::rollout::Sampler;
 use crate::session::{
-    AuditMode, EvaluationSettings, Parts, PolicyWeights, SessionSettings, TrainState, WatchSettings,
+    AuditMode, EvaluationSettings, Parts, PolicyWeights, SessionSettings, TrainState, TrainedNetwork,
+    WatchSettings,
 };
 use crate::text::EncodedText;
 use crate::undone::{Undone, settle, shortfalls};
@@ -428,6 +430,7 @@ pub fn parts_of<A: Algorithm>(
     }
     let tokens = model.model.spec().tokens;
     let prompts = dataset.train_prompts();
+    teachers::check_prompts(algorithm.teachers(), &*dataset, &prompts)?;
     let schedule = schedule(config, tokens)?;
     let policy = Policy::new(model.model.clone(), sampling.guidance_scale as f32);
     let mut checkpoint_plan = None;
@@ -469,11 +472,26 @@ pub fn parts_of<A: Algorithm>(
     let average = average(config)?;
     // Averages are f32, in one piece.
     let slow = || model.weights.whole(&*environment.plan.kernels);
+    let of_fake_score = |network: &FakeScoreConfig| TrainedNetwork {
+        weights: model.weights.clone(),
+        optimizer: AdamW::new(
+            AdamWSettings {
+                learning_rate: network.learning_rate,
+                betas: (network.betas[0], network.betas[1]),
+                ..optimizer_settings(config)
+            },
+            model.weights.layout(),
+            model.trained.clone(),
+            device,
+        ),
+    };
+    let fake_score = algorithm.fake_score().map(of_fake_score);
     let weights = PolicyWeights {
         average: average.as_ref().map(|_| slow()),
         old: algorithm.keeps(SlowCopy::Old).then(slow),
         sampling: algorithm.keeps(SlowCopy::Sampling).then(slow),
         reference: (algorithm.reference() == Some(ReferenceWeights::Snapshot)).then(|| model.weights.clone()),
+        teachers: teachers::teachers(config, environment, &model, algorithm.teachers())?,
         current: model.weights,
     };
     let layout = weights.current.layout();
@@ -564,6 +582,7 @@ pub fn parts_of<A: Algorithm>(
             iteration: 0,
             weights,
             optimizer,
+            fake_score,
         },
         distribution,
     })

@@ -5,6 +5,7 @@ use crate::support::{Visit, config, environment, registries, with_parts};
 use flow_core::{InferencePass, RawTensor, cpu};
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::rollout::{NoiseSource, SampleRequest};
+use flow_trainer::scheduler::StepCoefficients;
 use flow_trainer::session::Parts;
 
 /// The bits of each of four rows.
@@ -46,7 +47,8 @@ impl Visit for CheckTree {
                 conditions: parts.conditioner.conditions(std::iter::repeat_n(&prompt, 4)),
                 steps: &steps,
             };
-            parts.sampler.run_branched(&rollout, request, ids, |_| {})
+            let keeps = |step: &StepCoefficients| step.log_prob.is_some();
+            parts.sampler.run_recording(&rollout, request, (ids, keeps), |_| {})
         };
         let ids: Vec<Vec<u64>> = ids.iter().map(|ids| ids.to_vec()).collect();
         let samples = [10, 11, 12, 13];

@@ -97,6 +97,8 @@ fn check(
         sampling: context.sampling,
         reference: context.reference,
         old: context.old,
+        fake: None,
+        teachers: Vec::new(),
         policy: context.policy,
         kernels: context.kernels,
         device: context.device,

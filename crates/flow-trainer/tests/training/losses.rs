@@ -5,7 +5,7 @@ use burn::tensor::Tensor;
 use flow_accel::Acceleration;
 use flow_core::rng::Purpose;
 use flow_core::{InferencePass, RawTensor, Stage, TrainingPass, cpu};
-use flow_trainer::algorithm::{Algorithm, LossContext, Position, StepRows, UnitLoss};
+use flow_trainer::algorithm::{Algorithm, LossContext, Position, StepRows, Taught, UnitLoss};
 use flow_trainer::policy::{CallSite, Conditions};
 use flow_trainer::rollout::{NoiseSource, SampleRequest, Sampler, StepRecord, Trajectories};
 use flow_trainer::scheduler::StepCoefficients;
@@ -49,7 +49,8 @@ pub fn in_context<A: Algorithm, R>(
         conditions,
         steps: &steps,
     };
-    let batch = parts.sampler.run(&rollout, request, |_| {});
+    let keeps = |step: &StepCoefficients| parts.algorithm.keeps_step(step);
+    let batch = parts.sampler.run_recording(&rollout, request, (&[], keeps), |_| {});
     crate::support::scramble(&mut parts.state.weights.current, 77);
 
     let moved = &parts.state.weights.current;
@@ -65,12 +66,23 @@ pub fn in_context<A: Algorithm, R>(
     let reference = InferencePass::new(&sampled, parts.training_plan().clone());
     let values = parts.sampler.policy.model.spec().latent.values();
     let noise = parts.sampler.noise(Purpose::ForwardNoise, &samples, 3, values);
+    // Rows take turns with the teachers, if there are some.
+    let teachers = &parts.state.weights.teachers;
+    let taught = teachers.iter().enumerate().map(|(teacher, weights)| Taught {
+        teacher,
+        pass: InferencePass::new(weights, parts.training_plan().clone()),
+        rows: (0..4).map(|row| row % teachers.len() == teacher).collect(),
+    });
+    let fake = parts.state.fake_score.as_ref();
+    let fake = fake.map(|network| InferencePass::new(&network.weights, parts.training_plan().clone()));
     let mut context = LossContext {
         pass: &pass,
         current: &current,
         sampling: &reference,
         reference: Some(&reference),
         old: Some(&reference),
+        fake: fake.as_ref(),
+        teachers: taught.collect(),
         policy: &parts.sampler.policy,
         kernels: &*parts.training_plan().kernels,
         device: &parts.sampler.device,
@@ -109,6 +121,7 @@ fn loss_at<A: Algorithm>(
                 let record = &context.batch.records[index];
                 (host(&record.x), record.step.sigma)
             }
+            Position::Step { .. } => unreachable!("no loss of these tests is taken there"),
             Position::Time { sigma, .. } => {
                 let noise = host(context.noise.as_ref().expect("it was drawn"));
                 let mix = |(clean, noise): (&f64, &f64)| (1.0 - sigma) * clean + sigma * noise;

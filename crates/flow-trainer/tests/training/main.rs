@@ -3,6 +3,8 @@
 mod accelerators;
 mod exploration;
 mod branching;
+mod distillation;
+mod fake_score;
 mod frozen;
 mod group_losses;
 mod guards;

@@ -10,7 +10,7 @@ use flow_core::{AttentionShape, Backends, Init, ModelSpec, ParamLayout, RegionKi
 use flow_kernels::CpuKernels;
 use flow_validate::{
     Capabilities, Companion, Companions, Load, Machine, MemoryEstimate, MemoryTable, Operations, Phase,
-    Question, Stored, Trained, Trainer, errors, explain, gib, validate,
+    Question, Stored, Teachers, Trained, Trainer, errors, explain, gib, validate,
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -14,7 +14,10 @@ fn the_estimate_is_the_documented_sum_and_is_refused_above_the_memory_only() {
             rows: 8,
             images: 8,
             records: 4,
+            states: 0,
             copies: 1,
+            networks: 0,
+            teachers: Teachers::default(),
             recomputed_every: None,
             stored: Stored {
                 trained: 4,

@@ -246,6 +246,15 @@ impl Described<'_> {
             },
             training_calls: updates,
             reference_calls: algorithm.reference().map_or(0, |_| updates),
+        let turns = algorithm.fake_score().map_or(0, |network| network.updates);
+        // A reference, and the teacher of a micro-batch's rows.
+        let frozen =
+            usize::from(algorithm.reference().is_some()) + usize::from(!algorithm.teachers().is_empty());
+        let work = Work {
+            rows: geometry.micro_batch_size() * branches,
+            sampling_calls: geometry.micro_batches() * steps,
+            training_calls: updates * (1 + turns),
+            reference_calls: updates * (frozen + usize::from(turns > 0)),
         };
         let operations = Operations::of(self.layout, self.spec, self.trained, self.text_tokens);
         let load = Load {
