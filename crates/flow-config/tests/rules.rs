@@ -419,12 +419,6 @@ fn each_rule_is_reported_at_the_key_to_mend() {
             Error,
         ),
         (
-            "[model]\npath = \"folder\"\nautoencoder = \"vae\"",
-            "rule::unused",
-            "model.autoencoder",
-            Warning,
-        ),
-        (
             "[model]\nadapter = \"a.safetensors\"\nfinetune = \"full\"",
             "rule::adapter",
             "model.adapter",

@@ -29,7 +29,7 @@ fn file(path: &str, content: &[u8]) -> RemoteFile {
 
 /// A zip of entries, deflated or stored.
 fn zip(entries: &[(&str, &[u8], bool)]) -> Vec<u8> {
-    let (mut bytes, mut directory) = (Vec::new(), Vec::new());
+    let (mut bytes, mut directory): (Vec<u8>, Vec<u8>) = (Vec::new(), Vec::new());
     for (name, content, is_deflated) in entries {
         let packed = match is_deflated {
             true => {
@@ -42,7 +42,7 @@ fn zip(entries: &[(&str, &[u8], bool)]) -> Vec<u8> {
         let local = bytes.len() as u32;
         let method = [if *is_deflated { 8u8 } else { 0 }, 0];
         // Version, flags, method, time, date, checksum (which is not read), sizes, lengths of name and extra field.
-        let mut common = vec![20, 0, 0, 0];
+        let mut common: Vec<u8> = vec![20, 0, 0, 0];
         common.extend(method);
         common.extend([0; 8]);
         common.extend((packed.len() as u32).to_le_bytes());

@@ -118,6 +118,7 @@ const NOT_TEXT: &[&str] = &[
     "ckpt",
     "xz",
     "onnx",
+    "ttf",
     "pth",
     "pt",
 ];

@@ -119,7 +119,7 @@ fn place() -> Place {
     let inner = [WIDTH; 2];
     let (first, last) = ((0, [3, WIDTH], true), (14, [WIDTH, LATENT], true));
     let steps = [(2, inner, false), (6, inner, false), (10, inner, false)];
-    let encoder = [&[first], &steps[..], &[last]].concat();
+    let encoder = [&[first][..], &steps[..], &[last][..]].concat();
     half(
         &place,
         "small_encoder.safetensors",
@@ -128,7 +128,7 @@ fn place() -> Place {
     );
     let (first, last) = ((1, [LATENT, WIDTH], true), (19, [WIDTH, 3], true));
     let steps = [(7, inner, false), (12, inner, false), (17, inner, false)];
-    let decoder = [&[first], &steps[..], &[last]].concat();
+    let decoder = [&[first][..], &steps[..], &[last][..]].concat();
     half(
         &place,
         "small_decoder.safetensors",
