@@ -35,7 +35,7 @@ use crate::phase::Phase;
 use flow_checkpoint::Policy;
 use flow_config::{
     Branching, Catalog, Config, Diagnostic, DistillationFacts, Dynamics, Finetune, GradientStorage,
-    MomentStorage, Shard,     TextConfig, WeightStorage, Window,
+    MomentStorage, Shard, TextConfig, WeightStorage, Window,
 };
 use flow_core::{ModelSpec, ParamKind, ParamLayout, ParamSpec, Rows};
 use std::collections::BTreeMap;

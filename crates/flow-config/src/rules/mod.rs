@@ -1,8 +1,8 @@
 //! Rules on several keys at once, which the JSON schema cannot say.
 
 mod algorithm;
-mod exploration;
 mod branching;
+mod exploration;
 mod model;
 mod path;
 mod precision;

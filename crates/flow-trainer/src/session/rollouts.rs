@@ -122,8 +122,14 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         let members: Vec<usize> = range.map(|sample| geometry.slot(sample).1).collect();
         let noise_ids = branches.noise_ids(steps.len(), &ids, &members);
         let of_size = |_: usize| steps.clone();
-        let mut sampled =
-            self.sample_candidates(rollout, drawn, (&candidates, &noise_ids), of_size, traced, on_step);
+        let mut sampled = self.sample_candidates(
+            rollout,
+            drawn,
+            (&candidates, &noise_ids),
+            of_size,
+            traced,
+            on_step,
+        );
         let whole = schedule.steps_random_at(branches.window());
         sampled.trajectories.trained = branches.window().iter().map(|step| whole[*step]).collect();
         sampled

@@ -48,7 +48,9 @@ impl Visit for CheckTree {
                 steps: &steps,
             };
             let keeps = |step: &StepCoefficients| step.log_prob.is_some();
-            parts.sampler.run_recording(&rollout, request, (ids, keeps), |_| {})
+            parts
+                .sampler
+                .run_recording(&rollout, request, (ids, keeps), |_| {})
         };
         let ids: Vec<Vec<u64>> = ids.iter().map(|ids| ids.to_vec()).collect();
         let samples = [10, 11, 12, 13];

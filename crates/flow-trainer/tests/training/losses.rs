@@ -50,7 +50,9 @@ pub fn in_context<A: Algorithm, R>(
         steps: &steps,
     };
     let keeps = |step: &StepCoefficients| parts.algorithm.keeps_step(step);
-    let batch = parts.sampler.run_recording(&rollout, request, (&[], keeps), |_| {});
+    let batch = parts
+        .sampler
+        .run_recording(&rollout, request, (&[], keeps), |_| {});
     crate::support::scramble(&mut parts.state.weights.current, 77);
 
     let moved = &parts.state.weights.current;

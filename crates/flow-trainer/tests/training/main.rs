@@ -1,9 +1,9 @@
 //! Losses, optimizer, audit, resume and guards of the training loop, on a model small enough to run in moments.
 
 mod accelerators;
-mod exploration;
 mod branching;
 mod distillation;
+mod exploration;
 mod fake_score;
 mod frozen;
 mod group_losses;
