@@ -238,21 +238,16 @@ impl Described<'_> {
             true => geometry.candidate_micro_batches() * exploration.steps.unwrap_or(steps),
             false => 0,
         };
-        let work = Work {
-            rows: geometry.micro_batch_size() * branches,
-            sampling_calls: match samples {
-                true => geometry.micro_batches() * steps + exploring_calls,
-                false => 0,
-            },
-            training_calls: updates,
-            reference_calls: algorithm.reference().map_or(0, |_| updates),
         let turns = algorithm.fake_score().map_or(0, |network| network.updates);
         // A reference, and the teacher of a micro-batch's rows.
         let frozen =
             usize::from(algorithm.reference().is_some()) + usize::from(!algorithm.teachers().is_empty());
         let work = Work {
             rows: geometry.micro_batch_size() * branches,
-            sampling_calls: geometry.micro_batches() * steps,
+            sampling_calls: match samples {
+                true => geometry.micro_batches() * steps + exploring_calls,
+                false => 0,
+            },
             training_calls: updates * (1 + turns),
             reference_calls: updates * (frozen + usize::from(turns > 0)),
         };
