@@ -1,5 +1,7 @@
 //! Rules on several keys: each is broken once, and held once where it is easily broken by mistake.
 
+mod rollouts;
+
 use flow_config::Severity;
 use test_catalog::parse_named;
 
@@ -37,36 +39,6 @@ fn each_rule_is_reported_at_the_key_to_mend() {
         ("[run]\nname = \"~\"", "rule::run-name", "run.name", Error),
         ("[run]\nname = \"a:b\"", "rule::run-name", "run.name", Error),
         ("[run]\nname = \"a\\tb\"", "rule::run-name", "run.name", Error),
-        (
-            "[exploration]\ncandidates = 16",
-            "rule::exploration",
-            "exploration.candidates",
-            Error,
-        ),
-        (
-            "[exploration]\ncandidates = 17",
-            "rule::exploration",
-            "exploration.candidates",
-            Error,
-        ),
-        (
-            "[sampling]\ninitial_noise = \"per_group\"\n[exploration]\ncandidates = 32",
-            "rule::exploration",
-            "exploration.dynamics",
-            Error,
-        ),
-        (
-            "[exploration]\ncandidates = 32\nsteps = 4\ndynamics = \"same\"",
-            "rule::exploration",
-            "exploration.steps",
-            Error,
-        ),
-        (
-            "[exploration]\nsteps = 4",
-            "rule::unused",
-            "exploration.steps",
-            Warning,
-        ),
         (
             "[evaluation]\nprompts = 100\n[evaluation.grid]\nrows = 100\nscale = 64",
             "rule::grid",
@@ -302,84 +274,6 @@ fn each_rule_is_reported_at_the_key_to_mend() {
             "[sampling]\ngroup_size = 1\nmicro_batch = 8",
             "rule::group-size",
             "sampling.group_size",
-            Error,
-        ),
-        (
-            "[sampling]\ngroup_size = 24\nmicro_batch = 8\n[sampling.branching]\nkind = \"one-step\"\n[scheduler.window]\nkind = \"contiguous\"\nsize = 3",
-            "rule::branching",
-            "sampling.branching.kind",
-            Error,
-        ),
-        (
-            "[algorithm]\nkind = \"nft\"\n[sampling]\ninitial_noise = \"per_group\"\ngroup_size = 24\nmicro_batch = 8\n[sampling.branching]\nkind = \"one-step\"\n[scheduler.window]\nkind = \"contiguous\"\nsize = 3",
-            "rule::branching",
-            "sampling.branching.kind",
-            Error,
-        ),
-        (
-            "[sampling]\ninitial_noise = \"per_group\"\ngroup_size = 16\nmicro_batch = 4\n[sampling.branching]\nkind = \"one-step\"\n[scheduler.window]\nkind = \"contiguous\"\nsize = 3",
-            "rule::branching",
-            "sampling.group_size",
-            Error,
-        ),
-        (
-            "[sampling]\ninitial_noise = \"per_group\"\ngroup_size = 3\nmicro_batch = 1\n[sampling.branching]\nkind = \"one-step\"\n[scheduler.window]\nkind = \"contiguous\"\nsize = 3",
-            "rule::branching",
-            "sampling.group_size",
-            Error,
-        ),
-        (
-            "[sampling]\ninitial_noise = \"per_group\"\ngroup_size = 24\nmicro_batch = 16\n[sampling.branching]\nkind = \"one-step\"\n[scheduler.window]\nkind = \"contiguous\"\nsize = 3",
-            "rule::branching",
-            "sampling.micro_batch",
-            Error,
-        ),
-        (
-            "[sampling]\ninitial_noise = \"per_group\"\ngroup_size = 16\n[sampling.branching]\nkind = \"tree\"\nsplits = [2, 0, 4, 6]",
-            "rule::branching",
-            "sampling.branching.splits",
-            Error,
-        ),
-        (
-            "[sampling]\ninitial_noise = \"per_group\"\ngroup_size = 8\n[sampling.branching]\nkind = \"tree\"\nsplits = [0, 2, 4, 6]",
-            "rule::branching",
-            "sampling.branching.splits",
-            Error,
-        ),
-        (
-            "[sampling]\ninitial_noise = \"per_group\"\ngroup_size = 16\n[sampling.branching]\nkind = \"tree\"\nsplits = [0, 2, 4, 9]",
-            "rule::branching",
-            "sampling.branching.splits",
-            Error,
-        ),
-        (
-            "[sampling]\ninitial_noise = \"per_group\"\ngroup_size = 16\n[sampling.branching]\nkind = \"tree\"\nsplits = [1, 2, 4, 6]",
-            "rule::branching",
-            "sampling.branching.splits",
-            Error,
-        ),
-        (
-            "[sampling]\ninitial_noise = \"per_group\"\ngroup_size = 16\n[sampling.branching]\nkind = \"tree\"\nsplits = [0, 2, 4, 6]\nleaves = \"extremes\"\nextremes = 9",
-            "rule::branching",
-            "sampling.branching.extremes",
-            Error,
-        ),
-        (
-            "[sampling]\ninitial_noise = \"per_group\"\ngroup_size = 16\n[sampling.branching]\nkind = \"tree\"\nsplits = [0, 2, 4, 6]\nuntrained_steps = [0, 1, 2, 3, 4, 5, 6, 7, 8]",
-            "rule::branching",
-            "sampling.branching.untrained_steps",
-            Error,
-        ),
-        (
-            "[sampling]\ninitial_noise = \"per_group\"\ngroup_size = 16\n[sampling.branching]\nkind = \"tree\"\nsplits = [0, 2, 4, 6]\nuntrained_steps = [4]\nuntrained_hold = 5\nuntrained_least = 5",
-            "rule::branching",
-            "sampling.branching.untrained_least",
-            Error,
-        ),
-        (
-            "[sampling]\ninitial_noise = \"per_group\"\ngroup_size = 16\n[sampling.branching]\nkind = \"tree\"\nsplits = [0, 2, 4, 6]\n[scheduler.window]\nkind = \"contiguous\"\nsize = 3",
-            "rule::branching",
-            "scheduler.window.kind",
             Error,
         ),
         (
