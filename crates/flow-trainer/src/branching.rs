@@ -100,7 +100,7 @@ impl<'a> Branches<'a> {
                 let is_trained = |step: &usize| tree.as_ref().is_none_or(|tree| tree.is_trained(*step));
                 positions.retain(|position| match position {
                     Position::Recorded(index) => self.window.get(*index).is_none_or(is_trained),
-                    Position::Time { .. } => true,
+                    Position::Time { .. } | Position::EachRow { .. } | Position::Step { .. } => true,
                 });
             }
         }

@@ -36,7 +36,7 @@ impl MicroBatch<'_> {
     pub(super) fn advantages_at(&self, position: Position, bound: f32) -> Vec<f32> {
         let credits = match position {
             Position::Recorded(record) => self.credits.get(record),
-            Position::Time { .. } => None,
+            Position::Time { .. } | Position::EachRow { .. } | Position::Step { .. } => None,
         };
         let clamped = |value: &f32| value.clamp(-bound, bound);
         match credits {

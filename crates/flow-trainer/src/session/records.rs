@@ -38,7 +38,7 @@ impl<A: Algorithm> Session<A> {
 
         let images = groups.len();
         let advantages = vec![0.0; images];
-        let outcome = self.parts.update(&batches, &advantages, &groups, observer)?;
+        let outcome = self.parts.update(&batches, (&advantages, &[]), &groups, observer)?;
         self.parts.follow();
         let activity = self.activity(observer)?;
         self.name_kernels()?;
@@ -49,7 +49,7 @@ impl<A: Algorithm> Session<A> {
 
         self.parts.state.iteration += 1;
         self.tally.add(images, None, &self.parts.state);
-        self.record_iteration(None, &outcome, &activity, None, None)?;
+        self.record_iteration(None, &outcome, &activity, None, None, None)?;
         self.record_timing(&[("acquire_s", acquire_s), ("update_s", update_s)])?;
         self.record_throughput(images, acquire_s + update_s)?;
         Ok(IterationSummary {
@@ -125,6 +125,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             conditions: self
                 .conditioner
                 .conditions(read.iter().map(|(_, caption)| caption)),
+            trained: Vec::new(),
             records: Vec::new(),
             clean: self.sampler.device.plain(values, &[samples.len(), wanted]),
             size: 0,
