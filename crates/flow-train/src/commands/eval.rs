@@ -7,7 +7,7 @@ use crate::interrupt::Interrupt;
 use crate::{progress, terminal};
 use flow_exchange::Alone;
 use flow_trainer::session::Subject;
-use flow_trainer::setup::{self, ScoredPrompts};
+use flow_trainer::setup::{self, BuiltRewards, ScoredPrompts};
 
 /// Measures and prints one row per prompt, and the mean of each reward with its 95 % interval.
 pub fn run(arguments: &EvalArguments, quiet: bool) -> Result<(), Failure> {
@@ -22,8 +22,14 @@ pub fn run(arguments: &EvalArguments, quiet: bool) -> Result<(), Failure> {
             dataset: &*common.dataset,
             prompts: &common.evaluation.prompts,
         };
-        let rewards =
-            setup::rewards(config.effective_eval_rewards(), environment, scored, 1).or_bad_input()?;
+        let rewards = setup::rewards(
+            config.effective_eval_rewards(),
+            environment,
+            scored,
+            1,
+            &mut BuiltRewards::default(),
+        )
+        .or_bad_input()?;
         let mut observer = progress::observer(1, 1, quiet, Interrupt::default());
         let settings = &common.evaluation;
         let subject = Subject {

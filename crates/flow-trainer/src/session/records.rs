@@ -38,7 +38,9 @@ impl<A: Algorithm> Session<A> {
 
         let images = groups.len();
         let advantages = vec![0.0; images];
-        let outcome = self.parts.update(&batches, (&advantages, &[]), &groups, observer)?;
+        let outcome = self
+            .parts
+            .update(&batches, (&advantages, &[]), &groups, observer)?;
         self.parts.follow();
         let activity = self.activity(observer)?;
         self.name_kernels()?;

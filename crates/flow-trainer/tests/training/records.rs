@@ -157,6 +157,8 @@ impl Visit for CheckLoss {
                 sampling: context.sampling,
                 reference: context.reference,
                 old: context.old,
+                fake: None,
+                teachers: Vec::new(),
                 policy: context.policy,
                 kernels: context.kernels,
                 device: context.device,
