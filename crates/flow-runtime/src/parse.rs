@@ -170,9 +170,15 @@ fn unknown(key: &str, json: &Json) -> Finding {
     }
     let mut allowed: Vec<String> = OPTIONS.iter().map(|spec| spec.path.to_owned()).collect();
     allowed.sort();
+    let nearest = nearest(key, OPTIONS.iter().map(|spec| spec.path));
+    let help = match nearest {
+        Some(_) => "",
+        None => "Name one of those that are allowed, or remove it.",
+    };
     Finding {
-        nearest: nearest(key, OPTIONS.iter().map(|spec| spec.path)),
+        nearest,
         allowed,
+        help: help.to_owned(),
         ..Finding::new(
             Severity::Error,
             codes::UNKNOWN_OPTION,

@@ -300,7 +300,9 @@ impl MemoryEstimate {
             parts.push(("teachers", self.teachers));
         }
         parts.push(("autoencoder", self.autoencoder));
-        parts.push(("rewards", self.rewards));
+        if self.rewards > 0.0 {
+            parts.push(("rewards", self.rewards));
+        }
         match phase {
             Phase::Loading => {}
             Phase::Encoding => parts.push(("the largest text encoder", self.encoder)),

@@ -401,6 +401,7 @@ initial_noise = "per_group"
 [sampling.branching]
 kind = "one-step"
 [algorithm]
+kind = "grpo"
 step_weights = "noise"
 "#,
     r#"
