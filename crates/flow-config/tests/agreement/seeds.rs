@@ -490,6 +490,8 @@ train_timesteps = { count = 2, strategy = "uniform", shift = 2, range = [0.1, 0.
 group_size = 1
 prompts_per_step = 8
 micro_batch = 8
+[sampling.branching]
+kind = "none"
 "#,
     r#"
 config_version = 1
