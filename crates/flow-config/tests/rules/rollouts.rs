@@ -21,7 +21,7 @@ fn each_rule_on_exploration_and_branches_is_reported_at_the_key_to_mend() {
         (
             "[sampling]\ninitial_noise = \"per_group\"\n[exploration]\ncandidates = 32",
             "rule::exploration",
-            "exploration.dynamics",
+            "sampling.initial_noise",
             Error,
         ),
         (

@@ -17,8 +17,8 @@ const FONTS: [&[u8]; 6] = [
 
 /// Height of a line as a share of the picture's, before it is made to fit the width.
 const LINES: [f32; 2] = [0.65, 0.95];
-/// What stays free at either end of a word: this share of the width, or that of the line, which no letter hangs over (the `j` of DejaVu
-/// does by 0.05).
+/// What stays free at either end of a word: this share of the width, or a pixel more than that of the line, which no letter hangs over
+/// (the `j` of DejaVu does by 0.05).
 const MARGIN: f32 = 0.03;
 const OVERHANG: f32 = 0.06;
 
@@ -51,7 +51,7 @@ impl Typesetter {
             let of_letter = |letter| scaled.h_advance(scaled.glyph_id(letter));
             word.chars().map(of_letter).sum()
         };
-        let margin = (width * MARGIN).max(wanted * OVERHANG);
+        let margin = (width * MARGIN).max(1.0 + wanted * OVERHANG);
         let room = width - 2.0 * margin;
         let line = wanted * (room / advance(wanted)).min(1.0);
         let scaled = font.as_scaled(PxScale::from(line));
