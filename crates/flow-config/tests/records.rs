@@ -66,13 +66,13 @@ fn what_rollouts_alone_have_is_refused_or_named_as_not_read() {
         .is_empty()
     );
     let idle = found(&format!(
-        "{SFT}{rest}[advantage]\nglobal_std = false\n[watch]\nevery = 5\n"
+        "{SFT}{rest}[advantage]\naggregation = \"sum\"\n[watch]\nevery = 5\n"
     ));
     assert!(
         idle.len() == 2 && idle.iter().all(|(code, _)| *code == "rule::unused"),
         "{idle:?}"
     );
-    assert!(idle[0].1.contains("`advantage.global_std`"), "{idle:?}");
+    assert!(idle[0].1.contains("`advantage.aggregation`"), "{idle:?}");
 }
 
 #[test]
