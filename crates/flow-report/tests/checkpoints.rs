@@ -186,7 +186,7 @@ fn a_file_in_the_place_of_the_directory_is_told_and_left_alone() {
         .unwrap_err()
         .to_string();
     assert!(
-        text.contains("checkpoints") && text.contains("a file stands where a directory is needed"),
+        text.contains("checkpoints") && text.contains("is a file where a directory is needed"),
         "{text}"
     );
     assert_eq!(fs::read_to_string(&place).unwrap(), "precious");

@@ -206,7 +206,7 @@ fn a_runs_directory_that_cannot_be_made_says_what_stands_in_the_way() {
         .unwrap_err()
         .to_string();
     assert!(
-        text.contains("a file stands where a directory is needed"),
+        text.contains("is a file where a directory is needed"),
         "{text}"
     );
 }
