@@ -134,10 +134,9 @@ struct Stage<C> {
 impl<C: RuntimeConfig + Serialize + DeserializeOwned> Stage<C> {
     /// Looks whether it is early enough.
     fn prepare(options: &RuntimeOptions, runtime: Runtime) -> Result<Self, ApplyError> {
-        let is_given = options.iter().any(|(spec, _)| spec.runtime() == runtime);
         // Looks without `get`, which would initialise what it looks at.
         let is_set = C::storage().lock().is_some();
-        if is_set && is_given {
+        if is_set && is_given(options, runtime) {
             return Err(too_late(options, runtime));
         }
         let config = (!is_set).then(|| overlay(options, runtime)).transpose()?;
@@ -151,13 +150,15 @@ impl<C: RuntimeConfig + Serialize + DeserializeOwned> Stage<C> {
         source: &impl Fn(&str) -> String,
     ) -> Result<Vec<Applied>, ApplyError> {
         let Self { runtime, config } = self;
-        let not_given = match &config {
-            Some(_) => Applied::DEFAULT,
-            None => Applied::FOUND,
-        };
-        if config.is_some_and(|config| !C::try_set(config)) {
+        let is_set_here = config.is_some_and(|config| C::try_set(config));
+        if !is_set_here && is_given(options, runtime) {
             return Err(too_late(options, runtime));
         }
+        // Another thread may have been quicker; where nothing was asked for, what it has stays.
+        let not_given = match is_set_here {
+            true => Applied::DEFAULT,
+            false => Applied::FOUND,
+        };
         let json = |config: &C| {
             serde_json::to_value(config).map_err(|problem| OverlayError::Refused {
                 runtime,
@@ -187,6 +188,11 @@ impl<C: RuntimeConfig + Serialize + DeserializeOwned> Stage<C> {
             });
         Ok(records.collect())
     }
+}
+
+/// Whether there is an option of a runtime.
+fn is_given(options: &RuntimeOptions, runtime: Runtime) -> bool {
+    options.iter().any(|(spec, _)| spec.runtime() == runtime)
 }
 
 fn too_late(options: &RuntimeOptions, runtime: Runtime) -> ApplyError {
