@@ -205,10 +205,7 @@ fn a_runs_directory_that_cannot_be_made_says_what_stands_in_the_way() {
     let text = RunDirectory::open(&file.join("below"), "a", OnExists::Error)
         .unwrap_err()
         .to_string();
-    assert!(
-        text.contains("is a file where a directory is needed"),
-        "{text}"
-    );
+    assert!(text.contains("is a file where a directory is needed"), "{text}");
 }
 
 #[test]
