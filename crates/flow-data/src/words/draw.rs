@@ -17,10 +17,8 @@ const FONTS: [&[u8]; 6] = [
 
 /// Height of a line as a share of the picture's, before it is made to fit the width.
 const LINES: [f32; 2] = [0.65, 0.95];
-/// What stays free at either end of a word: this share of the width, or a pixel more than that of the line, which no letter hangs over
-/// (the `j` of DejaVu does by 0.05).
+/// What stays free at either end of a word: this share of the width.
 const MARGIN: f32 = 0.03;
-const OVERHANG: f32 = 0.06;
 
 /// The fonts, read.
 #[derive(Debug, Clone)]
@@ -46,16 +44,13 @@ impl Typesetter {
         let font = &self.fonts[draws.below(self.fonts.len() as u64) as usize];
         let (width, height) = (shape.width as f32, shape.height as f32);
         let wanted = height * draws.uniform_in(LINES[0], LINES[1]);
-        let advance = |line: f32| -> f32 {
-            let scaled = font.as_scaled(PxScale::from(line));
-            let of_letter = |letter| scaled.h_advance(scaled.glyph_id(letter));
-            word.chars().map(of_letter).sum()
-        };
-        let margin = (width * MARGIN).max(1.0 + wanted * OVERHANG);
+        let margin = (width * MARGIN).max(1.0);
         let room = width - 2.0 * margin;
-        let line = wanted * (room / advance(wanted)).min(1.0);
+        let [left, right] = ends(font, word, wanted);
+        let line = wanted * (room / (right - left)).min(1.0);
+        let [left, right] = ends(font, word, line);
         let scaled = font.as_scaled(PxScale::from(line));
-        let mut x = margin + (room - advance(line)).max(0.0) * draws.uniform_in(0.0, 1.0);
+        let mut x = margin - left + (room - (right - left)).max(0.0) * draws.uniform_in(0.0, 1.0);
         let y = (height - scaled.height()).max(0.0) * draws.uniform_in(0.0, 1.0) + scaled.ascent();
         let mut ink_hw = vec![0.0f32; shape.height * shape.width];
         for letter in word.chars() {
@@ -76,5 +71,26 @@ impl Typesetter {
         let paper = |ink: &f32| 1.0 - 2.0 * ink.clamp(0.0, 1.0);
         let plane: Vec<f32> = ink_hw.iter().map(paper).collect();
         Image::new(shape, plane.repeat(shape.channels))
+    }
+}
+
+/// Where the ink of `word` begins and ends in lines of a height, in pixels from where its first letter is set: letters hang over the places
+/// that they take.
+fn ends(font: &FontRef<'_>, word: &str, line: f32) -> [f32; 2] {
+    let scaled = font.as_scaled(PxScale::from(line));
+    let (mut x, mut ends) = (0.0, [f32::INFINITY, f32::NEG_INFINITY]);
+    for letter in word.chars() {
+        let glyph = scaled.glyph_id(letter);
+        if let Some(outline) = font.outline(glyph) {
+            let factor = scaled.h_scale_factor();
+            ends[0] = ends[0].min(x + outline.bounds.min.x * factor);
+            ends[1] = ends[1].max(x + outline.bounds.max.x * factor);
+        }
+        x += scaled.h_advance(glyph);
+    }
+    match ends[0] <= ends[1] {
+        true => ends,
+        // Nothing is drawn.
+        false => [0.0, x],
     }
 }
