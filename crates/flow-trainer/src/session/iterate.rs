@@ -16,6 +16,9 @@ use flow_report::Stopwatch;
 use flow_rewards::Ticket;
 use std::collections::{BTreeMap, BTreeSet};
 
+/// Values of all samples of an iteration, in order, for each of several things.
+type Columns = Vec<Vec<f32>>;
+
 impl<A: Algorithm> Session<A> {
     /// Runs the next iteration and writes its metrics.
     pub(super) fn iterate(&mut self, observer: &mut dyn Observer) -> Result<IterationSummary, TrainError> {
@@ -130,7 +133,7 @@ impl<A: Algorithm> Session<A> {
         tickets: Vec<Ticket>,
         batches: &BTreeMap<usize, Trajectories>,
         observer: &mut dyn Observer,
-    ) -> Result<(Vec<Vec<f32>>, Vec<Vec<f32>>), TrainError> {
+    ) -> Result<(Columns, Columns), TrainError> {
         let rewards = self.parts.rewards.1.len();
         let mut columns = self.parts.scored(tickets, observer)?;
         let branches = self.parts.branches();
