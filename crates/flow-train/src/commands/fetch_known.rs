@@ -251,8 +251,8 @@ mod tests {
                 assert!(download.url.starts_with("https://"), "{}", download.url);
                 let members = download.members.iter().map(|member| &member.file);
                 let itself = download.members.is_empty().then_some(&download.file);
-                let wanted = members.chain(itself);
-                assert!(wanted.map(|file| paths.insert(&file.path)).all(|is_new| is_new));
+                let mut wanted = members.chain(itself);
+                assert!(wanted.all(|file| paths.insert(&file.path)));
             }
             assert_eq!(paths.len(), files);
         }

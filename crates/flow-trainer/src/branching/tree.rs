@@ -199,6 +199,7 @@ fn over_depth(values: &[f64]) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::f64::consts::FRAC_1_SQRT_2;
 
     fn config(splits: &[usize], children: usize) -> TreeBranching {
         TreeBranching {
@@ -248,7 +249,7 @@ mod tests {
         let config = config(&[0, 2], 2);
         let tree = tree(&config, &[0, 1, 2], 0);
         let credits = tree.credits(&[1.0, 2.0, 3.0, 4.0], silent);
-        let (inner, leaf) = (0.707_106_8, [1.161_895_0, 0.387_298_3]);
+        let (inner, leaf) = (FRAC_1_SQRT_2, [1.161_895_0, 0.387_298_3]);
         for step in [0, 1] {
             near(&credits[step].advantages, &[-inner, -inner, inner, inner]);
         }
@@ -285,7 +286,7 @@ mod tests {
         let credits = tree.credits(&[1.0, 2.0, 3.0, 5.0], by_record);
         near(
             &credits[1].advantages,
-            &[-0.707_106_8, -0.707_106_8, 0.707_106_8, 0.707_106_8],
+            &[-FRAC_1_SQRT_2, -FRAC_1_SQRT_2, FRAC_1_SQRT_2, FRAC_1_SQRT_2],
         );
     }
 

@@ -218,7 +218,11 @@ fn offline_dpo_compares_the_rows_of_a_pair_at_one_time() {
             let loss = mean((0..2).map(|pair| (-z(pair)).exp().ln_1p()));
             let slope = |row: usize| {
                 let of_better = BETA / 2.0 / (1.0 + z(row / 2).exp()) / 2.0;
-                if row % 2 == 0 { of_better } else { -of_better }
+                if row.is_multiple_of(2) {
+                    of_better
+                } else {
+                    -of_better
+                }
             };
             (loss, (0..4).map(slope).collect())
         },
