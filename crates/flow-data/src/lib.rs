@@ -33,6 +33,7 @@
 mod dataset;
 mod digits;
 mod error;
+mod held_out;
 mod image;
 mod images;
 mod parse;

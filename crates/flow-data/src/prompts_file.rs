@@ -2,10 +2,10 @@
 
 use crate::dataset::{Dataset, FREE_PROMPT_ID};
 use crate::error::{DataError, PromptError};
+use crate::held_out::{check_named_once, test_fraction};
 use crate::prompt::Prompt;
 use crate::prompt_list::{PROMPT_KEY, PromptList, PromptListError, TestShare};
 use crate::registry::{DatasetFactory, DatasetRegistry};
-use flow_config::codes::RULE_UNUSED;
 use flow_config::{DataFacts, Rules};
 use flow_registry::NameTaken;
 use schemars::JsonSchema;
@@ -44,10 +44,6 @@ pub struct PromptsSettings {
 
 fn prompt_key() -> String {
     PROMPT_KEY.to_owned()
-}
-
-const fn test_fraction() -> f64 {
-    0.1
 }
 
 impl PromptsSettings {
@@ -178,16 +174,8 @@ fn noted(list: &PromptList) -> Vec<String> {
 
 /// Settings of which one is not read.
 fn check(settings: &PromptsSettings, rules: &mut Rules<'_>, path: &str) {
-    let (file, count) = (format!("{path}.test_path"), format!("{path}.test_count"));
-    if settings.test_path.is_some() && settings.test_count.is_some() {
-        rules
-            .warning(
-                RULE_UNUSED,
-                &[&count, &file],
-                format!("`{file}` names the prompts of evaluation, so `{count}` is not read"),
-            )
-            .help("remove one of them");
-    }
+    let given = (settings.test_path.is_some(), settings.test_count.is_some());
+    check_named_once(given, "prompts", rules, path);
 }
 
 impl Dataset for Prompts {

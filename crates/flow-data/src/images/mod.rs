@@ -19,10 +19,10 @@ use crate::dataset::{
     check_index,
 };
 use crate::error::{DataError, PromptError};
+use crate::held_out::HeldOut;
 use crate::image::{Image, ImageShape};
 use crate::picture::{self, Picture};
 use crate::prompt::Prompt;
-use crate::prompt_list::{PromptList, TestShare};
 use crate::registry::{DatasetFactory, DatasetRegistry};
 use crate::vocabulary::Vocabulary;
 use flow_registry::NameTaken;
@@ -224,27 +224,14 @@ fn held_out(
     list: PictureList,
     settings: &ImagesSettings,
 ) -> Result<(Vec<Captioned>, Vec<Captioned>), DataError> {
-    let distinct: HashSet<&str> = list
-        .captions
-        .entries()
-        .iter()
-        .map(|it| it.text.as_str())
-        .collect();
-    let count = settings
-        .test_count
-        .unwrap_or((distinct.len() as f64 * settings.test_fraction) as usize);
-    if count == 0 {
+    let held_out = HeldOut {
+        fraction: settings.test_fraction,
+        count: settings.test_count,
+        seed: settings.seed,
+    };
+    let Some((_, tests)) = held_out.split(&list.captions, "pictures")? else {
         return Ok((list.into_captioned(), Vec::new()));
-    }
-    let split = list
-        .captions
-        .clone()
-        .split(TestShare::Count(count), settings.seed);
-    let (_, tests): (PromptList, PromptList) = split.map_err(|error| DataError::Pictures {
-        problem: format!(
-            "{error}; name pictures of evaluation with `data.test_path`, or change `data.test_fraction` or `data.test_count`"
-        ),
-    })?;
+    };
     let tests: HashSet<u32> = tests.entries().iter().map(|entry| entry.id).collect();
     Ok(list
         .into_captioned()

@@ -5,15 +5,14 @@ use super::settings::check_size;
 use super::{Images, ImagesSettings};
 use crate::dataset::{Dataset, PreferencePairs, TokenizedPrompts};
 use crate::error::{DataError, PromptError};
+use crate::held_out::{HeldOut, check_named_once, test_fraction};
 use crate::prompt::Prompt;
-use crate::prompt_list::{PROMPT_KEY, PromptList, TestShare};
+use crate::prompt_list::{PROMPT_KEY, PromptList};
 use crate::registry::{DatasetFactory, DatasetRegistry};
 use flow_config::Rules;
-use flow_config::codes::RULE_UNUSED;
 use flow_registry::NameTaken;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -83,10 +82,6 @@ fn chosen_key() -> String {
 
 fn rejected_key() -> String {
     "rejected".to_owned()
-}
-
-const fn test_fraction() -> f64 {
-    0.1
 }
 
 impl PreferencesSettings {
@@ -169,7 +164,18 @@ impl Preferences {
                 }
                 (list.prompts.clone(), Some(test))
             }
-            None => held_out(&list, settings)?,
+            None => {
+                let held_out = HeldOut {
+                    fraction: settings.test_fraction,
+                    count: settings.test_count,
+                    seed: settings.seed,
+                };
+                let split = held_out.split(&list.prompts, "prompts")?;
+                split.map_or_else(
+                    || (list.prompts.clone(), None),
+                    |(train, test)| (train, Some(test)),
+                )
+            }
         };
         let tests = test.iter().flat_map(|test| test.entries()).map(|entry| {
             // Of these the prompts alone are read.
@@ -189,40 +195,10 @@ impl Preferences {
     }
 }
 
-/// Parts off the prompts that are held out.
-fn held_out(
-    list: &PairList,
-    settings: &PreferencesSettings,
-) -> Result<(PromptList, Option<PromptList>), DataError> {
-    let texts = list.prompts.entries().iter().map(|entry| entry.text.as_str());
-    let distinct = texts.collect::<HashSet<&str>>().len();
-    let count = settings
-        .test_count
-        .unwrap_or((distinct as f64 * settings.test_fraction) as usize);
-    if count == 0 {
-        return Ok((list.prompts.clone(), None));
-    }
-    let split = list.prompts.clone().split(TestShare::Count(count), settings.seed);
-    let (train, test) = split.map_err(|error| DataError::Pictures {
-        problem: format!(
-            "{error}; name prompts of evaluation with `data.test_path`, or change `data.test_fraction` or `data.test_count`"
-        ),
-    })?;
-    Ok((train, Some(test)))
-}
-
 /// Settings of which one is not read, or is missing.
 fn check(settings: &PreferencesSettings, rules: &mut Rules<'_>, path: &str) {
-    let (file, count) = (format!("{path}.test_path"), format!("{path}.test_count"));
-    if settings.test_path.is_some() && settings.test_count.is_some() {
-        rules
-            .warning(
-                RULE_UNUSED,
-                &[&count, &file],
-                format!("`{file}` names the prompts of evaluation, so `{count}` is not read"),
-            )
-            .help("remove one of them");
-    }
+    let given = (settings.test_path.is_some(), settings.test_count.is_some());
+    check_named_once(given, "prompts", rules, path);
     check_size([settings.width, settings.height], rules, path);
 }
 

@@ -1,6 +1,7 @@
 //! Settings of `kind = "images"`, and what of them does not go together.
 
 use super::buckets::BucketSettings;
+use crate::held_out::{check_named_once, test_fraction};
 use flow_config::codes::{RULE_IMAGE_SHAPE, RULE_UNUSED};
 use flow_config::{DataFacts, ImageFacts, Rules};
 use schemars::JsonSchema;
@@ -62,10 +63,6 @@ pub struct ImagesSettings {
     pub buckets: Option<BucketSettings>,
 }
 
-const fn test_fraction() -> f64 {
-    0.1
-}
-
 impl ImagesSettings {
     /// The pictures of `path`, a tenth of the captions held out.
     pub fn new(path: impl Into<PathBuf>) -> Self {
@@ -107,16 +104,8 @@ impl ImagesSettings {
 /// Settings of which one is not read, or is missing.
 pub(super) fn check(settings: &ImagesSettings, rules: &mut Rules<'_>, path: &str) {
     let key = |name: &str| format!("{path}.{name}");
-    let (file, count) = (key("test_path"), key("test_count"));
-    if settings.test_path.is_some() && settings.test_count.is_some() {
-        rules
-            .warning(
-                RULE_UNUSED,
-                &[&count, &file],
-                format!("`{file}` names the pictures of evaluation, so `{count}` is not read"),
-            )
-            .help("remove one of them");
-    }
+    let given = (settings.test_path.is_some(), settings.test_count.is_some());
+    check_named_once(given, "pictures", rules, path);
     check_size([settings.width, settings.height], rules, path);
     if rules.config().model.path.is_some() {
         check_buckets(settings, rules, path);
