@@ -2,7 +2,7 @@
 
 use crate::connection::Connection;
 use crate::endpoint::shown;
-use crate::hash::Hasher;
+use crate::hash::{FileHash, Hasher};
 use crate::retries::{Attempts, Failure};
 use crate::{HubError, RemoteFile};
 use std::ffi::OsString;
@@ -36,19 +36,12 @@ pub(crate) fn download(
     let mut is_resumed = part.received_bytes > 0;
     loop {
         part.receive_all(connection, url, progress)?;
-        let found = std::mem::replace(&mut part.hasher, remote.hash.hasher(remote.size_bytes)).finish();
+        let found = part.take_hash();
         if found == remote.hash {
             return part.finish(target);
         }
         if !is_resumed {
-            let path = part.path.clone();
-            drop(part);
-            fs::remove_file(&path).map_err(|error| HubError::io("remove", &path, error))?;
-            return Err(HubError::Hash {
-                path: target.to_owned(),
-                expected: remote.hash,
-                found,
-            });
+            return Err(part.refuse(target, found));
         }
         // What an earlier process left may be of another revision.
         part.restart()?;
@@ -88,16 +81,9 @@ pub(crate) fn verified(content: &[u8], remote: &RemoteFile, target: &Path) -> Re
     let mut part = Part::open(target, remote)?;
     part.restart()?;
     part.hasher.update(content);
-    let found = std::mem::replace(&mut part.hasher, remote.hash.hasher(remote.size_bytes)).finish();
+    let found = part.take_hash();
     if found != remote.hash {
-        let path = part.path.clone();
-        drop(part);
-        fs::remove_file(&path).map_err(|error| HubError::io("remove", &path, error))?;
-        return Err(HubError::Hash {
-            path: target.to_owned(),
-            expected: remote.hash,
-            found,
-        });
+        return Err(part.refuse(target, found));
     }
     part.file
         .write_all(content)
@@ -167,6 +153,28 @@ impl<'a> Part<'a> {
         self.received_bytes = 0;
         self.hasher = self.remote.hash.hasher(self.remote.size_bytes);
         Ok(())
+    }
+
+    /// The hash of what was received; the next one begins anew.
+    fn take_hash(&mut self) -> FileHash {
+        let next = self.remote.hash.hasher(self.remote.size_bytes);
+        std::mem::replace(&mut self.hasher, next).finish()
+    }
+
+    /// Removes what is not the content of `target`, which is wanted, but has the hash `found`.
+    fn refuse(self, target: &Path, found: FileHash) -> HubError {
+        let Self {
+            file, path, remote, ..
+        } = self;
+        drop(file);
+        match fs::remove_file(&path) {
+            Err(error) => HubError::io("remove", &path, error),
+            Ok(()) => HubError::Hash {
+                path: target.to_owned(),
+                expected: remote.hash,
+                found,
+            },
+        }
     }
 
     /// Receives what is missing, with as many requests as that takes.
