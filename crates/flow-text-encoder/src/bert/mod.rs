@@ -7,13 +7,13 @@ mod config;
 
 pub use config::BertConfig;
 
-use crate::blip::Attention;
+use crate::blip::{Attention, FeedForward};
 use crate::encoder::check_ids;
-use crate::parts::{LayerNorm, declared, linear, table};
+use crate::parts::{LayerNorm, declared, table};
 use crate::weights::Role;
 use crate::{EncoderError, TextEncoder, Tokens, config as json};
 use burn::tensor::{Int, Tensor, TensorData};
-use flow_core::exec::{Block, Exec, Linear, RegionKind};
+use flow_core::exec::{Block, Exec, RegionKind};
 use flow_core::ops::attention::Mask;
 use flow_core::params::LayoutBuilder;
 use flow_core::tensors::plain;
@@ -173,9 +173,7 @@ impl TextEncoder for BertText {
 #[derive(Debug)]
 struct BertBlock {
     attention: Attention,
-    up: Linear,
-    down: Linear,
-    norm: LayerNorm,
+    feed_forward: FeedForward,
     heads: usize,
     epsilon: f32,
 }
@@ -184,13 +182,9 @@ impl BertBlock {
     fn new(mut parts: LayoutBuilder<'_>, config: &BertConfig) -> Self {
         let (width, inner) = (config.width, config.inner);
         let attention = Attention::new(parts.under("attention"), width, width);
-        let up = linear(&mut parts, "intermediate.dense", width, inner);
-        let mut output = parts.under("output");
         Self {
             attention,
-            up,
-            down: linear(&mut output, "dense", inner, width),
-            norm: LayerNorm::new(&mut output, "LayerNorm", width),
+            feed_forward: FeedForward::new(&mut parts, width, inner),
             heads: config.heads,
             epsilon: config.epsilon,
         }
@@ -214,9 +208,7 @@ impl BertCall {
 
     fn feed_forward(self: &Arc<Self>, exec: &Exec<'_>, x_bsd: Tensor<3>) -> Tensor<3> {
         let block = &*self.block;
-        let inner = burn::tensor::activation::gelu(exec.linear(&block.up, x_bsd.clone()));
-        let x_bsd = x_bsd + exec.linear(&block.down, inner);
-        block.norm.forward(exec, x_bsd, block.epsilon)
+        block.feed_forward.forward(exec, x_bsd, block.epsilon)
     }
 }
 

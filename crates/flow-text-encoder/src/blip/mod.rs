@@ -6,7 +6,7 @@
 mod text;
 mod vision;
 
-pub(crate) use text::Attention;
+pub(crate) use text::{Attention, FeedForward};
 pub use text::{BlipText, BlipTextConfig};
 pub use vision::{BlipVision, BlipVisionConfig};
 

@@ -208,14 +208,39 @@ impl Attention {
     }
 }
 
+/// Two linear layers with GELU between, what they read, and the norm of the sum.
+#[derive(Debug)]
+pub(crate) struct FeedForward {
+    up: Linear,
+    down: Linear,
+    norm: LayerNorm,
+}
+
+impl FeedForward {
+    /// Of `width` channels, `inner` between the layers; `parts` are those of a block.
+    pub fn new(parts: &mut LayoutBuilder<'_>, width: usize, inner: usize) -> Self {
+        let up = linear(parts, "intermediate.dense", width, inner);
+        let mut output = parts.under("output");
+        Self {
+            up,
+            down: linear(&mut output, "dense", inner, width),
+            norm: LayerNorm::new(&mut output, "LayerNorm", width),
+        }
+    }
+
+    pub fn forward(&self, exec: &Exec<'_>, x_bsd: Tensor<3>, epsilon: f32) -> Tensor<3> {
+        let inner = burn::tensor::activation::gelu(exec.linear(&self.up, x_bsd.clone()));
+        let x_bsd = x_bsd + exec.linear(&self.down, inner);
+        self.norm.forward(exec, x_bsd, epsilon)
+    }
+}
+
 /// Attention to the prompt, attention to the image, and a feed-forward part.
 #[derive(Debug)]
 struct TextBlock {
     own: Attention,
     images: Attention,
-    up: Linear,
-    down: Linear,
-    norm: LayerNorm,
+    feed_forward: FeedForward,
     heads: usize,
     epsilon: f32,
 }
@@ -225,14 +250,10 @@ impl TextBlock {
         let (width, inner) = (config.width, config.inner);
         let own = Attention::new(parts.under("attention"), width, width);
         let images = Attention::new(parts.under("crossattention"), width, config.image_width);
-        let up = linear(&mut parts, "intermediate.dense", width, inner);
-        let mut output = parts.under("output");
         Self {
             own,
             images,
-            up,
-            down: linear(&mut output, "dense", inner, width),
-            norm: LayerNorm::new(&mut output, "LayerNorm", width),
+            feed_forward: FeedForward::new(&mut parts, width, inner),
             heads: config.heads,
             epsilon: config.epsilon,
         }
@@ -258,9 +279,7 @@ impl TextCall {
 
     fn feed_forward(self: &Arc<Self>, exec: &Exec<'_>, x_bsd: Tensor<3>) -> Tensor<3> {
         let block = &*self.block;
-        let inner = burn::tensor::activation::gelu(exec.linear(&block.up, x_bsd.clone()));
-        let x_bsd = x_bsd + exec.linear(&block.down, inner);
-        block.norm.forward(exec, x_bsd, block.epsilon)
+        block.feed_forward.forward(exec, x_bsd, block.epsilon)
     }
 }
 
