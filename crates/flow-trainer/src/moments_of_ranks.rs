@@ -18,14 +18,6 @@ pub(crate) enum Which {
 impl Which {
     pub const BOTH: [Self; 2] = [Self::First, Self::Second];
 
-    /// In names of sections.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::First => "first",
-            Self::Second => "second",
-        }
-    }
-
     pub fn of(self, moments: &Moments) -> &RawTensor {
         match self {
             Self::First => &moments.first,

@@ -11,7 +11,7 @@ use flow_report::{CheckpointError, CheckpointReader, CheckpointWriter};
 use std::io::{self, Write};
 
 /// The sections of a run's moments.
-const MOMENTS: [&str; 2] = ["first", "second"];
+pub(crate) const MOMENTS: [&str; 2] = ["first", "second"];
 
 /// Those of the network that is trained beside the student, and of its weights.
 pub(crate) const FAKE_MOMENTS: [&str; 2] = ["fake-first", "fake-second"];
@@ -35,10 +35,11 @@ pub(crate) fn add_weights<'a>(
     Ok(())
 }
 
-/// Adds the moments of all weights that have some. Those of other ranks are asked for when their turn has come; these are in
+/// Adds the moments of all weights that have some, to `sections`. Those of other ranks are asked for when their turn has come; these are in
 /// [`moments_of_ranks::give`] meanwhile, until [`moments_of_ranks::end`].
 pub(crate) fn add_moments<'a>(
     writer: &mut CheckpointWriter<'a>,
+    sections: [&str; 2],
     layout: &ParamLayout,
     (optimizer, exchange): (&'a AdamW, &'a dyn Exchange),
 ) -> Result<(), CheckpointError> {
@@ -49,8 +50,8 @@ pub(crate) fn add_moments<'a>(
             continue;
         }
         let count: usize = spec.shape.iter().product();
-        for which in Which::BOTH {
-            let name = format!("{}/{}", which.name(), spec.name);
+        for (section, which) in sections.into_iter().zip(Which::BOTH) {
+            let name = format!("{section}/{}", spec.name);
             writer.section_streamed(&name, bytes(spec), move |out| {
                 let values = match (own, owner) {
                     (None, Some(owner)) => moments_of_ranks::ask(exchange, owner, (index, which), count)
@@ -58,25 +59,6 @@ pub(crate) fn add_moments<'a>(
                     (own, _) => own.map_or_else(Vec::new, |own| cpu::to_host(which.of(own))),
                 };
                 write_values(out, &values)
-            })?;
-        }
-    }
-    Ok(())
-}
-
-/// Adds the moments of an optimizer that has all of them on every rank, in sections of these names.
-pub(crate) fn add_moments_as<'a>(
-    writer: &mut CheckpointWriter<'a>,
-    [first, second]: [&str; 2],
-    layout: &ParamLayout,
-    optimizer: &'a AdamW,
-) -> Result<(), CheckpointError> {
-    for (spec, moments) in layout.specs().iter().zip(optimizer.moments()) {
-        let Some(moments) = moments else { continue };
-        for (which, moment) in [(first, &moments.first), (second, &moments.second)] {
-            let name = format!("{which}/{}", spec.name);
-            writer.section_streamed(&name, bytes(spec), move |out| {
-                write_values(out, &cpu::to_host(moment))
             })?;
         }
     }
@@ -123,17 +105,8 @@ impl Sections<'_> {
         Ok(())
     }
 
-    /// The moments of each weight, of those alone of which the optimizer has some.
+    /// The moments of each weight in sections of these names, of those alone of which the optimizer has some.
     pub fn moments(
-        &self,
-        layout: &ParamLayout,
-        optimizer: &AdamW,
-    ) -> Result<Vec<Option<Moments>>, TrainError> {
-        self.moments_of(MOMENTS, layout, optimizer)
-    }
-
-    /// As [`moments`](Self::moments), of sections of these names.
-    pub fn moments_of(
         &self,
         [first, second]: [&str; 2],
         layout: &ParamLayout,

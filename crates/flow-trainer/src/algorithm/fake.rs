@@ -6,12 +6,21 @@ use super::forward::detached;
 use super::{LossContext, ReferenceWeights};
 use crate::policy::{CallSite, Conditions};
 use burn::tensor::Tensor;
+use flow_config::DistillationFacts;
 use flow_core::{CallContext, Exec};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Least mean absolute difference that a direction is divided by (Flow-Factory's constant).
 const LEAST_DIFFERENCE: f64 = 1e-6;
+
+/// What a run of an algorithm with a fake score has to hold: all steps of a rollout, and that network.
+pub(super) const RUN_FACTS: DistillationFacts = DistillationFacts {
+    step_range: [0.0, 1.0],
+    adapters: 0,
+    models: 0,
+    networks: 1,
+};
 
 /// `[algorithm.fake_score]`: how the network learns that follows what the student makes. It begins as the student does, and what of
 /// `[optimizer]` does not stand here is its own, too.
@@ -48,13 +57,15 @@ pub(super) struct Scores {
 }
 
 impl Scores {
-    /// At the points `x_bn` of noise levels `sigmas`, one per row; the teacher under `guidance_scale`, the fake score under none.
+    /// At the points `x_bn` of noise levels `sigmas`, one per row; the teacher under `guidance_scale`, without one that of the rollout, the
+    /// fake score under none.
     pub(super) fn at(
         context: &LossContext<'_, '_>,
         x_bn: &Tensor<2>,
         sigmas: &[f64],
-        guidance_scale: f32,
+        guidance_scale: Option<f64>,
     ) -> Self {
+        let guidance_scale = guidance_scale.map_or(context.policy.guidance_scale, |scale| scale as f32);
         let reference = context.reference;
         let reference = reference.expect("the loop provides the reference an algorithm asks for");
         let fake = context

@@ -14,6 +14,7 @@ mod fake;
 mod forward;
 mod grpo;
 mod guard;
+mod idle_keys;
 mod nft;
 mod offline_dpo;
 mod opd;

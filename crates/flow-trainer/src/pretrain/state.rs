@@ -3,7 +3,7 @@
 use crate::error::TrainError;
 use crate::moments_of_ranks;
 use crate::optimizer::AdamW;
-use crate::state_sections::{Sections, add_moments, add_weights};
+use crate::state_sections::{MOMENTS, Sections, add_moments, add_weights};
 use flow_core::Weights;
 use flow_core::device::ComputeDevice;
 use flow_exchange::Exchange;
@@ -159,7 +159,7 @@ impl PretrainCheckpoint {
         let is_trained = |index: usize| trained[index];
         sections.weights("current", &mut state.weights, is_trained)?;
         sections.weights("average", &mut state.average, is_trained)?;
-        let moments = sections.moments(state.weights.layout(), &state.optimizer)?;
+        let moments = sections.moments(MOMENTS, state.weights.layout(), &state.optimizer)?;
         device.with_persistent_allocation(|| state.optimizer.restore(self.optimizer_steps, moments));
         state.step = self.steps();
         state.losses = sections.values("losses", self.steps() as usize)?;
@@ -187,7 +187,12 @@ impl Keeping {
             for (set, weights) in [("current", &state.weights), ("average", &state.average)] {
                 add_weights(&mut writer, set, weights, |index| trained[index])?;
             }
-            add_moments(&mut writer, state.weights.layout(), (&state.optimizer, exchange))?;
+            add_moments(
+                &mut writer,
+                MOMENTS,
+                state.weights.layout(),
+                (&state.optimizer, exchange),
+            )?;
             let losses: Vec<u8> = state.losses.iter().copied().flat_map(f32::to_le_bytes).collect();
             writer.section("losses", losses)?;
             Ok(())

@@ -7,7 +7,7 @@ use crate::description::{Change, Description, forbidden};
 use crate::error::TrainError;
 use crate::frozen::{FrozenSaved, FrozenWeights};
 use crate::geometry_history::GeometryHistory;
-use crate::state_sections::{FAKE_MOMENTS, FAKE_WEIGHTS, Sections};
+use crate::state_sections::{FAKE_MOMENTS, FAKE_WEIGHTS, MOMENTS, Sections};
 use flow_config::Catalog;
 use flow_core::Weights;
 use flow_exchange::Lanes;
@@ -186,13 +186,13 @@ impl Checkpoint {
             }
         }
         fill("current", &mut weights.current)?;
-        let moments = sections.moments(&layout, &parts.state.optimizer)?;
+        let moments = sections.moments(MOMENTS, &layout, &parts.state.optimizer)?;
         let optimizer = &mut parts.state.optimizer;
         device.with_persistent_allocation(|| optimizer.restore(meta.optimizer_steps, moments));
         if let Some(network) = &mut parts.state.fake_score {
             sections.weights(FAKE_WEIGHTS, &mut network.weights, |index| trained[index])?;
             network.weights.settle(&*kernels);
-            let moments = sections.moments_of(FAKE_MOMENTS, &layout, &network.optimizer)?;
+            let moments = sections.moments(FAKE_MOMENTS, &layout, &network.optimizer)?;
             let (optimizer, steps) = (&mut network.optimizer, meta.fake_steps.unwrap_or(0));
             device.with_persistent_allocation(|| optimizer.restore(steps, moments));
         }

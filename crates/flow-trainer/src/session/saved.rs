@@ -9,7 +9,7 @@ use crate::error::TrainError;
 use crate::frozen::FrozenSaved;
 use crate::geometry_history::GeometryHistory;
 use crate::moments_of_ranks;
-use crate::state_sections::{FAKE_MOMENTS, FAKE_WEIGHTS, add_moments, add_moments_as, add_weights};
+use crate::state_sections::{FAKE_MOMENTS, FAKE_WEIGHTS, MOMENTS, add_moments, add_weights};
 use flow_core::{ParamLayout, Weights};
 use flow_report::{CHECKPOINT_RECORD, CheckpointWriter, MetricRecord, MetricsPosition, RunStamp, Stopwatch};
 use serde::{Deserialize, Serialize};
@@ -93,13 +93,13 @@ impl<A: Algorithm> Session<A> {
         for (set, weights) in sets(&state.weights) {
             add_weights(&mut writer, set, weights, |index| frozen.is_held(trained[index]))?;
         }
-        add_moments(&mut writer, layout, (&state.optimizer, exchange))?;
+        add_moments(&mut writer, MOMENTS, layout, (&state.optimizer, exchange))?;
         if let Some(network) = &state.fake_score {
             // The rest is the run's.
             add_weights(&mut writer, FAKE_WEIGHTS, &network.weights, |index| {
                 trained[index]
             })?;
-            add_moments_as(&mut writer, FAKE_MOMENTS, layout, &network.optimizer)?;
+            add_moments(&mut writer, FAKE_MOMENTS, layout, (&network.optimizer, exchange))?;
         }
         let saved = files.checkpoints.save(&writer);
         // If a rank is lost, its words say more than those of a file that was not written.

@@ -1,10 +1,10 @@
 //! CRD's settings and their rules.
 
+use crate::algorithm::idle_keys::check_decided_keys;
 use crate::algorithm::rows::check_whole_groups;
 use crate::algorithm::slow::copy_config;
 use crate::algorithm::times::times_config;
 use crate::algorithm::{ReferenceWeights, TimeSampling, TrainTimestepsConfig};
-use flow_config::codes::RULE_UNUSED;
 use flow_config::{Diagnostic, Rules};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -163,30 +163,26 @@ pub(super) fn check(settings: &CrdSettings, rules: &mut Rules<'_>, path: &str) {
         );
     }
     let has_pull = settings.kl_beta > 0.0;
-    for (key, is_read, decides, needed) in [
-        ("adaptive_kl", has_pull, "kl_beta", "a factor above 0"),
-        ("reference_guidance", has_pull, "kl_beta", "a factor above 0"),
-        (
-            "old_copy",
-            settings.baseline == Baseline::Old,
-            "baseline",
-            "\"old\"",
-        ),
-        (
-            "centre_temperature",
-            settings.centre_weights == CentreWeights::Softmax,
-            "centre_weights",
-            "\"softmax\"",
-        ),
-    ] {
-        let (key, decides) = (format!("{path}.{key}"), format!("{path}.{decides}"));
-        if let (false, Some(first)) = (is_read, rules.written_below(&key).first()) {
-            let message = format!("`{first}` is read only where `{decides}` is {needed}");
-            rules
-                .warning(RULE_UNUSED, &[first, &decides], message)
-                .help(format!("set `{decides}` to {needed}, or remove it"));
-        }
-    }
+    check_decided_keys(
+        rules,
+        path,
+        &[
+            ("adaptive_kl", has_pull, "kl_beta", "a factor above 0"),
+            ("reference_guidance", has_pull, "kl_beta", "a factor above 0"),
+            (
+                "old_copy",
+                settings.baseline == Baseline::Old,
+                "baseline",
+                "\"old\"",
+            ),
+            (
+                "centre_temperature",
+                settings.centre_weights == CentreWeights::Softmax,
+                "centre_weights",
+                "\"softmax\"",
+            ),
+        ],
+    );
     TrainTimestepsConfig::from(&settings.train_timesteps).check(rules);
 }
 

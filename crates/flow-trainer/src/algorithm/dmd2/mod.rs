@@ -16,7 +16,7 @@ mod settings;
 pub use settings::Dmd2Settings;
 pub(super) use settings::check_dynamics;
 
-use super::fake::{FakeScoreConfig, Scores, column, copies, velocity_at_rows};
+use super::fake::{FakeScoreConfig, RUN_FACTS, Scores, column, copies, velocity_at_rows};
 use super::forward::{detached, distance};
 use super::grpo::velocity_at;
 use super::{
@@ -67,7 +67,7 @@ impl Dmd2 {
         registry.register(
             factory
                 .with_rules(settings::check)
-                .with_distillation(Dmd2Settings::facts),
+                .with_distillation(|_: &Dmd2Settings| RUN_FACTS),
         )
     }
 
@@ -149,7 +149,6 @@ impl Algorithm for Dmd2 {
         let sigmas = self.sigmas(context, draw);
         let (x_bn, _) = Self::noisy(context, &plain_bn, &sigmas);
         let guidance = self.settings.real_guidance_scale;
-        let guidance = guidance.map_or(context.policy.guidance_scale, |scale| scale as f32);
         let scores = Scores::at(context, &x_bn, &sigmas, guidance);
         let size_b1 = scores.size(&plain_bn);
         let direction_bn = (scores.fake_bn - scores.real_bn) / size_b1;

@@ -3,7 +3,7 @@
 use crate::algorithm::ReferenceWeights;
 use crate::algorithm::fake::FakeScoreConfig;
 use flow_config::codes::RULE_DISTILLATION;
-use flow_config::{DistillationFacts, Dynamics, Rules};
+use flow_config::{Dynamics, Rules};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -31,18 +31,6 @@ impl Default for Dmd2Settings {
             real_guidance_scale: None,
             perturbation_range: [0.02, 0.98],
             fake_score: FakeScoreConfig::default(),
-        }
-    }
-}
-
-impl Dmd2Settings {
-    /// What a run has to hold: all steps of a rollout, and the fake score.
-    pub(super) fn facts(&self) -> DistillationFacts {
-        DistillationFacts {
-            step_range: [0.0, 1.0],
-            adapters: 0,
-            models: 0,
-            networks: 1,
         }
     }
 }

@@ -89,6 +89,24 @@ pub(super) fn negative_log_sigmoid(z_b: Tensor<1>) -> Tensor<1> {
     (z_b.clone() * sign.neg()).exp().log1p() - z_b * below
 }
 
+/// `mean(-log sigmoid(z))` of pairs with the logits `z`, `[P]`, and the terms that are logged of it.
+pub(super) fn preference_loss(z_p: Tensor<1>) -> UnitLoss {
+    let values_p = detached(&z_p);
+    let loss = mean_over_rows(negative_log_sigmoid(z_p));
+    UnitLoss {
+        terms: vec![
+            ("policy_loss", plain(&loss.clone().into_dispatch())),
+            (
+                "implicit_accuracy",
+                values_p.clone().greater_elem(0.0).float().into_dispatch(),
+            ),
+            ("implicit_margin", values_p.into_dispatch()),
+        ],
+        loss,
+        replayed: None,
+    }
+}
+
 impl Algorithm for Dpo {
     fn name(&self) -> &str {
         NAME
@@ -130,20 +148,7 @@ impl Algorithm for Dpo {
         let pairs = context.batch.samples.len() / 2;
         let (better, worse) = (excess.clone().narrow(0, 0, pairs), excess.narrow(0, pairs, pairs));
         let z = (better - worse) * (-0.5 * self.settings.beta) as f32;
-        let values = detached(&z);
-        let loss = mean_over_rows(negative_log_sigmoid(z));
-        UnitLoss {
-            terms: vec![
-                ("policy_loss", plain(&loss.clone().into_dispatch())),
-                (
-                    "implicit_accuracy",
-                    values.clone().greater_elem(0.0).float().into_dispatch(),
-                ),
-                ("implicit_margin", values.into_dispatch()),
-            ],
-            loss,
-            replayed: None,
-        }
+        preference_loss(z)
     }
 }
 

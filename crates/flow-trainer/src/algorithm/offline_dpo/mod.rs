@@ -14,17 +14,16 @@ mod settings;
 
 pub use settings::OfflineDpoSettings;
 
-use super::dpo::negative_log_sigmoid;
+use super::dpo::preference_loss;
 use super::forward::{Forward, detached};
 use super::{
     Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, Position, RecordKind, ReferenceWeights,
-    UnitLoss, mean_over_rows,
+    UnitLoss,
 };
 use crate::scheduler::Schedule;
 use burn::tensor::Tensor;
 use flow_accel::Paradigm;
 use flow_config::AlgorithmFacts;
-use flow_core::tensors::plain;
 use flow_registry::NameTaken;
 
 const NAME: &str = "offline-dpo";
@@ -116,20 +115,7 @@ impl Algorithm for OfflineDpo {
         let v_ref = forward.velocity_unguided(context, |call| reference.exec(call));
         let excess = forward.error(context, v) - detached(&forward.error(context, v_ref));
         let z = better_less_worse(excess) * (-0.5 * self.settings.beta) as f32;
-        let values = detached(&z);
-        let loss = mean_over_rows(negative_log_sigmoid(z));
-        UnitLoss {
-            terms: vec![
-                ("policy_loss", plain(&loss.clone().into_dispatch())),
-                (
-                    "implicit_accuracy",
-                    values.clone().greater_elem(0.0).float().into_dispatch(),
-                ),
-                ("implicit_margin", values.into_dispatch()),
-            ],
-            loss,
-            replayed: None,
-        }
+        preference_loss(z)
     }
 }
 

@@ -19,7 +19,7 @@ mod settings;
 pub use settings::{QueryDistribution, QueryInterval, TdmDistance, TdmSettings};
 
 use super::dmd2::{later_draws, recorded};
-use super::fake::{FakeScoreConfig, Scores, column, copies, velocity_at_rows};
+use super::fake::{FakeScoreConfig, RUN_FACTS, Scores, column, copies, velocity_at_rows};
 use super::forward::{detached, distance};
 use super::grpo::velocity_at;
 use super::{
@@ -114,7 +114,7 @@ impl Tdm {
             factory
                 .with_rules(settings::check)
                 .with_step_rule(settings::check_steps)
-                .with_distillation(TdmSettings::facts),
+                .with_distillation(|_: &TdmSettings| RUN_FACTS),
         )
     }
 
@@ -216,7 +216,6 @@ impl Algorithm for Tdm {
         let far_bn = plain_bn.clone() + detached(&velocity_bn);
         let query = self.query(context, (&record.step, draw), &plain_bn, &far_bn);
         let guidance = self.settings.real_guidance_scale;
-        let guidance = guidance.map_or(context.policy.guidance_scale, |scale| scale as f32);
         let scores = Scores::at(context, &query.x_bn, &query.sigmas, guidance);
         let size_b: Tensor<1> = scores.size(&plain_bn).squeeze_dim(1);
         let target_bn = plain_bn + (scores.real_bn - scores.fake_bn);

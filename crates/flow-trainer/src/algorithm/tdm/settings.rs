@@ -3,8 +3,9 @@
 use crate::algorithm::ReferenceWeights;
 use crate::algorithm::dmd2::check_dynamics;
 use crate::algorithm::fake::FakeScoreConfig;
-use flow_config::codes::{RULE_DISTILLATION, RULE_UNUSED};
-use flow_config::{Diagnostic, DistillationFacts, Rules};
+use crate::algorithm::idle_keys::check_decided_keys;
+use flow_config::codes::RULE_DISTILLATION;
+use flow_config::{Diagnostic, Rules};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -108,44 +109,28 @@ impl QueryDistribution {
     }
 }
 
-impl TdmSettings {
-    /// What a run has to hold: all steps of a rollout, and the fake score.
-    pub(super) fn facts(&self) -> DistillationFacts {
-        DistillationFacts {
-            step_range: [0.0, 1.0],
-            adapters: 0,
-            models: 0,
-            networks: 1,
-        }
-    }
-}
-
 /// The rules on settings that stand at `path`.
 pub(super) fn check(settings: &TdmSettings, rules: &mut Rules<'_>, path: &str) {
     settings.reference.check(rules, &format!("{path}.reference"));
     check_dynamics(rules);
-    for (key, is_read, decides, needed) in [
-        (
-            "huber_threshold",
-            settings.distance == TdmDistance::Huber,
-            "distance",
-            "\"huber\"",
-        ),
-        (
-            "query_max_sigma",
-            settings.query_interval == QueryInterval::Reverse,
-            "query_interval",
-            "\"reverse\"",
-        ),
-    ] {
-        let (key, decides) = (format!("{path}.{key}"), format!("{path}.{decides}"));
-        if let (false, Some(first)) = (is_read, rules.written_below(&key).first()) {
-            let message = format!("`{first}` is read only where `{decides}` is {needed}");
-            rules
-                .warning(RULE_UNUSED, &[first, &decides], message)
-                .help(format!("set `{decides}` to {needed}, or remove it"));
-        }
-    }
+    check_decided_keys(
+        rules,
+        path,
+        &[
+            (
+                "huber_threshold",
+                settings.distance == TdmDistance::Huber,
+                "distance",
+                "\"huber\"",
+            ),
+            (
+                "query_max_sigma",
+                settings.query_interval == QueryInterval::Reverse,
+                "query_interval",
+                "\"reverse\"",
+            ),
+        ],
+    );
 }
 
 /// The rule on the sampler's `sigmas`: the interval of each step has something in it.
