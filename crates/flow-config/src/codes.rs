@@ -224,6 +224,12 @@ codes! {
         "An advantage at a step compares images that had everything in common up to it. Those of one call of the model take the same steps.",
         "[sampling]\ngroup_size = 16\ninitial_noise = \"per_group\"\nbranching = { kind = \"one-step\" }\n[scheduler]\nwindow = { kind = \"contiguous\", size = 3 }",
         "[sampling]\ngroup_size = 24\nmicro_batch = 8\ninitial_noise = \"per_group\"\nbranching = { kind = \"one-step\" }\n[scheduler]\nwindow = { kind = \"contiguous\", size = 3 }";
+    /// A rollout may be an update behind only where the loss divides by the log-probabilities that it recorded, and nothing waits for rewards
+    /// before it is sampled.
+    RULE_STALENESS = "rule::staleness",
+        "The ratio to what was recorded corrects for the other weights; a loss that reads none would learn from them as if they were its own.",
+        "[algorithm]\nkind = \"nft\"\n[sampling]\nstaleness = 1",
+        "[algorithm]\nkind = \"grpo\"\n[sampling]\nstaleness = 1";
     /// The number of micro-batches must be a multiple of `optimizer.gradient_accumulation`.
     RULE_ACCUMULATION = "rule::accumulation",
         "Otherwise the last optimizer step of a rollout would see fewer images than the others.",

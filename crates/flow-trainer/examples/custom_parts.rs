@@ -302,6 +302,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         old: None,
         sampling: None,
         reference: None,
+        previous: None,
         teachers: Vec::new(),
     };
     parts.sampler.policy.model = model.clone();

@@ -17,6 +17,9 @@ pub(crate) const MOMENTS: [&str; 2] = ["first", "second"];
 pub(crate) const FAKE_MOMENTS: [&str; 2] = ["fake-first", "fake-second"];
 pub(crate) const FAKE_WEIGHTS: &str = "fake";
 
+/// The section of the trained weights before the last update, of a run whose rollouts are an update behind.
+pub(crate) const PREVIOUS_WEIGHTS: &str = "previous";
+
 /// Adds the weights of a set that are to be `held`, by their place in the layout. Each comes to the host when its turn to be written
 /// has come: all at once would be the whole state a second time.
 pub(crate) fn add_weights<'a>(

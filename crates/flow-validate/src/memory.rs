@@ -7,10 +7,10 @@
 //! | weights | `W`; on a GPU that computes in bf16, half of what is frozen, and of what is trained if it is stored in bf16 |
 //! | gradients | `2 T`: those added up over micro-batches, and those of the call under way, which may be bf16 |
 //! | moments | `2 T`: AdamW's first and second; half of it in bf16; on several processes that share the optimizer's state, an even share of it |
-//! | copies | `T` for each of the moving average, the reference and the policy that samples, and half as much again for what a model that computes in bf16 reads of them; what is frozen is shared |
+//! | copies | `T` for each of the moving average, the reference, the policy that samples and, with `sampling.staleness`, the weights before the last update, and half as much again for what a model that computes in bf16 reads of them; what is frozen is shared |
 //! | teachers | of a distillation: `W` for each whole model, `T` for each adapter, and `W` once more for what adapters stand on where the run trains all weights; stored as what is frozen |
 //! | fake score | of `dmd2` and `tdm`: as much as one copy, and moments of its own |
-//! | trajectories | `N (3 S + 1)` per image: before, after and mean of each of `S` recorded steps, and the final latent of `N` values; `N` for each deterministic step that a distillation keeps |
+//! | trajectories | `N (3 S + 1)` per image: before, after and mean of each of `S` recorded steps, and the final latent of `N` values, twice with `sampling.staleness`; `N` for each deterministic step that a distillation keeps |
 //! | autoencoder | its weights, half of them in bytes on a GPU that computes in bf16, and what is there while it decodes |
 //! | rewards | the weights of their networks that compute on the device of the run; half of them in bytes on a GPU that computes in bf16 |
 //! | text encoders | the largest one with its activations: each is dropped before the next is loaded; half of it on a GPU that computes in bf16, which never holds its weights in f32 |
@@ -47,13 +47,13 @@ const BYTES: f64 = 4.0;
 pub struct Load {
     /// Rows of a call: the images of a micro-batch, twice under guidance.
     pub rows: usize,
-    /// Images of an iteration.
+    /// Images whose trajectories are kept: of an iteration, and of the next one where rollouts are an update behind.
     pub images: usize,
     /// Steps recorded of each trajectory.
     pub records: usize,
     /// Deterministic steps kept of each trajectory, one latent each: what a distillation compares at.
     pub states: usize,
-    /// Copies of the trained weights: average, reference, sampling policy.
+    /// Copies of the trained weights: average, reference, sampling policy, those before the last update.
     pub copies: usize,
     /// Networks that are trained beside the run's own.
     pub networks: usize,
@@ -158,10 +158,12 @@ impl Load {
         };
         Self {
             rows: sampling.micro_batch * branches,
-            images: sampling.images_per_step(),
+            images: sampling.images_per_step() * (1 + sampling.staleness),
             records,
             states,
-            copies: usize::from(config.ema.enabled) + algorithm.map_or(0, |facts| facts.copies),
+            copies: usize::from(config.ema.enabled)
+                + sampling.staleness
+                + algorithm.map_or(0, |facts| facts.copies),
             networks: distillation.map_or(0, |facts| facts.networks),
             teachers: Teachers::of(config, distillation),
             recomputed_every: match checkpoint_policy(config) {

@@ -141,7 +141,7 @@ fn of_model(config: &Config, model: &Trained<'_>, estimate: &MemoryEstimate) -> 
         MemoryRow {
             part: "copies".into(),
             what: format!(
-                "{} of {values} values: average, reference, sampling policy, fake score",
+                "{} of {values} values: average, reference, sampling policy, weights before the last update, fake score",
                 model.load.copies + model.load.networks
             ),
             bytes: estimate.copies,

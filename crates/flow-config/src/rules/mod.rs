@@ -7,6 +7,7 @@ mod model;
 mod path;
 mod precision;
 mod records;
+mod staleness;
 mod watch;
 
 use std::collections::BTreeSet;
@@ -29,6 +30,7 @@ pub(crate) fn check(
     path::check(&mut rules);
     exploration::check(&mut rules);
     branching::check(&mut rules);
+    staleness::check(&mut rules);
     algorithm::check(&mut rules);
     precision::check(&mut rules);
     records::check(&mut rules);

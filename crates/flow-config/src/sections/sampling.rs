@@ -36,6 +36,11 @@ pub struct SamplingConfig {
     pub sizes_of_prompts: bool,
     /// Where the members of a group part.
     pub branching: Branching,
+    /// Updates that a rollout may be behind. 0 samples every rollout from the weights that learn from it. 1 samples the rollout of the next
+    /// iteration before the update of this one, so that its rewards are computed beside the whole update; the ratio is then that to the
+    /// log-probabilities which the rollout recorded. For coupled algorithms, and not with `exploration`.
+    #[schemars(range(max = 1))]
+    pub staleness: usize,
 }
 
 /// Which latents the members of a group start from.
@@ -63,6 +68,7 @@ impl Default for SamplingConfig {
             sizes: Vec::new(),
             sizes_of_prompts: false,
             branching: Branching::default(),
+            staleness: 0,
         }
     }
 }

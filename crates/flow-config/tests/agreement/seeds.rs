@@ -398,6 +398,7 @@ count = 2
 group_size = 8
 micro_batch = 4
 initial_noise = "per_group"
+staleness = 1
 [sampling.branching]
 kind = "one-step"
 [algorithm]

@@ -119,3 +119,22 @@ fn each_rule_on_exploration_and_branches_is_reported_at_the_key_to_mend() {
         assert_eq!(found(text), [(*code, (*path).to_owned(), *severity)], "{text}");
     }
 }
+
+#[test]
+fn a_rollout_an_update_behind_needs_a_ratio_and_no_exploration() {
+    let staleness = |rest: &str| found(&format!("[sampling]\nstaleness = 1\n{rest}"));
+    let refused = ("rule::staleness", "sampling.staleness".to_owned(), Error);
+    for algorithm in ["nft", "awm", "dpo", "dgpo", "crd"] {
+        let text = format!("[algorithm]\nkind = \"{algorithm}\"");
+        assert!(staleness(&text).contains(&refused), "{algorithm}");
+    }
+    assert_eq!(staleness("[exploration]\ncandidates = 32"), [refused]);
+    for algorithm in ["grpo", "grpo-guard", "dppo"] {
+        let text = format!("[algorithm]\nkind = \"{algorithm}\"");
+        assert!(staleness(&text).is_empty(), "{algorithm}");
+    }
+    // More than one update would need the weights of each.
+    let found = found("[sampling]\nstaleness = 2");
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert_eq!(found[0].1, "sampling.staleness");
+}

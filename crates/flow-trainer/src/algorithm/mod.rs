@@ -102,7 +102,8 @@ pub struct LossContext<'a, 'w> {
     pub pass: &'a TrainingPass<'w>,
     /// The trained weights, not differentiated.
     pub current: &'a InferencePass<'w>,
-    /// The sampling weights, not differentiated.
+    /// The sampling weights, not differentiated. Where rollouts are an update behind (`sampling.staleness`) these are the weights before the
+    /// update: of the policy that sampled there is what the rollout recorded.
     pub sampling: &'a InferencePass<'w>,
     /// The reference weights, if the algorithm asked for some.
     pub reference: Option<&'a InferencePass<'w>>,

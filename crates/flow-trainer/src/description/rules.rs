@@ -147,6 +147,10 @@ pub const RULES: &[(&str, Rule)] = &[
         "sampling.sizes_of_prompts",
         Fixed("the run makes pictures of other sizes"),
     ),
+    (
+        "sampling.staleness",
+        MayChange("later rollouts are sampled from the weights before, or from those that learn from them"),
+    ),
     ("exploration", EXPLORATION),
     ("exploration.candidates", GEOMETRY),
     ("sampling.branching.kind", PATH),

@@ -274,7 +274,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
     fn drift_now(&self, observer: &mut dyn Observer) -> Result<DriftRun, TrainError> {
         self.acceleration.take_activity();
         let groups = self.settings.geometry.prompts();
-        let rolled = self.roll_out_comparing(groups, false, None, observer)?;
+        let rolled = self.roll_out_comparing(self.sampling_weights(), (groups, false), None, observer)?;
         let within = format!("rollout {}", self.state.iteration + 1);
         let mut found = undone(&rolled.activity, &within);
         found.extend(shortfalls(&self.acceleration.take_activity(), &within));

@@ -1,9 +1,11 @@
 //! One iteration: sample, score, compare, learn, average, write down.
 
-use super::Session;
+use super::rollouts::Scored;
+use super::stale::both;
 use super::state::Decays;
 use super::tally::DRIVER;
 use super::update::Mean;
+use super::{RewardWeight, Session};
 use crate::advantage::{RewardColumn, compute_advantages};
 use crate::algorithm::{Algorithm, Moment, SlowCopy};
 use crate::error::TrainError;
@@ -19,6 +21,16 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Values of all samples of an iteration, in order, for each of several things.
 type Columns = Vec<Vec<f32>>;
 
+/// The values of each reward, with its name and weight.
+fn reward_columns<'a>(rewards: &'a [RewardWeight], columns: &'a [Vec<f32>]) -> Vec<RewardColumn<'a>> {
+    let column = |(reward, values): (&'a RewardWeight, &'a Vec<f32>)| RewardColumn {
+        name: &reward.name,
+        weight: reward.weight,
+        values,
+    };
+    rewards.iter().zip(columns).map(column).collect()
+}
+
 impl<A: Algorithm> Session<A> {
     /// Runs the next iteration and writes its metrics.
     pub(super) fn iterate(&mut self, observer: &mut dyn Observer) -> Result<IterationSummary, TrainError> {
@@ -32,24 +44,17 @@ impl<A: Algorithm> Session<A> {
         let kept = explored.as_ref().map(|explored| &*explored.kept);
         let exploration_s = explored.as_ref().map(|explored| explored.wall_s);
         watch.lap_s();
-        let rolled = self.parts.roll_out(kept, observer)?;
+        let (rolled, ahead) = self.rollout_of_iteration(kept, observer)?;
         let rollout_s = watch.lap_s();
         let rollout_gib = self
             .tally
             .device_memory("rollouts", self.parts.sampler.device.taken_bytes());
 
-        let (columns, log_probs) = self.scored(rolled.tickets, &rolled.batches, observer)?;
+        let is_behind = ahead.is_some();
+        let (columns, log_probs, beside_s) = self.scored(rolled.tickets, &rolled.batches, observer)?;
         let watched = self.parts.watched(&rolled.watched, &rolled.groups)?;
         let names = &self.parts.rewards.1;
-        let rewards: Vec<RewardColumn<'_>> = names
-            .iter()
-            .zip(&columns)
-            .map(|(reward, values)| RewardColumn {
-                name: &reward.name,
-                weight: reward.weight,
-                values,
-            })
-            .collect();
+        let rewards = reward_columns(names, &columns);
         let options = &self.parts.settings.advantage;
         let branches = self.parts.branches();
         let compared = branches.compared_groups(&rolled.groups);
@@ -64,11 +69,12 @@ impl<A: Algorithm> Session<A> {
             &rolled.batches,
             (&*advantages.values, &*credits),
             &rolled.groups,
+            ahead,
             observer,
         )?;
         let images = rolled.groups.len();
         self.parts.follow();
-        let activity = self.activity(observer)?;
+        let activity = self.activity(&rolled.activity, observer)?;
         let explored = match explored {
             Some(explored) => Some(self.explored(explored, &columns, observer)?),
             None => None,
@@ -106,6 +112,9 @@ impl<A: Algorithm> Session<A> {
         if let Some(drift) = &drift {
             self.record_saved(drift)?;
         }
+        if is_behind {
+            self.record_beside(beside_s)?;
+        }
         if self.is_time_to_tell() {
             self.tell_of_exploits(observer);
         }
@@ -127,15 +136,18 @@ impl<A: Algorithm> Session<A> {
 
 impl<A: Algorithm> Session<A> {
     /// A column of values for each reward, and one for the log-probabilities of each recorded step if the branches of the run read them;
-    /// of all samples of the iteration, in order.
+    /// of all samples of the iteration, in order. With the seconds for which this rank's rewards were computed beside other work.
     fn scored(
         &self,
         tickets: Vec<Ticket>,
         batches: &BTreeMap<usize, Trajectories>,
         observer: &mut dyn Observer,
-    ) -> Result<(Columns, Columns), TrainError> {
+    ) -> Result<(Columns, Columns, f64), TrainError> {
         let rewards = self.parts.rewards.1.len();
-        let mut columns = self.parts.scored(tickets, observer)?;
+        let Scored {
+            mut columns,
+            beside_s,
+        } = self.parts.scored(tickets, observer)?;
         let branches = self.parts.branches();
         if branches.reads_log_probs() {
             let of_record = |record: usize| {
@@ -148,12 +160,17 @@ impl<A: Algorithm> Session<A> {
         }
         let mut columns = (self.parts.distribution).gather_columns(&self.parts.settings.geometry, columns)?;
         let log_probs = columns.split_off(rewards);
-        Ok((columns, log_probs))
+        Ok((columns, log_probs, beside_s))
     }
 
-    /// What the accelerators of all processes did in this iteration. What they did not do is named once, or stops a strict run.
-    pub(super) fn activity(&mut self, observer: &mut dyn Observer) -> Result<Vec<Activity>, TrainError> {
-        let own = self.parts.acceleration.take_activity();
+    /// What the accelerators of all processes did in this iteration, of which `before` has what was counted before, if anything. What they
+    /// did not do is named once, or stops a strict run.
+    pub(super) fn activity(
+        &mut self,
+        before: &[Activity],
+        observer: &mut dyn Observer,
+    ) -> Result<Vec<Activity>, TrainError> {
+        let own = both(before, self.parts.acceleration.take_activity());
         let activity = self.parts.distribution.gather_activity(own)?;
         self.name_undone(undone(&activity, &self.this_iteration()), observer)?;
         Ok(activity)

@@ -3,6 +3,7 @@
 //! The loop is generic over [`Algorithm`] and knows no algorithm, model, reward or accelerator by name.
 
 mod arranged;
+mod audited;
 mod compared;
 mod drift;
 mod evaluate;
@@ -18,6 +19,7 @@ mod restore;
 mod resume;
 mod rollouts;
 mod saved;
+mod stale;
 mod state;
 mod tally;
 mod teachers;
@@ -28,6 +30,7 @@ pub use drift::{Drift, DriftRun};
 pub use evaluate::{Evaluation, Subject};
 pub use explore::Explorer;
 use resume::Beginning;
+use stale::RolledAhead;
 pub use state::{PolicyWeights, TrainState, TrainedNetwork};
 use tally::Tally;
 pub use watch::WatchSettings;
@@ -123,6 +126,8 @@ pub struct SessionSettings {
     pub initial_noise: InitialNoise,
     /// Where the members of a group part.
     pub branching: Branching,
+    /// Updates that a rollout is behind: 0 or 1.
+    pub staleness: usize,
     /// From rewards to advantages.
     pub advantage: AdvantageOptions,
     /// The moving average, if one is kept.
@@ -229,6 +234,13 @@ impl<A> Parts<A> {
         let prepared = self.conditioner.prepare(asked)?;
         self.notices.extend(prepared);
         self.state.share_frozen()?;
+        if self.settings.staleness > 0 {
+            // Of a run that goes on they are those of its checkpoint.
+            let PolicyWeights {
+                previous, current, ..
+            } = &mut self.state.weights;
+            previous.get_or_insert_with(|| current.clone());
+        }
         let weights = &self.state.weights.current;
         let acceleration = self.acceleration.set_up(weights)?;
         let explorer = self.explorer.map(|explorer| explorer.set_up(weights));
@@ -274,6 +286,8 @@ pub struct Session<A> {
     /// Of the first rank; the others write none.
     files: Option<Files>,
     tally: Tally,
+    /// The rollout of the next iteration, of a run whose rollouts are an update behind.
+    ahead: Option<RolledAhead>,
     resumed: bool,
     /// Whether the run's folder does not hold the state that it goes on from.
     unsaved: bool,
@@ -323,6 +337,7 @@ impl<A: Algorithm> Session<A> {
             parts,
             files,
             tally,
+            ahead: None,
             resumed: false,
             unsaved: false,
             named_undone: BTreeSet::new(),

@@ -193,6 +193,13 @@ impl<A: Algorithm> Session<A> {
         self.write_timing(record.with("rollout_saved_s", drift.saved_s))
     }
 
+    /// Seconds for which the rewards of a rollout that is an update behind were computed beside other work.
+    pub(super) fn record_beside(&mut self, beside_s: f64) -> Result<(), TrainError> {
+        self.tally.rewards_ran_beside(beside_s);
+        let record = MetricRecord::new(self.parts.state.iteration, "staleness");
+        self.write_timing(record.with("rewards_beside_s", beside_s))
+    }
+
     pub(super) fn record_timing(&mut self, parts: &[(&str, f64)]) -> Result<(), TrainError> {
         let mut record = MetricRecord::new(self.parts.state.iteration, "timing");
         for (name, wall_s) in parts {

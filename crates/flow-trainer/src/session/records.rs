@@ -40,9 +40,9 @@ impl<A: Algorithm> Session<A> {
         let advantages = vec![0.0; images];
         let outcome = self
             .parts
-            .update(&batches, (&advantages, &[]), &groups, observer)?;
+            .update(&batches, (&advantages, &[]), &groups, None, observer)?;
         self.parts.follow();
-        let activity = self.activity(observer)?;
+        let activity = self.activity(&[], observer)?;
         self.name_kernels()?;
         let update_s = watch.lap_s();
         let device = &self.parts.sampler.device;

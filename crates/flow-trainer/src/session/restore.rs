@@ -7,7 +7,7 @@ use crate::description::{Change, Description, forbidden};
 use crate::error::TrainError;
 use crate::frozen::{FrozenSaved, FrozenWeights};
 use crate::geometry_history::GeometryHistory;
-use crate::state_sections::{FAKE_MOMENTS, FAKE_WEIGHTS, MOMENTS, Sections};
+use crate::state_sections::{FAKE_MOMENTS, FAKE_WEIGHTS, MOMENTS, PREVIOUS_WEIGHTS, Sections};
 use flow_config::Catalog;
 use flow_core::Weights;
 use flow_exchange::Lanes;
@@ -186,6 +186,13 @@ impl Checkpoint {
             }
         }
         fill("current", &mut weights.current)?;
+        // A run whose rollouts were not an update behind goes on from the weights it has.
+        if parts.settings.staleness > 0 && self.has_set(PREVIOUS_WEIGHTS) {
+            let mut previous = weights.current.clone();
+            sections.weights(PREVIOUS_WEIGHTS, &mut previous, |index| trained[index])?;
+            previous.settle(&*kernels);
+            weights.previous = Some(previous);
+        }
         let moments = sections.moments(MOMENTS, &layout, &parts.state.optimizer)?;
         let optimizer = &mut parts.state.optimizer;
         device.with_persistent_allocation(|| optimizer.restore(meta.optimizer_steps, moments));
@@ -223,15 +230,16 @@ impl Checkpoint {
         Ok(())
     }
 
+    /// Whether a set of weights is in the checkpoint.
+    fn has_set(&self, set: &str) -> bool {
+        let below = format!("{set}/");
+        let mut sections = self.reader.sections().iter();
+        sections.any(|section| section.name.starts_with(&below))
+    }
+
     /// That a set of weights is in the checkpoint, if it is wanted.
     fn check_set(&self, set: &str, wanted: bool) -> Result<(), TrainError> {
-        let below = format!("{set}/");
-        let is_there = self
-            .reader
-            .sections()
-            .iter()
-            .any(|section| section.name.starts_with(&below));
-        if is_there || !wanted {
+        if !wanted || self.has_set(set) {
             return Ok(());
         }
         let (problem, help) = match set {

@@ -29,6 +29,14 @@ pub(super) struct Drawn {
     pub group: u64,
 }
 
+/// The scores of some samples.
+pub(super) struct Scored {
+    /// By reward and sample.
+    pub columns: Vec<Vec<f32>>,
+    /// Seconds for which they were computed beside other work, after the last samples had been handed over.
+    pub beside_s: f64,
+}
+
 /// What a rollout leaves: trajectories for the loss, tickets for the rewards.
 pub(super) struct RolloutOutcome {
     /// By micro-batch; those of this rank.
@@ -40,7 +48,7 @@ pub(super) struct RolloutOutcome {
     pub watched: Vec<SampleStatistics>,
     /// The comparison with the same samples without the accelerators of the rollout.
     pub drift: Option<Pending>,
-    /// What accelerators did in the rollout itself, if it was looked at apart.
+    /// What accelerators did in the rollout itself, with its audit, if it was looked at apart.
     pub activity: Vec<Activity>,
     /// Processor seconds of the rollout, and of its repetition without the accelerators.
     pub cpu_s: Option<(f64, f64)>,
@@ -193,17 +201,23 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         &self,
         tickets: Vec<Ticket>,
         observer: &mut dyn Observer,
-    ) -> Result<Vec<Vec<f32>>, TrainError> {
+    ) -> Result<Scored, TrainError> {
         observer.phase(Phase::Rewards, tickets.len());
+        let watch = Stopwatch::start();
         let mut columns: Vec<Vec<f32>> = vec![Vec::new(); self.rewards.1.len()];
+        let mut last_s = 0.0;
         for ticket in tickets {
             let batch = ticket.wait()?;
+            last_s = batch.wall_ms / 1e3;
             for (column, scores) in columns.iter_mut().zip(batch.rewards) {
                 column.extend(scores.values);
             }
             observer.advance(1);
         }
-        Ok(columns)
+        Ok(Scored {
+            columns,
+            beside_s: f64::max(last_s - watch.wall_s(), 0.0),
+        })
     }
 
     /// What rewards look at of a sample of a group.
@@ -250,21 +264,26 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         kept: Option<&[usize]>,
         observer: &mut dyn Observer,
     ) -> Result<RolloutOutcome, TrainError> {
-        self.roll_out_comparing(self.drift_groups(), true, kept, observer)
+        self.roll_out_comparing(
+            self.sampling_weights(),
+            (self.drift_groups(), true),
+            kept,
+            observer,
+        )
     }
 
-    /// As [`roll_out`](Self::roll_out), and the first `compared` groups once more without the accelerators of the rollout.
-    /// Unless `beside`, rewards wait until everything is sampled.
+    /// As [`roll_out`](Self::roll_out) with these weights, and the first `compared` groups once more without the accelerators of the
+    /// rollout. Unless `beside`, rewards wait until everything is sampled.
     pub(super) fn roll_out_comparing(
         &self,
-        compared: usize,
-        beside: bool,
+        weights: &Weights,
+        (compared, beside): (usize, bool),
         kept: Option<&[usize]>,
         observer: &mut dyn Observer,
     ) -> Result<RolloutOutcome, TrainError> {
         let geometry = &self.settings.geometry;
         let steps = self.schedule.steps_for(self.state.iteration);
-        let (drawn, weights) = (self.drawn(), self.sampling_weights());
+        let drawn = self.drawn();
         let twice = compared * geometry.group_size();
         let twice_batches = twice.div_ceil(geometry.micro_batch_size());
         let mine = self.distribution.micro_batches(geometry);

@@ -9,7 +9,9 @@ use crate::error::TrainError;
 use crate::frozen::FrozenSaved;
 use crate::geometry_history::GeometryHistory;
 use crate::moments_of_ranks;
-use crate::state_sections::{FAKE_MOMENTS, FAKE_WEIGHTS, MOMENTS, add_moments, add_weights};
+use crate::state_sections::{
+    FAKE_MOMENTS, FAKE_WEIGHTS, MOMENTS, PREVIOUS_WEIGHTS, add_moments, add_weights,
+};
 use flow_core::{ParamLayout, Weights};
 use flow_report::{CHECKPOINT_RECORD, CheckpointWriter, MetricRecord, MetricsPosition, RunStamp, Stopwatch};
 use serde::{Deserialize, Serialize};
@@ -92,6 +94,10 @@ impl<A: Algorithm> Session<A> {
         let (frozen, trained) = (self.parts.frozen, state.optimizer.trained());
         for (set, weights) in sets(&state.weights) {
             add_weights(&mut writer, set, weights, |index| frozen.is_held(trained[index]))?;
+        }
+        if let Some(previous) = &state.weights.previous {
+            // The rest is that of the trained weights.
+            add_weights(&mut writer, PREVIOUS_WEIGHTS, previous, |index| trained[index])?;
         }
         add_moments(&mut writer, MOMENTS, layout, (&state.optimizer, exchange))?;
         if let Some(network) = &state.fake_score {

@@ -21,6 +21,8 @@ pub struct PolicyWeights {
     pub sampling: Option<Weights>,
     /// The weights at the start.
     pub reference: Option<Weights>,
+    /// The trained weights before the last update, which sampled the rollout after it; of a run whose rollouts are an update behind.
+    pub previous: Option<Weights>,
     /// The frozen models that the algorithm learns from, in its order. Checkpoints leave them out: they are those of their files.
     pub teachers: Vec<Weights>,
 }
@@ -106,6 +108,45 @@ impl PolicyWeights {
         self.reference
             .as_ref()
             .expect("an algorithm that compares with the start is given it")
+    }
+
+    /// The trained weights before the last update.
+    ///
+    /// # Panics
+    /// If the rollouts of the run are not an update behind.
+    pub(super) fn previous(&self) -> &Weights {
+        self.previous
+            .as_ref()
+            .expect("a run whose rollouts are an update behind begins with them")
+    }
+
+    /// Makes [`previous`](Self::previous) what the trained weights are now. It has memory of its own: did it share that of the trained
+    /// weights, the next step would move these away from where recordings of the model read them.
+    pub(super) fn remember(&mut self, kernels: &dyn Kernels, device: &ComputeDevice, trained: &[bool]) {
+        let Some(previous) = self.previous.as_mut() else {
+            return;
+        };
+        let (current, ops) = (&self.current, kernels.ops());
+        let mut previous = previous.update();
+        let each = previous.each().enumerate().filter(|(index, _)| trained[*index]);
+        device.with_persistent_allocation(|| {
+            for (index, Changing { value, lower, copy }) in each {
+                match lower {
+                    // Halves hold bits that are no numbers, which a copy need not keep.
+                    Some(lower) => {
+                        let whole = current.values(&[index], kernels).remove(0);
+                        let halves = ops.weights.split(&whole);
+                        (*value, *lower) = (halves.upper, halves.lower);
+                    }
+                    None => ops
+                        .weights
+                        .copy_all(vec![(&mut *value, &current.stored()[index])]),
+                }
+                if let Some(copy) = copy {
+                    ops.weights.copy_all(vec![(copy, &*value)]);
+                }
+            }
+        });
     }
 
     /// Puts teachers that are adapters onto the frozen weights of the run, where the run trains adapters, too: both share them.

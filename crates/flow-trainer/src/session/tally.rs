@@ -3,7 +3,9 @@
 use super::{AuditMode, TrainState};
 use crate::audit::OnPolicyAudit;
 use flow_accel::Paradigm;
-use flow_report::{Audit, BYTES_PER_GIB, CHECKPOINT_RECORD, Record, Saved, peak_resident_gib};
+use flow_report::{
+    Audit, BYTES_PER_GIB, CHECKPOINT_RECORD, Record, Saved, human_duration, peak_resident_gib,
+};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -33,6 +35,9 @@ pub(super) struct Tally {
     /// The most GiB by place.
     #[serde(default)]
     peak_gib: BTreeMap<String, f64>,
+    /// Seconds for which rewards were computed beside other work.
+    #[serde(default)]
+    rewards_beside_s: f64,
     #[serde(skip)]
     notes: Vec<String>,
 }
@@ -126,6 +131,11 @@ impl Tally {
         self.comparable_from
     }
 
+    /// For so many more seconds rewards were computed beside other work.
+    pub(super) fn rewards_ran_beside(&mut self, wall_s: f64) {
+        self.rewards_beside_s += wall_s;
+    }
+
     pub(super) fn note(&mut self, note: String) {
         self.notes.push(note);
     }
@@ -142,6 +152,12 @@ impl Tally {
     /// What a reader of the summary should know.
     pub(super) fn notes(&self) -> Vec<String> {
         let mut notes = self.notes.clone();
+        if self.rewards_beside_s > 0.0 {
+            notes.push(format!(
+                "rollouts were an update behind, and {} of their rewards ran beside sampling and updates",
+                human_duration(self.rewards_beside_s)
+            ));
+        }
         if self.comparable_from > 0 {
             notes.push(format!(
                 "what evaluation measures changed before iteration {}; earlier evaluations are not compared with",

@@ -2,11 +2,12 @@
 
 use super::compared::Compared;
 use super::micro_batches::{MicroBatch, PassBatches};
+use super::stale::ratio_deviation;
 use super::{AuditMode, Parts};
 use crate::algorithm::{
     Algorithm, LossContext, Moment, Position, ReferenceWeights, RolledOut, SamplingWeights, SlowCopy,
 };
-use crate::audit::{Distribution, OnPolicyAudit, ReplayedStep};
+use crate::audit::{OnPolicyAudit, ReplayedStep};
 use crate::branching::EdgeCredits;
 use crate::distributed::{UnitSeen, UpdateSeen, on_some_rank};
 use crate::error::TrainError;
@@ -56,7 +57,7 @@ impl Mean {
 pub(super) struct Unit {
     loss: f32,
     pub loss_values: RawTensor,
-    replayed: Option<ReplayedStep>,
+    pub replayed: Option<ReplayedStep>,
     pub terms: Vec<(&'static str, RawTensor)>,
     pub gradients: Vec<Option<RawTensor>>,
 }
@@ -64,8 +65,10 @@ pub(super) struct Unit {
 /// Whose weights a loss is differentiated in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Learner {
-    /// The trained ones, which sample.
+    /// The trained ones.
     Student,
+    /// Those before the last update, which sampled a rollout that is an update behind.
+    Previous,
     /// Those of [`Algorithm::fake_score`].
     FakeScore,
 }
@@ -140,12 +143,12 @@ pub(super) struct Given<'a> {
     before: Option<RawTensor>,
     pub compared: Vec<RawTensor>,
     teachers: &'a BTreeMap<u64, usize>,
-    learner: Learner,
+    pub learner: Learner,
 }
 
 impl<A: Algorithm> Parts<A, Acceleration> {
     /// The positions of pass `inner` of this iteration.
-    fn positions(&self, inner: usize) -> Result<Positions, TrainError> {
+    pub(super) fn positions(&self, inner: usize) -> Result<Positions, TrainError> {
         let (seed, iteration) = (self.settings.seed, self.state.iteration);
         let schedules = std::iter::once(&self.schedule).chain(self.others.iter().map(|at| &at.schedule));
         let branches = self.branches();
@@ -162,15 +165,17 @@ impl<A: Algorithm> Parts<A, Acceleration> {
     }
 
     /// Every inner pass over the rollout; `advantages` and `groups` have one value per sample, in order, and so do `credits`, which count
-    /// in the place of advantages where there are any.
+    /// in the place of advantages where there are any. Of a rollout that is an update behind `ahead` is its audit by this rank.
     pub(super) fn update(
         &mut self,
         batches: &BTreeMap<usize, Trajectories>,
         (advantages, credits): (&[f32], &[EdgeCredits]),
         groups: &[u64],
+        mut ahead: Option<OnPolicyAudit>,
         observer: &mut dyn Observer,
     ) -> Result<UpdateOutcome, TrainError> {
         let audited = self.algorithm.paradigm() == Paradigm::Coupled && self.settings.audit != AuditMode::Off;
+        let is_behind = ahead.is_some();
         let mut outcome = UpdateOutcome {
             audit: audited.then(OnPolicyAudit::default),
             ..UpdateOutcome::default()
@@ -194,7 +199,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
                 let mut accumulated = Accumulated::in_lanes(all, lanes);
                 let mut seen = UpdateSeen {
                     units: Vec::with_capacity(sites.len()),
-                    audit: OnPolicyAudit::default(),
+                    audit: ahead.take().unwrap_or_default(),
                     present: Vec::new(),
                 };
                 let kernels = self.training_plan().kernels.clone();
@@ -203,19 +208,31 @@ impl<A: Algorithm> Parts<A, Acceleration> {
                 // Rows that were arranged anew may be fewer micro-batches than lanes.
                 let own_lanes = self.distribution.own_lanes();
                 let mut next_lane = own_lanes.start;
-                self.for_each_unit(Learner::Student, &sites, &pass, &compared, |batch, site, unit| {
-                    if outcome.steps.is_empty()
-                        && let (true, Some(replayed)) = (audited, &unit.replayed)
-                    {
-                        self.check_unit(&mut seen.audit, batch, site.position, replayed);
-                    }
-                    seen.units.push(UnitSeen::new(&unit.loss_values, &unit.terms));
-                    let lane = (site.micro_batch - update.start) * lanes.count() / update.len();
-                    (next_lane..lane).for_each(|lane| accumulated.add_none_to(lane, &*kernels, weights));
-                    accumulated.add_to(lane, &*kernels, unit.gradients);
-                    next_lane = lane + 1;
-                    observer.advance(1);
-                })?;
+                self.for_each_unit(
+                    Learner::Student,
+                    &sites,
+                    &pass,
+                    &compared,
+                    |batch, site, mut unit| {
+                        if outcome.steps.is_empty()
+                            && let Some(replayed) = &unit.replayed
+                        {
+                            match is_behind {
+                                true => unit.terms.push(ratio_deviation(replayed)),
+                                false if audited => {
+                                    self.check_unit(&mut seen.audit, batch, site.position, replayed);
+                                }
+                                false => {}
+                            }
+                        }
+                        seen.units.push(UnitSeen::new(&unit.loss_values, &unit.terms));
+                        let lane = (site.micro_batch - update.start) * lanes.count() / update.len();
+                        (next_lane..lane).for_each(|lane| accumulated.add_none_to(lane, &*kernels, weights));
+                        accumulated.add_to(lane, &*kernels, unit.gradients);
+                        next_lane = lane + 1;
+                        observer.advance(1);
+                    },
+                )?;
                 (next_lane..own_lanes.end).for_each(|lane| accumulated.add_none_to(lane, &*kernels, weights));
                 seen.present = accumulated.present(&*kernels);
                 let present = self.take_in(Learner::Student, seen, &mut outcome)?;
@@ -261,7 +278,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         for seen in &all {
             for unit in &seen.units {
                 let loss = match learner {
-                    Learner::Student => &mut outcome.loss,
+                    Learner::Student | Learner::Previous => &mut outcome.loss,
                     Learner::FakeScore => outcome.terms.entry("fake_loss".to_owned()).or_default(),
                 };
                 loss.add(unit.loss());
@@ -276,46 +293,8 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         Ok(on_some_rank(all.iter().map(|seen| &seen.present)))
     }
 
-    /// The audit alone: one rollout with the weights there are, and every loss and its gradients once, without an
-    /// optimizer step. Nothing of the run changes.
-    ///
-    /// # Errors
-    /// As those of a run.
-    pub fn audit(&self, observer: &mut dyn Observer) -> Result<OnPolicyAudit, TrainError> {
-        let rolled = self.roll_out(None, observer)?;
-        for ticket in rolled.tickets {
-            ticket.wait()?;
-        }
-        let positions = self.positions(0)?;
-        // Rewards do not enter a ratio; any advantages do.
-        let advantages: Vec<f32> = (0..rolled.groups.len())
-            .map(|sample| if sample % 2 == 0 { 1.0 } else { -1.0 })
-            .collect();
-        let (values, sampling) = (
-            (&*advantages, &*rolled.groups),
-            self.algorithm.sampling_weights(self.state.optimizer.steps()),
-        );
-        let pass = self.pass(&rolled.batches, values, (0, &positions), sampling)?;
-        let size = |number| pass.batches.size(number);
-        let all = positions.sites(pass.batches.micro_batches.keys().copied(), size);
-        observer.phase(Phase::Update, all.len());
-        let mut compared = Compared::new();
-        for update in &pass.batches.steps {
-            let sites = positions.sites(update.clone(), size);
-            compared.extend(self.compared(&pass, &sites, update, values)?);
-        }
-        let mut audit = OnPolicyAudit::default();
-        self.for_each_unit(Learner::Student, &all, &pass, &compared, |batch, site, unit| {
-            if let Some(replayed) = &unit.replayed {
-                self.check_unit(&mut audit, batch, site.position, replayed);
-            }
-            observer.advance(1);
-        })?;
-        Ok(audit)
-    }
-
     /// The micro-batches of pass `inner` over a rollout, and what the algorithm looks at before its first optimizer step.
-    fn pass<'a>(
+    pub(super) fn pass<'a>(
         &self,
         batches: &'a BTreeMap<usize, Trajectories>,
         (advantages, groups): (&[f32], &[u64]),
@@ -407,7 +386,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         let (position, weight) = (given.position, given.micro_batch.weight);
         let learner = given.learner;
         let (unit, pass) = self.in_context(given, |context| match learner {
-            Learner::Student => self.algorithm.loss(context, position),
+            Learner::Student | Learner::Previous => self.algorithm.loss(context, position),
             Learner::FakeScore => self.algorithm.fake_loss(context, position),
         });
         let loss = match weight {
@@ -444,6 +423,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         let network = self.state.fake_score.as_ref();
         let (learning, trained) = match (learner, network) {
             (Learner::FakeScore, Some(network)) => (&network.weights, network.optimizer.trained()),
+            (Learner::Previous, _) => (weights.previous(), self.state.optimizer.trained()),
             _ => (&weights.current, self.state.optimizer.trained()),
         };
         let pass = TrainingPass::new(learning, self.training_plan().clone(), trained.into());
@@ -497,26 +477,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             .collect()
     }
 
-    /// Compares what a loss computed again with what the rollout recorded.
-    fn check_unit(
-        &self,
-        audit: &mut OnPolicyAudit,
-        batch: &Trajectories,
-        position: Position,
-        replayed: &ReplayedStep,
-    ) {
-        let recorded = match position {
-            Position::Recorded(index) => batch.records.get(index).map(|record| Distribution {
-                log_prob: record.log_prob.clone(),
-                mean: record.mean.clone(),
-            }),
-            Position::Time { .. } | Position::EachRow { .. } | Position::Step { .. } => None,
-        };
-        let site = self.position_site(batch, position);
-        audit.check(site, &batch.samples, replayed, recorded.as_ref());
-    }
-
-    fn position_site(&self, batch: &Trajectories, position: Position) -> CallSite {
+    pub(super) fn position_site(&self, batch: &Trajectories, position: Position) -> CallSite {
         let step = match position {
             Position::Recorded(index) | Position::Step { index, .. } => batch.records[index].step.step as u32,
             Position::Time { .. } | Position::EachRow { .. } => 0,
@@ -551,26 +512,6 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             position,
             value: unit.loss,
         })
-    }
-
-    /// Stops or warns if a ratio is not exactly 1, or a log-probability or mean not the rollout's to the bit.
-    fn judge(&self, audit: &OnPolicyAudit, observer: &mut dyn Observer) -> Result<(), TrainError> {
-        let Some(deviation) = audit.worst() else {
-            return Ok(());
-        };
-        let iteration = self.state.iteration + 1;
-        if self.settings.audit == AuditMode::Stop && self.settings.lossless {
-            let plan = self.training_plan().describe();
-            return Err(TrainError::OffPolicy {
-                iteration,
-                deviation,
-                plan,
-            });
-        }
-        observer.notice(&format!(
-            "iteration {iteration}: before the first optimizer step {deviation}, the largest deviation from the rollout"
-        ));
-        Ok(())
     }
 
     /// A step, of weights of which those that are `present` have a gradient.

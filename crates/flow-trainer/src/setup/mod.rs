@@ -16,6 +16,7 @@ mod rewards;
 mod schedule;
 mod served;
 mod sizes;
+mod staleness;
 mod teachers;
 
 pub use checkpointing::{TrainingSteps, regions};
@@ -415,6 +416,7 @@ pub fn parts_of<A: Algorithm>(
         mut notices,
         strict,
     } = common_for(config, environment, model, &trainer, &algorithm.guidance_scales())?;
+    staleness::check(config.sampling.staleness, &algorithm, &acceleration)?;
     let records = Records::of(config, environment, &algorithm, &dataset)?;
     let device = &environment.device;
     let sampling = &config.sampling;
@@ -491,6 +493,7 @@ pub fn parts_of<A: Algorithm>(
         old: algorithm.keeps(SlowCopy::Old).then(slow),
         sampling: algorithm.keeps(SlowCopy::Sampling).then(slow),
         reference: (algorithm.reference() == Some(ReferenceWeights::Snapshot)).then(|| model.weights.clone()),
+        previous: None,
         teachers: teachers::teachers(config, environment, &model, algorithm.teachers())?,
         current: model.weights,
     };
@@ -525,6 +528,7 @@ pub fn parts_of<A: Algorithm>(
         geometry,
         initial_noise: sampling.initial_noise,
         branching: sampling.branching.clone(),
+        staleness: sampling.staleness,
         advantage: (&config.advantage).into(),
         average,
         audit: match config.audit.on_policy {

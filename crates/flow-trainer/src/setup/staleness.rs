@@ -1,0 +1,39 @@
+//! What a rollout that is an update behind asks of an algorithm and of accelerators, beyond the rules on the config.
+
+use crate::algorithm::{Algorithm, SamplingWeights};
+use crate::error::TrainError;
+use flow_accel::{Arrangement, Paradigm};
+
+/// That the loss reads of the policy that sampled what the rollout recorded, and that no rollout waits for the one before it.
+///
+/// # Errors
+/// [`TrainError::Setting`] with what stands against it.
+pub(super) fn check<A: Algorithm>(
+    staleness: usize,
+    algorithm: &A,
+    acceleration: &Arrangement,
+) -> Result<(), TrainError> {
+    let name = algorithm.name();
+    let problem = if staleness == 0 {
+        return Ok(());
+    } else if algorithm.paradigm() != Paradigm::Coupled {
+        format!(
+            "the loss of the algorithm `{name}` does not read the log-probabilities that a rollout recorded"
+        )
+    } else if algorithm.sampling_weights(0) != SamplingWeights::Current {
+        format!("the algorithm `{name}` samples with a slower copy of the weights")
+    } else if algorithm.looks_before() || algorithm.compares_rows() {
+        format!(
+            "the algorithm `{name}` computes numbers of the policy that sampled from the weights before the update, which are others by then"
+        )
+    } else if acceleration.audit_share() > 0.0 {
+        "an accelerator of `acceleration.rollout` learns from some samples of a rollout, and the next one is sampled before it has; its policy \
+         `auto` does so"
+            .to_owned()
+    } else {
+        return Ok(());
+    };
+    Err(TrainError::Setting(format!(
+        "{problem}, so a rollout cannot be an update behind; remove `sampling.staleness`"
+    )))
+}
