@@ -158,10 +158,11 @@ pub fn rows(values: &[f64]) -> impl ExactSizeIterator<Item = &[f64]> {
 }
 
 /// A recorded step computed on the host, under the weights that moved and under those that sampled.
-struct HostStep {
+pub struct HostStep {
     step: StepCoefficients,
-    log_prob: Vec<f64>,
-    old_log_prob: Vec<f64>,
+    pub log_prob: Vec<f64>,
+    /// As the rollout recorded it.
+    pub old_log_prob: Vec<f64>,
     /// `mean((mu - mu_old)²)` per row.
     drift: Vec<f64>,
 }
@@ -175,7 +176,7 @@ pub fn squared(a: &[f64], b: &[f64]) -> Vec<f64> {
 }
 
 impl HostStep {
-    fn of(record: &StepRecord, v: &[f64], v_old: &[f64]) -> Self {
+    pub fn of(record: &StepRecord, v: &[f64], v_old: &[f64]) -> Self {
         let step = record.step;
         let (scale, offset) = step
             .log_prob
@@ -198,7 +199,7 @@ impl HostStep {
         }
     }
 
-    fn ratios(&self) -> Vec<f64> {
+    pub fn ratios(&self) -> Vec<f64> {
         let pairs = self.log_prob.iter().zip(&self.old_log_prob);
         pairs.map(|(new, old)| (new - old).exp()).collect()
     }

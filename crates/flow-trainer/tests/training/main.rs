@@ -19,6 +19,7 @@ mod pretraining;
 mod ranks;
 mod records;
 mod resume;
+mod staleness;
 mod storage;
 mod support;
 mod text;

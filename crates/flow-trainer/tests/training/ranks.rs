@@ -291,3 +291,40 @@ fn pairs_in_as_many_micro_batches_as_lanes_or_more_leave_the_same_bytes_on_ranks
         assert!(other.weights == one.weights, "on {ranks}");
     }
 }
+
+#[test]
+fn rollouts_that_are_an_update_behind_leave_the_same_bytes_on_one_two_and_four_ranks_resumed_or_not() {
+    let overrides = [
+        "sampling.staleness=1",
+        "sampling.prompts_per_step=4",
+        "sampling.group_size=6",
+        "sampling.micro_batch=3",
+        "optimizer.gradient_accumulation=4",
+        "distributed.lanes=4",
+        "distributed.check_replicas_every=1",
+        "evaluation.every=0",
+    ];
+    let folder = || tempfile::tempdir().expect("a temporary directory");
+    let alone = folder();
+    let one = in_folder(alone.path(), 1, &overrides, (false, 3));
+    assert_eq!(one.metrics.matches("off_policy/ratio_deviation").count(), 3);
+    let same = |root: &Path, left: Left, words: &str| {
+        assert_eq!(left.metrics, one.metrics, "{words}");
+        assert!(left.weights == one.weights, "{words}");
+        assert!(
+            tensors(root, 3) == tensors(alone.path(), 3),
+            "{words}: another checkpoint"
+        );
+    };
+    for ranks in [2, 4] {
+        let root = folder();
+        let left = in_folder(root.path(), ranks, &overrides, (false, 3));
+        same(root.path(), left, &format!("on {ranks}"));
+    }
+    for (first, second) in [(1, 2), (4, 1)] {
+        let root = folder();
+        in_folder(root.path(), first, &overrides, (false, 2));
+        let left = in_folder(root.path(), second, &overrides, (true, 3));
+        same(root.path(), left, &format!("from {first} to {second}"));
+    }
+}
