@@ -6,6 +6,7 @@ use crate::convolutions::{Convolutions, convolutions_for};
 use crate::kl::Kl;
 use crate::layers::Place;
 use crate::tiling::Tiling;
+use crate::tiny::Tiny;
 use crate::{AutoencoderError, Latent, LatentScaling, Moments, Pictures};
 use burn::tensor::{FloatDType, Tensor};
 use flow_core::device::ComputeDevice;
@@ -76,50 +77,19 @@ impl Autoencoder {
         config.check(Path::new("config.json"))?;
         let mut layout = ParamLayout::default();
         let parts = LayoutBuilder::new(&mut layout);
-        let (network, spec): (Arc<dyn Network>, _) = match config {
-            AutoencoderConfig::Kl(config) => {
-                let spec = AutoencoderSpec {
-                    latent_channels: config.latent_channels,
-                    colours_in: config.in_channels,
-                    colours_out: config.out_channels,
-                    factor: config.factor(),
-                    frames: None,
-                    clamps: false,
-                    tiling: Tiling::overlapping_a_quarter(config.side() / config.factor()),
-                };
-                (Arc::new(Kl::new(parts, config)), spec)
-            }
-            AutoencoderConfig::Causal(config) => {
-                let spec = AutoencoderSpec {
-                    latent_channels: config.z_dim,
-                    colours_in: config.in_channels,
-                    colours_out: config.out_channels,
-                    factor: config.factor(),
-                    frames: Some(config.frames()),
-                    clamps: true,
-                    tiling: Tiling::overlapping_a_quarter(256 / config.factor()),
-                };
-                (Arc::new(Causal::new(parts, config)), spec)
-            }
+        let network: Arc<dyn Network> = match config {
+            AutoencoderConfig::Kl(config) => Arc::new(Kl::new(parts, config)),
+            AutoencoderConfig::Causal(config) => Arc::new(Causal::new(parts, config)),
+            AutoencoderConfig::Tiny(config) => Arc::new(Tiny::new(parts, *config)),
         };
-        Ok(Self::of_network(spec, config.scaling(), layout, network, device))
-    }
-
-    pub(crate) fn of_network(
-        spec: AutoencoderSpec,
-        scaling: LatentScaling,
-        layout: ParamLayout,
-        network: Arc<dyn Network>,
-        device: &ComputeDevice,
-    ) -> Self {
-        Self {
-            spec,
-            scaling,
+        Ok(Self {
+            spec: config.spec(),
+            scaling: config.scaling(),
             layout: Arc::new(layout),
             network,
             convolutions: convolutions_for(device),
             one_by_one: device.is_processor(),
-        }
+        })
     }
 
     /// The same with other convolutions.

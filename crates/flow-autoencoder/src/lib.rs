@@ -19,10 +19,10 @@ mod tiling;
 mod tiny;
 
 pub use autoencoder::{Autoencoder, AutoencoderSpec, Options};
-pub use config::{AutoencoderConfig, CausalConfig, KlConfig};
+pub use config::{AutoencoderConfig, CausalConfig, KlConfig, TinyConfig};
 pub use convolutions::{BurnConvolutions, Convolutions, HostConvolutions};
 pub use error::AutoencoderError;
-pub use folder::open_any;
+pub use folder::AutoencoderFolder;
 pub use latent::{Latent, LatentScaling, ScaledLatent};
 pub use moments::Moments;
 pub use open::{config_of, open, open_weights};

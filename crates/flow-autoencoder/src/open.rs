@@ -21,8 +21,8 @@ pub(crate) const LFS: &[u8] = b"version https://git-lfs";
 const QUANTISED: [&str; 7] = ["F8", "F6", "F4", "I8", "U8", "I4", "U4"];
 
 /// The autoencoder in `path` and its weights: a folder with `config.json` and one safetensors file or several, or the folder of a
-/// pipeline, whose folder `vae` is taken. Weights are F32, BF16 or F16 in the files and f32 in memory. The encoder's are read
-/// with the decoder's.
+/// pipeline, whose folder `vae` is taken. Weights are F32, BF16 or F16 in the files; in memory they are frozen: f32, or the type that
+/// `device` computes in and no other. The encoder's are read with the decoder's.
 ///
 /// # Errors
 /// [`AutoencoderError::Folder`], [`AutoencoderError::Io`], [`AutoencoderError::LfsPointer`],
@@ -44,9 +44,15 @@ pub fn open_weights(
     let folder = folder_of(path)?;
     let autoencoder = Autoencoder::new(&read_config(&folder)?, device)?;
     refuse_pointers(&folder)?;
-    let mut weights = Weights::zeros(autoencoder.layout().clone(), device);
+    let mut weights = frozen_weights(&autoencoder, device);
     load_into(&mut weights, file).map_err(|error| explained(error, &folder))?;
     Ok((autoencoder, weights))
+}
+
+/// Weights that files are about to give, frozen as they come: a device that computes in bf16 never holds them in f32.
+pub(crate) fn frozen_weights(autoencoder: &Autoencoder, device: &ComputeDevice) -> Weights {
+    let layout = autoencoder.layout();
+    Weights::init_adapters_on_frozen(layout.clone(), 0, device, &vec![false; layout.len()])
 }
 
 /// The settings of the autoencoder in `path`, a folder as [`open`] takes one; its weights may be missing.
@@ -57,7 +63,7 @@ pub fn config_of(path: &Path) -> Result<AutoencoderConfig, AutoencoderError> {
     read_config(&folder_of(path)?)
 }
 
-fn folder_of(path: &Path) -> Result<PathBuf, AutoencoderError> {
+pub(crate) fn folder_of(path: &Path) -> Result<PathBuf, AutoencoderError> {
     let error = |problem: &str| {
         Err(AutoencoderError::Folder {
             path: path.to_owned(),
@@ -105,7 +111,7 @@ fn read_config(folder: &Path) -> Result<AutoencoderConfig, AutoencoderError> {
 }
 
 /// Files of weights that are pointers would be told to be truncated.
-fn refuse_pointers(folder: &Path) -> Result<(), AutoencoderError> {
+pub(crate) fn refuse_pointers(folder: &Path) -> Result<(), AutoencoderError> {
     let io = |action, path: &Path| {
         let path = path.to_owned();
         move |source| AutoencoderError::Io { action, path, source }

@@ -3,25 +3,21 @@
 //! Source: madebyollin/taesd, `taesd.py`, whose weight names it has. It reads and gives latents in the units of a diffusion
 //! model.
 
-use crate::autoencoder::{AutoencoderSpec, Network};
+use crate::autoencoder::Network;
+use crate::config::{AutoencoderConfig, TinyConfig};
 use crate::convolutions::Geometry;
 use crate::layers::{Convolution, Place};
-use crate::tiling::Tiling;
-use crate::{Autoencoder, AutoencoderError, LatentScaling};
+use crate::open::{LFS, frozen_weights};
+use crate::{Autoencoder, AutoencoderError};
 use burn::tensor::Tensor;
 use burn::tensor::activation::relu;
+use flow_core::Weights;
 use flow_core::device::ComputeDevice;
 use flow_core::params::LayoutBuilder;
-use flow_core::{ParamLayout, Weights};
-use flow_models::weights::{Parsed, parse};
-use std::fs;
+use flow_models::ModelError;
+use flow_models::weights::{FileMap, Parsed, parse};
 use std::path::Path;
-use std::sync::Arc;
 
-/// Pixels of a side of the picture for one of the latent.
-const FACTOR: usize = 8;
-/// Side of pictures that tiles are cut for.
-const TILE: usize = 64;
 /// Latents are held within these bounds by `3 tanh(z / 3)`.
 const LARGEST: f32 = 3.0;
 /// The encoder knows no variance; its logarithm is given as the smallest there is.
@@ -112,9 +108,22 @@ impl Sequence {
 
 /// The network of a TAESD.
 #[derive(Debug)]
-struct Tiny {
+pub(crate) struct Tiny {
     encoder: Sequence,
     decoder: Sequence,
+}
+
+impl Tiny {
+    pub fn new(mut parts: LayoutBuilder<'_>, config: TinyConfig) -> Self {
+        let TinyConfig {
+            width,
+            latent_channels,
+        } = config;
+        Self {
+            encoder: Sequence::encoder(parts.under("encoder"), width, latent_channels),
+            decoder: Sequence::decoder(parts.under("decoder"), width, latent_channels),
+        }
+    }
 }
 
 impl Network for Tiny {
@@ -131,76 +140,69 @@ impl Network for Tiny {
 }
 
 /// A TAESD of its author's two files, for instance `taesd3_encoder.safetensors` and `taesd3_decoder.safetensors`, and its
-/// weights, in which the names of the files stand behind `encoder.` and `decoder.`. F32, BF16 or F16 in the files, f32 in
-/// memory. Latents are those of the diffusion model, so its scaling changes nothing; the encoder knows no variance.
+/// weights, in which the names of the files stand behind `encoder.` and `decoder.`. F32, BF16 or F16 in the files; frozen in
+/// memory, as [`open`](crate::open) has them. Latents are those of the diffusion model, so its scaling changes nothing; the encoder knows no
+/// variance.
 ///
 /// # Errors
-/// [`AutoencoderError::Io`], [`AutoencoderError::LfsPointer`]; [`AutoencoderError::Folder`] for a file that is no half of a TAESD.
+/// [`AutoencoderError::Io`], [`AutoencoderError::LfsPointer`]; [`AutoencoderError::Folder`] for a file that is no half of a TAESD;
+/// [`AutoencoderError::Config`] for one of a size beyond reason.
 pub fn open_tiny(
     encoder: &Path,
     decoder: &Path,
     device: &ComputeDevice,
 ) -> Result<(Autoencoder, Weights), AutoencoderError> {
-    let files = [("encoder", encoder), ("decoder", decoder)];
-    let bytes = files.map(|(_, path)| read(path));
-    let [encoder_bytes, decoder_bytes] = bytes;
-    let bytes = [encoder_bytes?, decoder_bytes?];
-    let [of_encoder, of_decoder] = [0, 1].map(|which| parse_file(files[which].1, &bytes[which]));
-    let parsed = [of_encoder?, of_decoder?];
-    let first = parsed[1].tensors.iter().find(|it| it.name == "1.weight");
-    let Some([width, latent, 3, 3]) = first.map(|it| &*it.shape) else {
+    let files = [open_half(encoder)?, open_half(decoder)?];
+    let parsed = [parse_half(&files[0])?, parse_half(&files[1])?];
+    let config = AutoencoderConfig::Tiny(config_of(decoder, &parsed[1])?);
+    let autoencoder = Autoencoder::new(&config, device)?;
+    let mut weights = frozen_weights(&autoencoder, device);
+    for ((half, file), parsed) in ["encoder", "decoder"].into_iter().zip(&files).zip(&parsed) {
+        fill(&mut weights, half, &file.path, parsed)?;
+    }
+    Ok((autoencoder, weights))
+}
+
+/// The dimensions of the TAESD whose decoder is the file `decoder`, of which the header is read.
+pub(crate) fn config_of_decoder(decoder: &Path) -> Result<TinyConfig, AutoencoderError> {
+    let file = open_half(decoder)?;
+    config_of(decoder, &parse_half(&file)?)
+}
+
+fn config_of(decoder: &Path, parsed: &Parsed<'_>) -> Result<TinyConfig, AutoencoderError> {
+    let first = parsed.tensors.iter().find(|it| it.name == "1.weight");
+    let Some([width, latent_channels, 3, 3]) = first.map(|it| &*it.shape) else {
         return Err(no_half(
             decoder,
             "a decoder has a tensor `1.weight` of [width, latent channels, 3, 3]",
         ));
     };
-    let autoencoder = autoencoder(*width, *latent, device);
-    let mut weights = Weights::zeros(autoencoder.layout().clone(), device);
-    for ((half, path), parsed) in files.iter().zip(&parsed) {
-        fill(&mut weights, half, path, parsed)?;
-    }
-    Ok((autoencoder, weights))
+    let config = TinyConfig {
+        width: *width,
+        latent_channels: *latent_channels,
+    };
+    AutoencoderConfig::Tiny(config).check(decoder)?;
+    Ok(config)
 }
 
-fn autoencoder(width: usize, latent: usize, device: &ComputeDevice) -> Autoencoder {
-    let mut layout = ParamLayout::default();
-    let mut parts = LayoutBuilder::new(&mut layout);
-    let network = Tiny {
-        encoder: Sequence::encoder(parts.under("encoder"), width, latent),
-        decoder: Sequence::decoder(parts.under("decoder"), width, latent),
-    };
-    let spec = AutoencoderSpec {
-        latent_channels: latent,
-        colours_in: 3,
-        colours_out: 3,
-        factor: FACTOR,
-        frames: None,
-        clamps: false,
-        tiling: Tiling::overlapping_a_quarter(TILE),
-    };
-    let scaling = LatentScaling::Uniform {
-        factor: 1.0,
-        shift: 0.0,
-    };
-    Autoencoder::of_network(spec, scaling, layout, Arc::new(network), device)
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, AutoencoderError> {
-    let bytes = fs::read(path).map_err(|source| AutoencoderError::Io {
-        action: "read",
-        path: path.to_owned(),
-        source,
+/// Maps one of the two files.
+pub(crate) fn open_half(path: &Path) -> Result<FileMap, AutoencoderError> {
+    let file = FileMap::open(path).map_err(|error| match error {
+        ModelError::Io { path, source, .. } => AutoencoderError::Io {
+            action: "read",
+            path,
+            source,
+        },
+        other => other.into(),
     })?;
-    if bytes.starts_with(crate::open::LFS) {
-        return Err(AutoencoderError::LfsPointer {
-            path: path.to_owned(),
-        });
+    if file.bytes.starts_with(LFS) {
+        return Err(AutoencoderError::LfsPointer { path: file.path });
     }
-    Ok(bytes)
+    Ok(file)
 }
 
-fn parse_file<'b>(path: &Path, bytes: &'b [u8]) -> Result<Parsed<'b>, AutoencoderError> {
-    parse(bytes).map_err(|problem| no_half(path, &problem))
+fn parse_half(file: &FileMap) -> Result<Parsed<'_>, AutoencoderError> {
+    parse(&file.bytes).map_err(|problem| no_half(&file.path, &problem))
 }
 
 fn no_half(path: &Path, problem: &str) -> AutoencoderError {
@@ -232,9 +234,7 @@ fn fill(weights: &mut Weights, half: &str, path: &Path, parsed: &Parsed<'_>) -> 
         if let Some(value) = values.iter().find(|it| !it.is_finite()) {
             return Err(error(format!("holds {value}")));
         }
-        weights
-            .set_host(index, values)
-            .map_err(flow_models::ModelError::from)?;
+        weights.set_host(index, values).map_err(ModelError::from)?;
     }
     if parsed.tensors.len() == expected {
         return Ok(());

@@ -3,9 +3,11 @@
 mod common;
 
 use common::{difference, host, noise, normal, with_exec};
-use flow_autoencoder::{AutoencoderError, Latent, Options, Pictures, open_tiny};
-use flow_core::Weights;
+use flow_autoencoder::{
+    AutoencoderConfig, AutoencoderError, AutoencoderFolder, Latent, Options, Pictures, TinyConfig, open_tiny,
+};
 use flow_core::device::ComputeDevice;
+use flow_core::{LatentShape, Weights};
 use flow_models::{StoredDtype, weights::save_tensors};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -249,4 +251,35 @@ fn files_that_are_no_halves_are_told_what_is_wrong() {
             .to_string()
             .contains("cannot read `nowhere`")
     );
+}
+
+#[test]
+fn a_folder_of_the_two_files_says_what_it_holds_before_its_weights_are_read() {
+    let (folder, halves) = (tempfile::tempdir().unwrap(), halves());
+    let (autoencoder, weights) = opened(folder.path(), &halves);
+    let found = AutoencoderFolder::open(folder.path()).unwrap();
+    let config = TinyConfig {
+        width: WIDTH,
+        latent_channels: LATENT,
+    };
+    assert_eq!(found.config(), &AutoencoderConfig::Tiny(config));
+    assert_eq!(found.config().spec(), *autoencoder.spec());
+    let files = found.weight_files().unwrap();
+    let tensors = files.iter().flat_map(|file| file.parse().unwrap().tensors);
+    let bytes: usize = tensors.map(|tensor| tensor.bytes.len()).sum();
+    assert_eq!(bytes, 4 * autoencoder.layout().count_values(|_| true));
+    // Input, output and sum of a layer at full size.
+    let latent = LatentShape {
+        channels: LATENT,
+        frames: 1,
+        height: 3,
+        width: 5,
+    };
+    let decoding = found.config().decoding_bytes(latent, 2, 4, true);
+    assert_eq!(decoding, 3 * (3 * 8) * (5 * 8) * WIDTH * 4);
+    let (_, again) = found.load(&ComputeDevice::cpu()).unwrap();
+    assert!((0..weights.layout().len()).all(|index| again.host(index) == weights.host(index)));
+    std::fs::remove_file(folder.path().join("taesd_encoder.safetensors")).unwrap();
+    let said = AutoencoderFolder::open(folder.path()).unwrap_err().to_string();
+    assert!(said.contains("encoder.safetensors"), "{said}");
 }

@@ -6,6 +6,7 @@ use crate::images::BucketSettings;
 use crate::picture::Picture;
 use crate::prompt::Prompt;
 use crate::vocabulary::{NULL_TOKEN, Vocabulary};
+use flow_rng::{Draws, Purpose, Stream};
 use std::path::Path;
 
 /// One image with its true caption.
@@ -238,15 +239,49 @@ pub trait CaptionedPictures: Send + Sync {
     }
 }
 
-pub(crate) fn check_fraction(fraction: f32) -> Result<(), DataError> {
-    if (0.0..=1.0).contains(&fraction) {
-        return Ok(());
+/// Refuses the value of a setting unless it `fits`.
+pub(crate) fn check_setting(
+    fits: bool,
+    setting: &'static str,
+    value: impl ToString,
+    allowed: &'static str,
+) -> Result<(), DataError> {
+    match fits {
+        true => Ok(()),
+        false => Err(DataError::Setting {
+            setting,
+            value: value.to_string(),
+            allowed,
+        }),
     }
-    Err(DataError::Setting {
-        setting: "caption_noise",
-        value: fraction.to_string(),
-        allowed: "it is the share of captions that are wrong, from 0 to 1",
-    })
+}
+
+/// Refuses a data set without training images.
+pub(crate) fn check_images(images: u64) -> Result<(), DataError> {
+    let allowed = "there must be at least one training image";
+    check_setting(images > 0, "images", images, allowed)
+}
+
+/// The noise of the caption at `index`, from which is drawn what is wrong in it; none for one that stays right.
+pub(crate) fn caption_noise(fraction: f32, seed: u64, index: u64) -> Result<Option<Draws>, DataError> {
+    let allowed = "it is the share of captions that are wrong, from 0 to 1";
+    check_setting(
+        (0.0..=1.0).contains(&fraction),
+        "caption_noise",
+        fraction,
+        allowed,
+    )?;
+    let mut draws = Stream::new(seed, Purpose::Captions).at(index, 1);
+    let is_noisy = draws.uniform() < f64::from(fraction);
+    Ok(is_noisy.then_some(draws))
+}
+
+/// That `prompt` is not one of the data set's.
+pub(crate) fn foreign_prompt(dataset: &str, prompt: &Prompt) -> DataError {
+    DataError::ForeignPrompt {
+        dataset: dataset.to_owned(),
+        text: prompt.text.clone(),
+    }
 }
 
 pub(crate) fn check_index(dataset: &str, len: u64, index: u64) -> Result<(), DataError> {

@@ -7,7 +7,10 @@
 use std::io::Read;
 use std::sync::Arc;
 
-use crate::dataset::{CaptionedImages, Dataset, Example, TokenizedPrompts, check_fraction, check_index};
+use crate::dataset::{
+    CaptionedImages, Dataset, Example, TokenizedPrompts, caption_noise, check_index, check_setting,
+    foreign_prompt,
+};
 use crate::error::{DataError, PromptError};
 use crate::image::{Image, ImageShape};
 use crate::parse;
@@ -140,13 +143,9 @@ impl Digits {
     /// # Errors
     /// [`DataError::Setting`] unless `image_size` is a multiple of 8 from 8 to 512.
     pub fn with_image_size(image_size: usize) -> Result<Self, DataError> {
-        if !(SIDE..=512).contains(&image_size) || !image_size.is_multiple_of(SIDE) {
-            return Err(DataError::Setting {
-                setting: "image_size",
-                value: image_size.to_string(),
-                allowed: "digits have 8 pixels a side and are enlarged to a multiple of 8, at most 512",
-            });
-        }
+        let fits = (SIDE..=512).contains(&image_size) && image_size.is_multiple_of(SIDE);
+        let allowed = "digits have 8 pixels a side and are enlarged to a multiple of 8, at most 512";
+        check_setting(fits, "image_size", image_size, allowed)?;
         let mut digits = Self::new()?;
         if image_size != SIDE {
             digits.image_size = image_size;
@@ -255,13 +254,9 @@ impl Digits {
     /// # Errors
     /// [`DataError::Setting`] unless `validation_fraction` is above 0 and below 1.
     pub fn split(&self, validation_fraction: f32, seed: u64) -> Result<DigitsSplit, DataError> {
-        if !(validation_fraction > 0.0 && validation_fraction < 1.0) {
-            return Err(DataError::Setting {
-                setting: "validation_fraction",
-                value: validation_fraction.to_string(),
-                allowed: "it is the share of images kept for validation, above 0 and below 1",
-            });
-        }
+        let fits = validation_fraction > 0.0 && validation_fraction < 1.0;
+        let allowed = "it is the share of images kept for validation, above 0 and below 1";
+        check_setting(fits, "validation_fraction", validation_fraction, allowed)?;
         let (mut train, mut validation) = (Vec::new(), Vec::new());
         for digit in 0..10u8 {
             let mut members: Vec<u64> = (0..self.labels.len())
@@ -391,17 +386,13 @@ impl CaptionedImages for Digits {
         seed: u64,
         index: u64,
     ) -> Result<Prompt, DataError> {
-        check_fraction(fraction)?;
+        let noise = caption_noise(fraction, seed, index)?;
         let PromptSpec::Digit { digit, weight } = prompt.spec else {
-            return Err(DataError::ForeignPrompt {
-                dataset: self.name().to_owned(),
-                text: prompt.text.clone(),
-            });
+            return Err(foreign_prompt(self.name(), prompt));
         };
-        let mut stream = Stream::new(seed, Purpose::Captions).at(index, 1);
-        if stream.uniform() >= f64::from(fraction) {
+        let Some(mut stream) = noise else {
             return Ok(prompt.clone());
-        }
+        };
         let other = (u32::from(digit) + 1 + stream.below(9) as u32) % 10;
         Ok(self.prompts[prompt_id(other as u8, weight) as usize].clone())
     }

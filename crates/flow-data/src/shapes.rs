@@ -6,7 +6,10 @@
 mod prompts;
 pub(crate) mod render;
 
-use crate::dataset::{CaptionedImages, Dataset, Example, TokenizedPrompts, check_fraction, check_index};
+use crate::dataset::{
+    CaptionedImages, Dataset, Example, TokenizedPrompts, caption_noise, check_images, check_index,
+    check_setting, foreign_prompt,
+};
 use crate::error::{DataError, PromptError};
 use crate::image::ImageShape;
 use crate::prompt::{Colour, Position, Prompt, PromptSpec, Shape};
@@ -88,20 +91,10 @@ impl Shapes {
     /// # Errors
     /// [`DataError::Setting`] for a size outside 16 to 1024 or a length of 0.
     pub fn new(settings: ShapesSettings) -> Result<Self, DataError> {
-        if !(16..=1024).contains(&settings.image_size) {
-            return Err(DataError::Setting {
-                setting: "image_size",
-                value: settings.image_size.to_string(),
-                allowed: "images have 16 to 1024 pixels a side (below 16 the shapes cannot be told apart)",
-            });
-        }
-        if settings.images == 0 {
-            return Err(DataError::Setting {
-                setting: "images",
-                value: "0".to_owned(),
-                allowed: "there must be at least one training image",
-            });
-        }
+        let size = settings.image_size;
+        let allowed = "images have 16 to 1024 pixels a side (below 16 the shapes cannot be told apart)";
+        check_setting((16..=1024).contains(&size), "image_size", size, allowed)?;
+        check_images(settings.images)?;
         let vocabulary = prompts::vocabulary();
         let prompts = prompts::all(&vocabulary);
         Ok(Self {
@@ -128,7 +121,7 @@ impl Shapes {
             position,
         } = self.own(prompt)?.spec
         else {
-            return Err(self.foreign(prompt));
+            return Err(foreign_prompt(self.name(), prompt));
         };
         let mut stream = Stream::new(seed, Purpose::Rendering).at(index, 0);
         Ok(Scene::place(
@@ -145,14 +138,7 @@ impl Shapes {
     fn own(&self, prompt: &Prompt) -> Result<&Prompt, DataError> {
         match self.prompts.get(prompt.id as usize) {
             Some(own) if own.spec == prompt.spec => Ok(own),
-            _ => Err(self.foreign(prompt)),
-        }
-    }
-
-    fn foreign(&self, prompt: &Prompt) -> DataError {
-        DataError::ForeignPrompt {
-            dataset: self.name().to_owned(),
-            text: prompt.text.clone(),
+            _ => Err(foreign_prompt(self.name(), prompt)),
         }
     }
 
@@ -267,7 +253,7 @@ impl CaptionedImages for Shapes {
         seed: u64,
         index: u64,
     ) -> Result<Prompt, DataError> {
-        check_fraction(fraction)?;
+        let noise = caption_noise(fraction, seed, index)?;
         let PromptSpec::Shapes {
             count,
             colour,
@@ -275,12 +261,11 @@ impl CaptionedImages for Shapes {
             position,
         } = self.own(prompt)?.spec
         else {
-            return Err(self.foreign(prompt));
+            return Err(foreign_prompt(self.name(), prompt));
         };
-        let mut stream = Stream::new(seed, Purpose::Captions).at(index, 1);
-        if stream.uniform() >= f64::from(fraction) {
+        let Some(mut stream) = noise else {
             return Ok(prompt.clone());
-        }
+        };
         let mut spec = SceneSpec {
             count,
             colour,

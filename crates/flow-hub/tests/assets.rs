@@ -3,15 +3,15 @@
 mod common;
 
 use common::*;
-use flate2::Compression;
-use flate2::write::DeflateEncoder;
 use flow_hub::assets::{Download, Fetched, Member, fetch_known};
 use flow_hub::{FileHash, HttpClient, HubError, RemoteFile, Retries};
 use sha2::{Digest, Sha256};
 use std::fs;
-use std::io::Write;
+use std::io::{Cursor, Write};
 use std::time::Duration;
 use test_support::hub_server::{COMMIT, REPOSITORY};
+use zip::write::SimpleFileOptions;
+use zip::{CompressionMethod, ZipWriter};
 
 const ARCHIVE: &str = "package-1.0-py3-none-any.whl";
 
@@ -28,50 +28,18 @@ fn file(path: &str, content: &[u8]) -> RemoteFile {
 }
 
 /// A zip of entries, deflated or stored.
-fn zip(entries: &[(&str, &[u8], bool)]) -> Vec<u8> {
-    let (mut bytes, mut directory): (Vec<u8>, Vec<u8>) = (Vec::new(), Vec::new());
+fn archive_of(entries: &[(&str, &[u8], bool)]) -> Vec<u8> {
+    let mut archive = ZipWriter::new(Cursor::new(Vec::new()));
     for (name, content, is_deflated) in entries {
-        let packed = match is_deflated {
-            true => {
-                let mut encoder = DeflateEncoder::new(Vec::new(), Compression::default());
-                encoder.write_all(content).unwrap();
-                encoder.finish().unwrap()
-            }
-            false => content.to_vec(),
+        let method = match is_deflated {
+            true => CompressionMethod::Deflated,
+            false => CompressionMethod::Stored,
         };
-        let local = bytes.len() as u32;
-        let method = [if *is_deflated { 8u8 } else { 0 }, 0];
-        // Version, flags, method, time, date, checksum (which is not read), sizes, lengths of name and extra field.
-        let mut common: Vec<u8> = vec![20, 0, 0, 0];
-        common.extend(method);
-        common.extend([0; 8]);
-        common.extend((packed.len() as u32).to_le_bytes());
-        common.extend((content.len() as u32).to_le_bytes());
-        common.extend((name.len() as u16).to_le_bytes());
-        let extra = [7u8, 0, 1, 0, 9];
-        bytes.extend(b"PK\x03\x04");
-        bytes.extend(&common);
-        bytes.extend((extra.len() as u16).to_le_bytes());
-        bytes.extend(name.as_bytes());
-        bytes.extend(extra);
-        bytes.extend(packed);
-        directory.extend(b"PK\x01\x02\x14\0");
-        directory.extend(&common);
-        // Lengths of extra field and comment, disk, attributes.
-        directory.extend([0; 12]);
-        directory.extend(local.to_le_bytes());
-        directory.extend(name.as_bytes());
+        let options = SimpleFileOptions::default().compression_method(method);
+        archive.start_file(*name, options).unwrap();
+        archive.write_all(content).unwrap();
     }
-    let start = bytes.len() as u32;
-    let length = directory.len() as u32;
-    bytes.extend(directory);
-    bytes.extend(b"PK\x05\x06\0\0\0\0");
-    bytes.extend((entries.len() as u16).to_le_bytes());
-    bytes.extend((entries.len() as u16).to_le_bytes());
-    bytes.extend(length.to_le_bytes());
-    bytes.extend(start.to_le_bytes());
-    bytes.extend([0, 0]);
-    bytes
+    archive.finish().unwrap().into_inner()
 }
 
 /// An archive with two files that are wanted and one that is not, and a file by itself.
@@ -85,7 +53,7 @@ const CONFIG_MEMBER: &[u8] = b"{\"model_type\": \"bert\"}";
 impl Known {
     fn new() -> Self {
         let weights = weights();
-        let archive = zip(&[
+        let archive = archive_of(&[
             ("package/__init__.py", b"print()", true),
             ("package/model/weights.bin", &weights, false),
             ("package/model/config.json", CONFIG_MEMBER, true),

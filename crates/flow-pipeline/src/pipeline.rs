@@ -2,7 +2,7 @@
 
 use crate::size::Steps;
 use crate::{PipelineError, Size};
-use flow_autoencoder::{Autoencoder, AutoencoderConfig, config_of};
+use flow_autoencoder::{Autoencoder, config_of};
 use flow_core::device::ComputeDevice;
 use flow_core::{LatentShape, Weights};
 use flow_diffusers::{Component, Family, PipelineFolder, Scheduler};
@@ -248,12 +248,10 @@ impl Pipeline {
     /// [`PipelineError::Autoencoder`]; [`PipelineError::Setting`] for a variant in shards without an index.
     pub fn autoencoder(&self, device: &ComputeDevice) -> Result<(Autoencoder, Weights), PipelineError> {
         let folder = self.part("vae");
-        let (autoencoder, mut weights) = match self.of_variant("vae")? {
+        Ok(match self.of_variant("vae")? {
             Some(file) => flow_autoencoder::open_weights(&folder, &file, device)?,
             None => flow_autoencoder::open(&folder, device)?,
-        };
-        weights.freeze(&vec![false; weights.layout().len()]);
-        Ok((autoencoder, weights))
+        })
     }
 
     /// The variant of a component's weights that is read: none, too, for a component that has plain weights only.
@@ -296,11 +294,8 @@ impl Pipeline {
 }
 
 fn steps_of(folder: &PipelineFolder, transformer: &Value, family: Family) -> Result<Steps, PipelineError> {
-    let autoencoder = config_of(&folder.folder().join("vae"))?;
-    let (side, frames) = match &autoencoder {
-        AutoencoderConfig::Kl(config) => (config.factor(), None),
-        AutoencoderConfig::Causal(config) => (config.factor(), Some(config.frames())),
-    };
+    let autoencoder = config_of(&folder.folder().join("vae"))?.spec();
+    let (side, frames) = (autoencoder.factor, autoencoder.frames);
     let number = |value: &Value| value.as_u64().unwrap_or(1) as usize;
     // Two rows and two columns are packed to a token, whose channels the configs of FLUX and Qwen-Image count.
     let packed = matches!(family, Family::Flux | Family::QwenImage);

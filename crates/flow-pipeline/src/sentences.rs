@@ -1,12 +1,12 @@
 //! Prompts to what a transformer reads of a sentence encoder: the states of a BERT's tokens, and their mean.
 
-use crate::{EncodedPrompt, PipelineError};
+use crate::{EncodedPrompt, ModelSize, PipelineError};
 use flow_core::Backends;
 use flow_core::cpu;
 use flow_core::device::ComputeDevice;
 use flow_core::exec::{CallContext, InferencePass, Stage};
 use flow_core::tensors::plain;
-use flow_text_encoder::{BertText, TextEncoder, Tokens, load, mean_of_tokens};
+use flow_text_encoder::{BertText, TextEncoder, Tokens, load, mean_of_tokens, weights};
 use flow_tokenizer::{Batch, Length, Tokenizer, TokenizerClass};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -58,6 +58,16 @@ impl SentenceEncoder {
     /// The longest text in tokens: one less than there are positions.
     pub fn longest(&self) -> usize {
         self.encoder.config().positions - 1
+    }
+
+    /// How large it is, by its `config.json` and the headers of its files.
+    ///
+    /// # Errors
+    /// [`PipelineError::Encoder`] for weights that are not there, [`PipelineError::Model`] for damaged ones.
+    pub fn size(&self) -> Result<ModelSize, PipelineError> {
+        let source = weights::open(&self.folder, None)?;
+        let names = ("text_encoder", self.encoder.class_name());
+        Ok(ModelSize::of_files(names, self.encoder.layout(), &source.files)?)
     }
 
     /// Tokens with their mask, and one more token of padding: so attention hides padding in every batch, and computes a text in the same

@@ -1,13 +1,16 @@
-//! How large the models of a folder are that a run has in memory beside the transformer. Nothing of their weights is read.
+//! How large the models are that a run has in memory beside the one that is trained, of a pipeline's folder or of folders of their own.
+//! Nothing of their weights is read.
 
 use crate::{Pipeline, PipelineError};
-use flow_autoencoder::{Autoencoder, config_of};
+use flow_autoencoder::{Autoencoder, AutoencoderConfig, AutoencoderFolder, config_of};
 use flow_core::device::ComputeDevice;
 use flow_core::{LatentShape, ParamLayout};
+use flow_models::ModelError;
+use flow_models::weights::FileMap;
 use flow_text_encoder::AnyTextEncoder;
 use std::collections::BTreeMap;
 
-/// A model of a folder.
+/// A model that is not trained.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelSize {
     /// Its component: `text_encoder_3`.
@@ -35,6 +38,57 @@ pub struct Decoding {
     pub one_by_one: bool,
 }
 
+impl ModelSize {
+    /// Of the autoencoder in a folder without a pipeline around it.
+    ///
+    /// # Errors
+    /// [`PipelineError::Autoencoder`] for settings that do not fit each other and files that are not there; [`PipelineError::Model`] for
+    /// damaged ones.
+    pub fn of_autoencoder(folder: &AutoencoderFolder) -> Result<Self, PipelineError> {
+        let config = folder.config();
+        let autoencoder = Autoencoder::new(config, &ComputeDevice::cpu())?;
+        let names = ("autoencoder", config.class_name());
+        Ok(Self::of_files(
+            names,
+            autoencoder.layout(),
+            &folder.weight_files()?,
+        )?)
+    }
+
+    /// Of a model with `layout`, called by component and class, whose weights are in `files`.
+    pub(crate) fn of_files(
+        names: (&str, &str),
+        layout: &ParamLayout,
+        files: &[FileMap],
+    ) -> Result<Self, ModelError> {
+        let mut file_bytes = 0;
+        for file in files {
+            let tensors = file.parse()?.tensors;
+            file_bytes += tensors.iter().map(|tensor| tensor.bytes.len()).sum::<usize>();
+        }
+        Ok(Self::new(names, layout, (files.len(), file_bytes)))
+    }
+
+    fn new((name, class): (&str, &str), layout: &ParamLayout, (files, file_bytes): (usize, usize)) -> Self {
+        Self {
+            name: name.to_owned(),
+            class: class.to_owned(),
+            values: layout.count_values(|_| true),
+            file_bytes,
+            files,
+            block_outputs: block_outputs(layout),
+        }
+    }
+}
+
+impl Decoding {
+    /// About how many bytes the autoencoder of `config` takes while it decodes latents of shape `latent`, beside its weights
+    /// ([`decoding_bytes`](AutoencoderConfig::decoding_bytes)).
+    pub fn bytes(self, config: &AutoencoderConfig, latent: LatentShape) -> usize {
+        config.decoding_bytes(latent, self.samples, self.bytes_of_value, self.one_by_one)
+    }
+}
+
 impl Pipeline {
     /// The text encoders, in the order in which they are loaded.
     ///
@@ -57,38 +111,24 @@ impl Pipeline {
     /// # Errors
     /// [`PipelineError::Autoencoder`] for a `config.json` that is not read; [`PipelineError::Folder`].
     pub fn autoencoder_size(&self) -> Result<ModelSize, PipelineError> {
-        let config = config_of(&self.part("vae"))?;
-        let autoencoder = Autoencoder::new(&config, &ComputeDevice::cpu())?;
+        let autoencoder = Autoencoder::new(&self.autoencoder_config()?, &ComputeDevice::cpu())?;
         self.size_of("vae", autoencoder.layout())
     }
 
-    /// About how many bytes the autoencoder takes while it decodes latents of shape `latent`, beside its weights
-    /// ([`decoding_bytes`](flow_autoencoder::AutoencoderConfig::decoding_bytes)).
+    /// The settings of the autoencoder.
     ///
     /// # Errors
     /// [`PipelineError::Autoencoder`].
-    pub fn decoding_bytes(&self, latent: LatentShape, decoding: Decoding) -> Result<usize, PipelineError> {
-        let config = config_of(&self.part("vae"))?;
-        let Decoding {
-            samples,
-            bytes_of_value,
-            one_by_one,
-        } = decoding;
-        Ok(config.decoding_bytes(latent, samples, bytes_of_value, one_by_one))
+    pub fn autoencoder_config(&self) -> Result<AutoencoderConfig, PipelineError> {
+        Ok(config_of(&self.part("vae"))?)
     }
 
     fn size_of(&self, name: &str, layout: &ParamLayout) -> Result<ModelSize, PipelineError> {
         let component = self.folder().component(name)?;
         let files = component.weight_files(self.variant())?;
         let tensors = flow_diffusers::Tensors::open(&files)?;
-        Ok(ModelSize {
-            name: name.to_owned(),
-            class: component.class.clone(),
-            values: layout.count_values(|_| true),
-            block_outputs: block_outputs(layout),
-            file_bytes: tensors.bytes(),
-            files: files.files.len(),
-        })
+        let of_files = (files.files.len(), tensors.bytes());
+        Ok(ModelSize::new((name, &component.class), layout, of_files))
     }
 }
 

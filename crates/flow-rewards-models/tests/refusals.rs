@@ -144,6 +144,21 @@ fn a_pickle_that_names_anything_but_tensors_is_refused_and_nothing_of_it_is_run(
 }
 
 #[test]
+fn a_compressed_entry_is_refused_by_its_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("head.pth");
+    let mut bytes = fs::read(fixture("aesthetic.pth")).unwrap();
+    // The method of the first entry in the directory: deflated.
+    let header = bytes.windows(4).position(|four| four == b"PK\x01\x02").unwrap();
+    bytes[header + 10] = 8;
+    fs::write(&file, bytes).unwrap();
+    refused(
+        aesthetic(&file),
+        &["`aesthetic/data.pkl`", "compressed", "weights_only=True"],
+    );
+}
+
+#[test]
 fn a_file_that_is_cut_off_or_damaged_anywhere_is_an_error_and_never_a_panic() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("head.pth");

@@ -1,4 +1,4 @@
-//! The models beside the one that is trained, of a diffusers folder and of rewards, as data.
+//! The models beside the one that is trained, of a diffusers folder, of folders of their own and of rewards, as data.
 
 /// A model that is not trained.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -19,7 +19,7 @@
 //! While weights are read those that are trained are in f32, and the others as they stay: a bf16 of a file goes to the device as it is, and
 //! others are rounded on the host.
 //!
-//! Not all of it is there at one time ([`Phase`]). Of a diffusers folder the text encoders are gone before the first rollout.
+//! Not all of it is there at one time ([`Phase`]). Text encoders are gone before the first rollout.
 //!
 //! The layout says which layers see a sample and which its tokens. What the libraries and the data set hold is left out. What is
 //! surely there ([`MemoryEstimate::certain`]) is less: one set of gradients, which may be its own sum, and `2 S + 1` latents of a
@@ -265,7 +265,7 @@ impl MemoryEstimate {
         }
     }
 
-    /// With the other models of a diffusers folder, which are stored as weights that are not trained.
+    /// With the models beside the one that is trained, which are stored as weights that are not trained.
     #[must_use]
     pub fn with_companions(self, companions: &Companions, stored: Stored) -> Self {
         let bytes = |values: usize| stored.frozen as f64 * values as f64;
@@ -531,11 +531,19 @@ fn advice(config: &Config, phase: Phase) -> (&'static str, String) {
              so that adapters (`model.finetune = \"lora\"`) take less"
                 .into(),
         ),
+        Phase::Encoding if matches!(config.text, TextConfig::Bert(_)) => (
+            "text.micro_batch",
+            "encode fewer texts at a time (`text.micro_batch`), or take a smaller encoder (`text.path`)".into(),
+        ),
         Phase::Encoding => (
             model,
             "encode the prompts on a device of the same kind with more memory, and name its `prompt-cache` in `text.cache`; or leave an \
              encoder out where the pipeline allows it (`\"text_encoder_3\": [null, null]` in the `model_index.json` of SD3)"
                 .into(),
+        ),
+        Phase::Rollout if config.model.own_autoencoder().is_some() => (
+            "sampling.micro_batch",
+            "decode fewer images at a time (`sampling.micro_batch`), or take a smaller autoencoder (`model.autoencoder`)".into(),
         ),
         Phase::Rollout => (
             "model.width",

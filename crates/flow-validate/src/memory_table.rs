@@ -45,7 +45,7 @@ pub struct Trained<'a> {
 }
 
 impl MemoryTable {
-    /// Of a run of `config`, with the other models of its diffusers folder, on a device with so many bytes `available`.
+    /// Of a run of `config`, with the models beside the one that is trained, on a device with so many bytes `available`.
     pub fn new(
         config: &Config,
         model: Trained<'_>,

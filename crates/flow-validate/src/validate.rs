@@ -57,7 +57,7 @@ pub struct Question<'a> {
     pub trainer: &'a Trainer,
     /// Build and machine.
     pub machine: &'a Machine,
-    /// The other models of the config's diffusers folder, if it names one.
+    /// The models beside the one that is trained, if there are any.
     pub companions: Option<&'a Companions>,
     /// Processes that are to train as one run.
     pub ranks: usize,

@@ -1,13 +1,15 @@
-//! Settings of autoencoders, as diffusers writes them in `config.json`.
+//! Settings of autoencoders, as diffusers writes them in `config.json`, and of TAESD, which has none.
 
 mod causal;
 mod kl;
+mod tiny;
 
 pub use causal::CausalConfig;
 pub use kl::KlConfig;
+pub use tiny::TinyConfig;
 
 use crate::autoencoder::PIXELS;
-use crate::{AutoencoderError, LatentScaling};
+use crate::{AutoencoderError, AutoencoderSpec, LatentScaling, Tiling};
 use flow_core::LatentShape;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -20,6 +22,8 @@ pub enum AutoencoderConfig {
     Kl(KlConfig),
     /// `AutoencoderKLWan` and `AutoencoderKLQwenImage`: videos, and pictures as videos of one frame.
     Causal(CausalConfig),
+    /// TAESD, which diffusers calls `AutoencoderTiny`: small, for pictures.
+    Tiny(TinyConfig),
 }
 
 /// Classes of diffusers that are read here.
@@ -55,6 +59,49 @@ impl AutoencoderConfig {
         match self {
             Self::Kl(config) => config.check(&check),
             Self::Causal(config) => config.check(&check),
+            Self::Tiny(config) => config.check(&check),
+        }
+    }
+
+    /// The class of diffusers; of the causal network, which has two, the first.
+    pub fn class_name(&self) -> &'static str {
+        match self {
+            Self::Kl(_) => "AutoencoderKL",
+            Self::Causal(_) => "AutoencoderKLWan",
+            Self::Tiny(_) => "AutoencoderTiny",
+        }
+    }
+
+    /// What an autoencoder of these settings is, if they fit each other ([`check`](Self::check)).
+    pub fn spec(&self) -> AutoencoderSpec {
+        match self {
+            Self::Kl(config) => AutoencoderSpec {
+                latent_channels: config.latent_channels,
+                colours_in: config.in_channels,
+                colours_out: config.out_channels,
+                factor: config.factor(),
+                frames: None,
+                clamps: false,
+                tiling: Tiling::overlapping_a_quarter(config.side() / config.factor()),
+            },
+            Self::Causal(config) => AutoencoderSpec {
+                latent_channels: config.z_dim,
+                colours_in: config.in_channels,
+                colours_out: config.out_channels,
+                factor: config.factor(),
+                frames: Some(config.frames()),
+                clamps: true,
+                tiling: Tiling::overlapping_a_quarter(256 / config.factor()),
+            },
+            Self::Tiny(config) => AutoencoderSpec {
+                latent_channels: config.latent_channels,
+                colours_in: 3,
+                colours_out: 3,
+                factor: TinyConfig::FACTOR,
+                frames: None,
+                clamps: false,
+                tiling: Tiling::overlapping_a_quarter(TinyConfig::TILE),
+            },
         }
     }
 
@@ -85,6 +132,7 @@ impl AutoencoderConfig {
                 let width = widths.max().unwrap_or(1);
                 (config.factor(), width, [all, all.min(step)], true)
             }
+            Self::Tiny(config) => (TinyConfig::FACTOR, config.width, [1, 1], false),
         };
         let pixels = latent.height * latent.width * factor * factor;
         let usual = if one_by_one {
@@ -111,6 +159,11 @@ impl AutoencoderConfig {
             Self::Causal(config) => LatentScaling::Channels {
                 mean: config.latents_mean.clone(),
                 deviation: config.latents_std.clone(),
+            },
+            // Its latents are those of the diffusion model.
+            Self::Tiny(_) => LatentScaling::Uniform {
+                factor: 1.0,
+                shift: 0.0,
             },
         }
     }

@@ -15,7 +15,7 @@ pub use preferences::{Preferences, PreferencesSettings};
 pub use settings::ImagesSettings;
 
 use crate::dataset::{
-    CaptionedImages, CaptionedPictures, Dataset, Example, FREE_PROMPT_ID, TokenizedPrompts, check_fraction,
+    CaptionedImages, CaptionedPictures, Dataset, Example, FREE_PROMPT_ID, TokenizedPrompts, caption_noise,
     check_index,
 };
 use crate::error::{DataError, PromptError};
@@ -26,7 +26,6 @@ use crate::prompt::Prompt;
 use crate::registry::{DatasetFactory, DatasetRegistry};
 use crate::vocabulary::Vocabulary;
 use flow_registry::NameTaken;
-use flow_rng::{Purpose, Stream};
 use list::{Captioned, PictureList};
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -203,13 +202,12 @@ impl Images {
         seed: u64,
         index: u64,
     ) -> Result<Prompt, DataError> {
-        check_fraction(fraction)?;
-        let mut stream = Stream::new(seed, Purpose::Captions).at(index, 1);
+        let noise = caption_noise(fraction, seed, index)?;
         let own = self.trained.binary_search(&prompt.id);
         let others = self.trained.len() - usize::from(own.is_ok());
-        if stream.uniform() >= f64::from(fraction) || others == 0 {
+        let Some(mut stream) = noise.filter(|_| others > 0) else {
             return Ok(prompt.clone());
-        }
+        };
         let mut other = stream.below(others as u64) as usize;
         // Past its own.
         if own.is_ok_and(|own| other >= own) {

@@ -6,7 +6,10 @@
 mod draw;
 mod list;
 
-use crate::dataset::{CaptionedImages, Dataset, Example, FREE_PROMPT_ID, check_fraction, check_index};
+use crate::dataset::{
+    CaptionedImages, Dataset, Example, FREE_PROMPT_ID, caption_noise, check_images, check_index,
+    check_setting, foreign_prompt,
+};
 use crate::error::{DataError, PromptError};
 use crate::image::ImageShape;
 use crate::prompt::Prompt;
@@ -102,28 +105,20 @@ impl Words {
     /// # Errors
     /// [`DataError::Setting`] for a size, a number of words or a number of images outside its range.
     pub fn new(settings: WordsSettings) -> Result<Self, DataError> {
-        let refused = |setting, value: u64, allowed| {
-            Err(DataError::Setting {
-                setting,
-                value: value.to_string(),
-                allowed,
-            })
-        };
-        if !WIDTHS.contains(&settings.width) {
-            let allowed = "images are 32 to 1024 pixels wide (six letters are not readable in less)";
-            return refused("width", settings.width as u64, allowed);
-        }
-        if !HEIGHTS.contains(&settings.height) {
-            let allowed = "images are 16 to 1024 pixels high (letters are not readable in less)";
-            return refused("height", settings.height as u64, allowed);
-        }
-        if !COUNTS.contains(&settings.words) {
-            let allowed = "there are 40 to 8000 words (2,730 of three letters can be made)";
-            return refused("words", settings.words as u64, allowed);
-        }
-        if settings.images == 0 {
-            return refused("images", 0, "there must be at least one training image");
-        }
+        let WordsSettings {
+            width,
+            height,
+            words,
+            images,
+            ..
+        } = settings;
+        let allowed = "images are 32 to 1024 pixels wide (six letters are not readable in less)";
+        check_setting(WIDTHS.contains(&width), "width", width, allowed)?;
+        let allowed = "images are 16 to 1024 pixels high (letters are not readable in less)";
+        check_setting(HEIGHTS.contains(&height), "height", height, allowed)?;
+        let allowed = "there are 40 to 8000 words (2,730 of three letters can be made)";
+        check_setting(COUNTS.contains(&words), "words", words, allowed)?;
+        check_images(images)?;
         let words = list::made_up(settings.words, settings.seed);
         let texts = words.iter().map(|word| list::prompt(word));
         let prompts: Vec<Prompt> = (0..)
@@ -237,17 +232,13 @@ impl CaptionedImages for Words {
         seed: u64,
         index: u64,
     ) -> Result<Prompt, DataError> {
-        check_fraction(fraction)?;
-        let Some(word) = self.word(prompt) else {
-            return Err(DataError::ForeignPrompt {
-                dataset: self.name().to_owned(),
-                text: prompt.text.clone(),
-            });
-        };
-        let mut draws = Stream::new(seed, Purpose::Captions).at(index, 1);
-        if draws.uniform() >= f64::from(fraction) {
+        let noise = caption_noise(fraction, seed, index)?;
+        let word = self
+            .word(prompt)
+            .ok_or_else(|| foreign_prompt(self.name(), prompt))?;
+        let Some(mut draws) = noise else {
             return Ok(prompt.clone());
-        }
+        };
         let at = draws.below(1 << 32);
         let other = self.draw(word.len(), at);
         Ok(match other.id == prompt.id {

@@ -6,9 +6,9 @@
 //!
 //! Source: CPython, `Lib/pickletools.py`; PyTorch, `torch/serialization.py` and `torch/_weights_only_unpickler.py`.
 
+mod entries;
 mod machine;
 mod tensors;
-mod zip;
 
 use flow_models::weights::{FileMap, StoredTensor};
 use std::path::Path;
@@ -36,7 +36,7 @@ impl PickledWeights {
     /// What is wrong with the file, and how to mend it.
     pub fn read(file: FileMap) -> Result<Self, String> {
         let wrong = |problem: String| format!("`{}`: {problem}; {MEND}", file.path.display());
-        let tensors = zip::entries(&file.bytes).and_then(|entries| tensors::places(&file.bytes, &entries));
+        let tensors = entries::of_zip(&file.bytes).and_then(|entries| tensors::places(&file.bytes, &entries));
         match tensors {
             Ok(tensors) => Ok(Self { tensors, file }),
             Err(problem) => Err(wrong(problem)),

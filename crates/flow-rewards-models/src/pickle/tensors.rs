@@ -1,7 +1,7 @@
 //! From what a pickle says to where tensors are in the file.
 
+use super::entries::Entries;
 use super::machine::{Built, Tensor, Value, run};
-use super::zip::Entries;
 use safetensors::Dtype;
 use std::ops::Range;
 

@@ -31,9 +31,9 @@ pub fn run(arguments: &CheckArguments) -> Result<(), Failure> {
         loaded,
         memory,
     } = survey;
-    // Of a published model, whose size nobody chose: also where it does not fit.
+    // Of models that others made, whose sizes nobody chose: also where it does not fit.
     if let (Some(table), Some(loaded)) = (&memory, &loaded)
-        && loaded.config().model.path.is_some()
+        && memory::is_of_published_models(loaded.config())
     {
         let device = match loaded.target {
             Target::Here => "the device".to_owned(),
@@ -151,6 +151,7 @@ fn build_for_elsewhere(
     } else {
         setup::fits(
             config,
+            environment.base,
             outline.model.spec(),
             &*setup::dataset(config, environment)?,
         )?;

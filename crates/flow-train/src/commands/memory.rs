@@ -1,8 +1,8 @@
-//! What a run asks of memory: the models of its diffusers folder and of its rewards, and the table that `check` prints.
+//! What a run asks of memory: autoencoder, text encoders and the networks of its rewards, and the table that `check` prints.
 
 use crate::terminal;
-use flow_config::{Config, DeviceKind, RewardConfig};
-use flow_core::LatentShape;
+use flow_config::{Config, DeviceKind, RewardConfig, TextConfig};
+use flow_core::ModelSpec;
 use flow_pipeline::{Decoding, ModelSize};
 use flow_rewards::RewardRegistry;
 use flow_trainer::TrainError;
@@ -33,23 +33,48 @@ impl<'a> Around<'a> {
     }
 }
 
-/// The models beside the one that is trained: those of the diffusers folder that `config` names, and the networks of its rewards;
-/// nothing if there are none. Sizes are those of configs and headers: no weight is read. `latent` is the model's.
+/// The models beside the one that is trained, which `spec` is: those of the diffusers folder that `config` names, or the autoencoder and
+/// the text encoder that have folders of their own, and the networks of its rewards; nothing if there are none. Sizes are those of
+/// configs and headers: no weight is read.
+///
+/// # Errors
+/// If a folder is not there or not whole, or is of another model than `spec` reads.
 pub fn companions(
     config: &Config,
     around: Around<'_>,
-    (latent, load): (LatentShape, &Load),
+    (spec, load): (&ModelSpec, &Load),
 ) -> Result<Option<Companions>, TrainError> {
-    let rewards = rewards(config, around);
     let Around { base, folders, .. } = around;
-    if config.model.path.is_none() {
-        let alone = Companions {
-            rewards,
-            ..Companions::default()
-        };
-        return Ok((!alone.rewards.is_empty()).then_some(alone));
-    }
-    let pipeline = setup::pipeline(config, base, folders)?;
+    let (model, latent) = (&config.model, spec.latent);
+    let pipeline = match &model.path {
+        Some(_) => Some(setup::pipeline(config, base, folders)?),
+        None => None,
+    };
+    // Other kinds of text need no encoders.
+    let (encoders, tokens) = match (&config.text, &pipeline, spec.text) {
+        (TextConfig::Encoders(text), Some(pipeline), _) => (
+            pipeline.text_encoder_sizes()?,
+            text.micro_batch * text.tokens.unwrap_or(pipeline.defaults().text_tokens),
+        ),
+        (TextConfig::Bert(text), _, Some(width)) => {
+            let encoder = setup::sentence_encoder(text, base, width)?;
+            (vec![encoder.size()?], text.micro_batch * text.tokens)
+        }
+        _ => (Vec::new(), 0),
+    };
+    let autoencoder = match (&pipeline, model.own_autoencoder()) {
+        (Some(pipeline), _) => Some((pipeline.autoencoder_size()?, pipeline.autoencoder_config()?)),
+        (None, Some(path)) => {
+            let folder = setup::own_autoencoder(path, base, latent)?;
+            Some((ModelSize::of_autoencoder(&folder)?, folder.config().clone()))
+        }
+        (None, None) => None,
+    };
+    let decoding = Decoding {
+        samples: config.sampling.micro_batch,
+        bytes_of_value: load.stored.activation,
+        one_by_one: config.device.kind == DeviceKind::Cpu,
+    };
     let companion = |size: ModelSize, tokens: usize| Companion {
         name: size.name,
         class: size.class,
@@ -57,25 +82,17 @@ pub fn companions(
         file_bytes: size.file_bytes,
         passing: tokens * size.block_outputs,
     };
-    // Other kinds of text need no encoders.
-    let (encoders, tokens) = match &config.text {
-        flow_config::TextConfig::Encoders(text) => (
-            pipeline.text_encoder_sizes()?,
-            text.micro_batch * text.tokens.unwrap_or(pipeline.defaults().text_tokens),
-        ),
-        _ => (Vec::new(), 0),
-    };
-    let decoding = Decoding {
-        samples: config.sampling.micro_batch,
-        bytes_of_value: load.stored.activation,
-        one_by_one: config.device.kind == DeviceKind::Cpu,
-    };
-    Ok(Some(Companions {
+    let decoding_bytes = autoencoder
+        .as_ref()
+        .map_or(0, |(_, config)| decoding.bytes(config, latent));
+    let all = Companions {
         encoders: encoders.into_iter().map(|size| companion(size, tokens)).collect(),
-        autoencoder: Some(companion(pipeline.autoencoder_size()?, 0)),
-        rewards,
-        decoding_bytes: pipeline.decoding_bytes(latent, decoding)? as f64,
-    }))
+        autoencoder: autoencoder.map(|(size, _)| companion(size, 0)),
+        rewards: rewards(config, around),
+        decoding_bytes: decoding_bytes as f64,
+    };
+    let is_alone = all.encoders.is_empty() && all.autoencoder.is_none() && all.rewards.is_empty();
+    Ok((!is_alone).then_some(all))
 }
 
 /// The networks of rewards that are in the memory of the run's device, each once.
@@ -101,6 +118,11 @@ fn rewards(config: &Config, around: Around<'_>) -> Vec<Companion> {
         })
     });
     found.collect()
+}
+
+/// Whether autoencoder or text encoder of `config` have folders, in which others published them.
+pub fn is_of_published_models(config: &Config) -> bool {
+    config.model.works_in_latents() || matches!(config.text, TextConfig::Bert(_))
 }
 
 /// The table for people; `device` is what it is about.

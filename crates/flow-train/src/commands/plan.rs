@@ -137,7 +137,7 @@ impl Describe<'_> {
             setup::outline(self.stand_in, &environment.plugins.models, &environment.device).or_bad_input()?;
         let spec = outline.model.spec();
         let dataset = setup::dataset(config, environment).or_bad_input()?;
-        setup::fits(config, spec, &*dataset).or_bad_input()?;
+        setup::fits(config, environment.base, spec, &*dataset).or_bad_input()?;
         let trainer = Trainer {
             name: algorithm.name().into(),
             paradigm: Some(algorithm.paradigm()),
@@ -152,7 +152,7 @@ impl Describe<'_> {
         };
         let load = Load::of(config, &environment.plugins.catalog());
         let around = memory::Around::of(environment);
-        let companions = memory::companions(config, around, (spec.latent, &load)).or_bad_input()?;
+        let companions = memory::companions(config, around, (spec, &load)).or_bad_input()?;
         let described = Described {
             spec,
             layout: &outline.layout,

@@ -190,7 +190,7 @@ impl Asked<'_> {
         (found, table)
     }
 
-    /// What training asks of memory: the other models of a diffusers folder, and all of it as a table.
+    /// What training asks of memory: the models beside the one that is trained, and all of it as a table.
     fn memory(
         &self,
         config: &Config,
@@ -205,7 +205,7 @@ impl Asked<'_> {
             folders,
             rewards: &self.known.0.plugins.rewards,
         };
-        let companions = memory::companions(config, around, (spec.latent, &load))?;
+        let companions = memory::companions(config, around, (spec, &load))?;
         let model = Trained {
             layout: &outline.layout,
             spec,

@@ -202,3 +202,52 @@ fn sizes_and_channels_that_do_not_fit_are_refused_with_the_numbers_that_do() {
     fs::remove_file(place.path("taesd/small_decoder.safetensors")).unwrap();
     refused("run.seed=4", &["taesd", "decoder.safetensors"]);
 }
+
+#[test]
+fn check_and_plan_hold_autoencoder_and_encoder_against_the_model_and_count_their_memory() {
+    let place = place();
+    // There are no weights yet; the table is there to look at all the same.
+    let check = place.run(&["check", "words.toml"]);
+    let rows = [
+        "autoencoder",
+        "AutoencoderTiny, ",
+        "text_encoder",
+        "BertModel, ",
+        "decoding",
+    ];
+    contains(&check.stdout, &rows);
+    let json = place.run(&["check", "words.toml", "--format", "json"]);
+    let json: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
+    let parts = json["memory"]["parts"].as_array().unwrap();
+    let autoencoder = parts.iter().find(|part| part["part"] == "autoencoder").unwrap();
+    // Per half ten blocks of three convolutions and three steps without bias; its first and its last convolution.
+    let inner = 10 * 3 * (9 * WIDTH * WIDTH + WIDTH) + 3 * 9 * WIDTH * WIDTH;
+    let outer = |[input, output]: [usize; 2]| 9 * input * output + output;
+    let ends = [[3, WIDTH], [WIDTH, LATENT], [LATENT, WIDTH], [WIDTH, 3]].map(outer);
+    let values = 2 * inner + ends.iter().sum::<usize>();
+    assert_eq!(autoencoder["bytes"].as_f64(), Some(4.0 * values as f64));
+    for command in [
+        &["plan", "words.toml"][..],
+        &["check", "words.toml", "--device", "rtx4090"],
+    ] {
+        let refused = |set: &[&str], parts: &[&str]| {
+            contains(&place.fail(2, &[command, set].concat()), parts);
+        };
+        refused(
+            &["--set", "model.mmdit.joint_attention_dim=32"],
+            &["24 channels", "joint_attention_dim"],
+        );
+        refused(&["--set", "text.tokens=21"], &["text.tokens", "reads at most 19"]);
+        let channels = ["model.mmdit.in_channels=8", "model.mmdit.out_channels=8"];
+        let channels = ["--set", channels[0], "--set", channels[1]];
+        refused(&channels, &["have 4 channels, the model's 8"]);
+    }
+    let plan = ["plan", "words.toml", "--set", "model.mmdit.latent_width=4"];
+    contains(&place.fail(2, &plan), &["its columns to 5"]);
+    let weights = place.path("bert/model.safetensors");
+    let whole = fs::read(&weights).unwrap();
+    fs::write(&weights, &whole[..whole.len() / 2]).unwrap();
+    contains(&place.fail(2, &["plan", "words.toml"]), &["model.safetensors"]);
+    fs::remove_file(&weights).unwrap();
+    contains(&place.fail(2, &["plan", "words.toml"]), &["bert"]);
+}

@@ -6,10 +6,10 @@ use crate::decoder::ImageDecoder;
 use crate::error::TrainError;
 use crate::pretrain::EncodedImages;
 use crate::sentences::Sentences;
-use flow_autoencoder::Autoencoder;
+use flow_autoencoder::{AutoencoderConfig, AutoencoderFolder, AutoencoderSpec};
 use flow_config::{BertText, Config};
 use flow_core::model::TextWidth;
-use flow_core::{LatentShape, ModelSpec, Weights};
+use flow_core::{LatentShape, ModelSpec};
 use flow_data::{Dataset, ImageShape};
 use flow_pipeline::{PictureEncoder, SentenceEncoder};
 use std::path::Path;
@@ -18,23 +18,26 @@ use std::sync::Arc;
 /// What gets the files of the one job here that has such parts.
 const FETCH: &str = ". `flow-train fetch words` gets those of `configs/words-grpo.toml`";
 
-/// The autoencoder in `path`, frozen, for latents of shape `latent`.
-fn autoencoder(
+/// The autoencoder in `path`, `model.autoencoder`, for latents of shape `latent`. Its weights are not read; relative paths start from
+/// `base`.
+///
+/// # Errors
+/// If it is not there, or its latents are others.
+pub fn own_autoencoder(
     path: &Path,
-    environment: &Environment<'_>,
+    base: &Path,
     latent: LatentShape,
-) -> Result<(Autoencoder, Weights), TrainError> {
-    let folder = environment.base.join(path);
+) -> Result<AutoencoderFolder, TrainError> {
+    let folder = base.join(path);
     if !folder.exists() {
         return Err(TrainError::Setting(format!(
             "there is nothing at `{}`, which `model.autoencoder` names; {}{FETCH}",
             folder.display(),
-            start_in_config(path, environment.base)
+            start_in_config(path, base)
         )));
     }
-    let (autoencoder, mut weights) = flow_autoencoder::open_any(&folder, &environment.device)?;
-    weights.freeze(&vec![false; weights.layout().len()]);
-    let spec = autoencoder.spec();
+    let found = AutoencoderFolder::open(&folder)?;
+    let spec = found.config().spec();
     if spec.frames.is_some() {
         return Err(TrainError::Setting(format!(
             "the autoencoder of `{}`, which `model.autoencoder` names, is for videos; take one of pictures",
@@ -50,7 +53,7 @@ fn autoencoder(
             spec.latent_channels
         )));
     }
-    Ok((autoencoder, weights))
+    Ok(found)
 }
 
 /// What makes images of the latents of a model of `spec` by the autoencoder in `path`.
@@ -62,13 +65,14 @@ pub(super) fn decoder(
     environment: &Environment<'_>,
     spec: &ModelSpec,
 ) -> Result<ImageDecoder, TrainError> {
-    let loaded = autoencoder(path, environment, spec.latent)?;
+    let folder = own_autoencoder(path, environment.base, spec.latent)?;
+    let loaded = folder.load(&environment.device)?;
     Ok(ImageDecoder::autoencoder(spec.latent, loaded, &environment.plan))
 }
 
-/// Whether what latents of shape `latent` are decoded to is of the size of the data's images.
+/// Whether what an autoencoder decodes latents of shape `latent` to is of the size of the data's images.
 pub(super) fn decodes_to_images(
-    decoded: ImageShape,
+    autoencoder: &AutoencoderConfig,
     latent: LatentShape,
     dataset: &dyn Dataset,
 ) -> Result<(), TrainError> {
@@ -76,10 +80,17 @@ pub(super) fn decodes_to_images(
         return Ok(());
     };
     let shape = images.image_shape();
+    let AutoencoderSpec {
+        factor, colours_out, ..
+    } = autoencoder.spec();
+    let decoded = ImageShape {
+        channels: colours_out,
+        height: latent.height * factor,
+        width: latent.width * factor,
+    };
     if shape == decoded {
         return Ok(());
     }
-    let factor = (decoded.height / latent.height.max(1)).max(1);
     Err(TrainError::Setting(format!(
         "the model's latents of {} by {} are decoded to {decoded}, and data set `{}` has images of {shape} (channels, height, width); \
          {factor} pixels are one row or column of a latent, so set the model's rows to {} and its columns to {}",
@@ -110,14 +121,9 @@ pub fn encoded_images<'d>(
     let images = super::pixel_examples(&**dataset)?.0;
     let outline = super::outline(config, &environment.plugins.models, &environment.device)?;
     let latent = outline.model.spec().latent;
-    let loaded = autoencoder(path, environment, latent)?;
-    let spec = loaded.0.spec();
-    let decoded = ImageShape {
-        channels: spec.colours_out,
-        height: latent.height * spec.factor,
-        width: latent.width * spec.factor,
-    };
-    decodes_to_images(decoded, latent, &**dataset)?;
+    let folder = own_autoencoder(path, environment.base, latent)?;
+    decodes_to_images(folder.config(), latent, &**dataset)?;
+    let loaded = folder.load(&environment.device)?;
     let encoder = PictureEncoder::new(loaded, &environment.device, &environment.plan);
     let encoded = EncodedImages::encode(images, &encoder, latent, on_image)?;
     drop(encoder);
@@ -126,21 +132,21 @@ pub fn encoded_images<'d>(
     Ok(encoded)
 }
 
-/// The sentence encoder of a config for a model that reads text of `width`.
+/// The sentence encoder of a config for a model that reads text of `width`. Its weights are not read; relative paths start from `base`.
 ///
 /// # Errors
-/// If it is not there or not whole, or has other channels than the model reads.
-pub(super) fn sentences(
+/// If it is not there or not whole, has other channels than the model reads, or reads fewer tokens.
+pub fn sentence_encoder(
     text: &BertText,
-    environment: &Environment<'_>,
+    base: &Path,
     width: TextWidth,
-) -> Result<Sentences, TrainError> {
-    let folder = environment.base.join(&text.path);
+) -> Result<SentenceEncoder, TrainError> {
+    let folder = base.join(&text.path);
     if !folder.exists() {
         return Err(TrainError::Setting(format!(
             "there is nothing at `{}`, which `text.path` names; {}{FETCH}",
             folder.display(),
-            start_in_config(&text.path, environment.base)
+            start_in_config(&text.path, base)
         )));
     }
     let encoder = SentenceEncoder::open(&folder)?;
@@ -165,6 +171,19 @@ pub(super) fn sentences(
             encoder.longest()
         )));
     }
+    Ok(encoder)
+}
+
+/// What makes texts into what a model reads that reads text of `width`.
+///
+/// # Errors
+/// As [`sentence_encoder`].
+pub(super) fn sentences(
+    text: &BertText,
+    environment: &Environment<'_>,
+    width: TextWidth,
+) -> Result<Sentences, TrainError> {
+    let encoder = sentence_encoder(text, environment.base, width)?;
     let sizes = (text.tokens, text.micro_batch);
     let sentences = Sentences::new(encoder, sizes, &environment.device, &environment.plan);
     let sentences = sentences.with_negative_prompt(&text.negative_prompt);

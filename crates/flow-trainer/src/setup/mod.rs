@@ -25,7 +25,7 @@ pub(crate) use examples::LatentSource;
 pub use examples::{captions, has_examples, latent_examples, models_of_sizes, pixel_examples};
 pub use folder::{completed_by_folder, decoder, folder_size, pipeline, prompt_cache, said_by_folder};
 pub use folders::PipelineFolders;
-pub use latents::encoded_images;
+pub use latents::{encoded_images, own_autoencoder, sentence_encoder};
 pub use model::{ModelOutline, ModelParts, model, outline};
 pub use optimizer::settings as optimizer_settings;
 pub use paths::{start_in_config, start_on_command_line};
@@ -162,11 +162,12 @@ pub fn evaluation_prompts(dataset: &dyn Dataset, wanted: usize) -> Vec<Prompt> {
         .collect()
 }
 
-/// Whether a model of `spec` makes what `dataset` has; what a model of a diffusers folder makes is no matter of the data.
+/// Whether a model of `spec` makes what `dataset` has, by the autoencoder that `config` names, if one; relative paths start from `base`.
+/// What a model of a diffusers folder makes is no matter of the data.
 ///
 /// # Errors
-/// [`TrainError::Setting`] with both shapes.
-pub fn fits(config: &Config, spec: &ModelSpec, dataset: &dyn Dataset) -> Result<(), TrainError> {
+/// [`TrainError::Setting`] with both shapes; an autoencoder that is not there, or has other latents.
+pub fn fits(config: &Config, base: &Path, spec: &ModelSpec, dataset: &dyn Dataset) -> Result<(), TrainError> {
     let latent = spec.latent;
     if config.model.path.is_some() {
         return Ok(());
@@ -177,10 +178,12 @@ pub fn fits(config: &Config, spec: &ModelSpec, dataset: &dyn Dataset) -> Result<
             latent.frames
         )));
     }
+    if let Some(path) = config.model.own_autoencoder() {
+        let folder = own_autoencoder(path, base, latent)?;
+        return latents::decodes_to_images(folder.config(), latent, dataset);
+    }
     let of_pairs = || dataset.preferences().and_then(|pairs| pairs.images);
-    let images = dataset.captioned_images().or_else(of_pairs);
-    // What latents are decoded to the autoencoder says, once it is read.
-    let Some(images) = images.filter(|_| !config.model.works_in_latents()) else {
+    let Some(images) = dataset.captioned_images().or_else(of_pairs) else {
         return Ok(());
     };
     let shape = images.image_shape();
@@ -295,11 +298,8 @@ fn common_for(
 ) -> Result<Common, TrainError> {
     let dataset = dataset(config, environment)?;
     let spec = model.model.spec();
-    fits(config, spec, &*dataset)?;
+    fits(config, environment.base, spec, &*dataset)?;
     let decoder = folder::decoder(config, environment, spec)?;
-    if config.model.own_autoencoder().is_some() {
-        latents::decodes_to_images(decoder.shape(), spec.latent, &*dataset)?;
-    }
     let kernels = &environment.plan.kernels;
     if spec.regions.contains(&RegionKind::Moe) && kernels.ops().experts.is_none() {
         return Err(TrainError::Setting(format!(

@@ -1,13 +1,14 @@
 //! Distillation: losses and gradients against host computations in f64, runs that learn from a teacher, and teachers that do not fit.
 
-use crate::losses::{IntoPlain, SITE, host, in_context, mean, rows};
+use crate::loss_pass::{expect_gradients, loss_in};
+use crate::losses::{SITE, host, in_context, mean, rows};
 use crate::support::{BASE, Left, RunTo, Visit, bits, config, environment, registries, scramble, with_parts};
 use burn::tensor::Tensor;
 use flow_core::tensors::plain;
-use flow_core::{CallContext, Exec, RawTensor, Weights};
+use flow_core::{CallContext, Exec, Weights};
 use flow_trainer::TrainError;
 use flow_trainer::algorithm::{
-    Algorithm, LossContext, LossTarget, Opd, OpdSettings, Position, Taught, TeacherConfig,
+    Algorithm, LossContext, LossTarget, Opd, OpdSettings, Position, TeacherConfig,
 };
 use flow_trainer::policy::CallSite;
 use flow_trainer::rollout::StepRecord;
@@ -123,34 +124,7 @@ impl Visit for CheckOpd {
         let position = Position::Recorded(INDEX);
         in_context(&mut parts, position, |_, context, [pass, again]| {
             let record = &context.batch.records[INDEX];
-            let in_pass = LossContext {
-                pass: &pass,
-                current: context.current,
-                sampling: context.sampling,
-                reference: context.reference,
-                old: context.old,
-                fake: context.fake,
-                teachers: (context.teachers.iter())
-                    .map(|it| Taught {
-                        teacher: it.teacher,
-                        pass: it.pass.clone(),
-                        rows: it.rows.clone(),
-                    })
-                    .collect(),
-                policy: context.policy,
-                kernels: context.kernels,
-                device: context.device,
-                batch: context.batch,
-                advantages: context.advantages.clone(),
-                noise: None,
-                before: None,
-                compared: Vec::new(),
-                site: context.site,
-            };
-            let found = opd.loss(&in_pass, position);
-            assert!(found.replayed.is_none());
-            drop(in_pass);
-            let gradients = pass.gradients(&found.loss);
+            let (loss, gradients) = loss_in(pass, context, |in_pass| opd.loss(in_pass, position));
 
             let own = context.policy.guidance_scale;
             let v = velocity(context, record, own, |call| context.current.exec(call));
@@ -182,7 +156,6 @@ impl Visit for CheckOpd {
                 merged.extend(target.iter().map(|value| *value as f32));
             }
             let expected = mean(losses.iter().copied());
-            let loss = host(&found.loss.into_dispatch_plain())[0];
             assert!(
                 (loss - expected).abs() < 1e-4 * expected && expected > 1e-6,
                 "{loss} and {expected}"
@@ -194,15 +167,7 @@ impl Visit for CheckOpd {
             let difference = v - Tensor::from_dispatch(plain(&target.into_dispatch()));
             let distances: Tensor<1> = (difference.clone() * difference).mean_dim(1).squeeze_dim(1);
             let surrogate = (distances * context.device.tensor(factors, [4])).sum_dim(0);
-            let wanted = again.gradients(&surrogate);
-            let flat =
-                |all: &[Option<RawTensor>]| -> Vec<f64> { all.iter().flatten().flat_map(host).collect() };
-            let (found, wanted) = (flat(&gradients), flat(&wanted));
-            let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>().sqrt();
-            let off = norm(&mut found.iter().zip(&wanted).map(|(a, b)| a - b));
-            let size = norm(&mut wanted.iter().copied());
-            assert!(size > 1e-6 && found.len() == wanted.len(), "{size}");
-            assert!(off < 1e-3 * size, "gradients are off by {off} of {size}");
+            expect_gradients(&gradients, &again.gradients(&surrogate), (1e-6, 1e-3));
         });
     }
 }

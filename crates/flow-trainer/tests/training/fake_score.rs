@@ -1,14 +1,15 @@
 //! DMD2 and TDM: losses and gradients against host computations in f64, and runs with two networks that are trained.
 
 use crate::distillation::velocity;
-use crate::losses::{IntoPlain, SITE, host, in_context, mean, rows};
+use crate::loss_pass::{expect_gradients, loss_in};
+use crate::losses::{SITE, host, in_context, mean, rows};
 use crate::support::{BASE, RunTo, Visit, bits, config, environment, registries, scramble, with_parts};
 use burn::tensor::Tensor;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::plain;
 use flow_core::{CallContext, Exec, RawTensor, TrainingPass};
 use flow_report::{Manifest, OnExists, RunDirectory};
-use flow_trainer::algorithm::{Algorithm, LossContext, Position, UnitLoss};
+use flow_trainer::algorithm::{Algorithm, LossContext, Position};
 use flow_trainer::observer::Silent;
 use flow_trainer::policy::CallSite;
 use flow_trainer::rollout::StepRecord;
@@ -83,36 +84,6 @@ struct Expected {
     rises: Vec<f64>,
 }
 
-/// A loss in a pass of its own, with its gradients.
-fn found(
-    context: &LossContext<'_, '_>,
-    pass: TrainingPass<'_>,
-    loss: impl FnOnce(&LossContext<'_, '_>) -> UnitLoss,
-) -> (f64, Vec<Option<RawTensor>>) {
-    let inner = LossContext {
-        pass: &pass,
-        current: context.current,
-        sampling: context.sampling,
-        reference: context.reference,
-        old: context.old,
-        fake: context.fake,
-        teachers: Vec::new(),
-        policy: context.policy,
-        kernels: context.kernels,
-        device: context.device,
-        batch: context.batch,
-        advantages: context.advantages.clone(),
-        noise: context.noise.clone(),
-        before: None,
-        compared: Vec::new(),
-        site: context.site,
-    };
-    let loss = loss(&inner).loss;
-    drop(inner);
-    let gradients = pass.gradients(&loss);
-    (host(&loss.into_dispatch_plain())[0], gradients)
-}
-
 fn check(
     context: &LossContext<'_, '_>,
     (loss, gradients): (f64, Vec<Option<RawTensor>>),
@@ -130,13 +101,7 @@ fn check(
     let products = velocity * Tensor::from_dispatch(plain(&rises.into_dispatch()));
     let by_row: Tensor<1> = products.mean_dim(1).squeeze_dim(1);
     let wanted = again.gradients(&by_row.mean_dim(0));
-    let flat = |all: &[Option<RawTensor>]| -> Vec<f64> { all.iter().flatten().flat_map(host).collect() };
-    let (found, wanted) = (flat(&gradients), flat(&wanted));
-    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>().sqrt();
-    let off = norm(&mut found.iter().zip(&wanted).map(|(a, b)| a - b));
-    let size = norm(&mut wanted.iter().copied());
-    assert!(size > 1e-9 && found.len() == wanted.len(), "{size}");
-    assert!(off < 5e-3 * size, "gradients are off by {off} of {size}");
+    expect_gradients(&gradients, &wanted, (1e-9, 5e-3));
 }
 
 /// What a loss is computed from, on the host.
@@ -205,12 +170,12 @@ impl Visit for CheckDmd2 {
             .expect("no accelerator refuses");
         in_context(&mut parts, POSITION, |algorithm, context, [pass, again]| {
             if !self.of_fake_score {
-                let found = found(context, pass, |inner| algorithm.loss(inner, POSITION));
+                let found = loss_in(pass, context, |inner| algorithm.loss(inner, POSITION));
                 let record = &context.batch.records[INDEX];
                 let v = velocity(context, record, 1.0, |call| again.exec(call));
                 return check(context, found, (v, again), &Self::student(context));
             }
-            let found = found(context, pass, |inner| algorithm.fake_loss(inner, POSITION));
+            let found = loss_in(pass, context, |inner| algorithm.fake_loss(inner, POSITION));
             let (points, sigmas, targets) = Self::looked_at(context);
             let at = (&points[..], &sigmas[..]);
             let v = values(velocity_at_rows(context, at, 1.0, |call| {
@@ -321,12 +286,12 @@ impl Visit for CheckTdm {
             .expect("no accelerator refuses");
         in_context(&mut parts, POSITION, |algorithm, context, [pass, again]| {
             if !self.of_fake_score {
-                let found = found(context, pass, |inner| algorithm.loss(inner, POSITION));
+                let found = loss_in(pass, context, |inner| algorithm.loss(inner, POSITION));
                 let record = &context.batch.records[INDEX];
                 let v = velocity(context, record, 1.0, |call| again.exec(call));
                 return check(context, found, (v, again), &self.student(context));
             }
-            let found = found(context, pass, |inner| algorithm.fake_loss(inner, POSITION));
+            let found = loss_in(pass, context, |inner| algorithm.fake_loss(inner, POSITION));
             let Query {
                 image,
                 sigmas,
@@ -375,7 +340,7 @@ impl Visit for SameScores {
         network.weights = parts.state.weights.current.clone();
         let mut parts = parts.set_up().expect("no accelerator refuses");
         in_context(&mut parts, POSITION, |algorithm, context, [pass, _]| {
-            let (loss, gradients) = found(context, pass, |inner| algorithm.loss(inner, POSITION));
+            let (loss, gradients) = loss_in(pass, context, |inner| algorithm.loss(inner, POSITION));
             assert_eq!(loss, 0.0);
             let mut all = gradients.iter().flatten().flat_map(host);
             assert!(all.all(|value| value == 0.0));

@@ -1,10 +1,11 @@
 //! Losses that weigh a row by others, and their gradients, against host computations in f64; and runs of such algorithms.
 
-use crate::losses::{ADVANTAGES, GROUPS, IntoPlain, SITE, host, in_context, mean, rows, squared};
+use crate::loss_pass::{expect_gradients, loss_in};
+use crate::losses::{ADVANTAGES, GROUPS, SITE, host, in_context, mean, rows, squared};
 use crate::support::{RunTo, Visit, config, environment, registries, with_parts};
 use burn::tensor::Tensor;
 use flow_core::tensors::plain;
-use flow_core::{CallContext, Exec, RawTensor, TrainingPass};
+use flow_core::{CallContext, Exec, TrainingPass};
 use flow_trainer::algorithm::{Algorithm, LossContext, Position};
 use flow_trainer::policy::Policy;
 use flow_trainer::session::Parts;
@@ -91,29 +92,7 @@ fn check(
     point: &Point,
     expected: &Expected,
 ) {
-    let in_pass = LossContext {
-        pass: &pass,
-        current: context.current,
-        sampling: context.sampling,
-        reference: context.reference,
-        old: context.old,
-        fake: None,
-        teachers: Vec::new(),
-        policy: context.policy,
-        kernels: context.kernels,
-        device: context.device,
-        batch: context.batch,
-        advantages: context.advantages.clone(),
-        noise: context.noise.clone(),
-        before: context.before.clone(),
-        compared: context.compared.clone(),
-        site: context.site,
-    };
-    let found = algorithm.loss(&in_pass, POSITION);
-    assert!(found.replayed.is_none());
-    drop(in_pass);
-    let gradients = pass.gradients(&found.loss);
-    let loss = host(&found.loss.into_dispatch_plain())[0];
+    let (loss, gradients) = loss_in(pass, context, |in_pass| algorithm.loss(in_pass, POSITION));
     assert!(
         (loss - expected.loss).abs() < 5e-5 * expected.loss.abs().max(1e-2),
         "{loss} and {}",
@@ -130,14 +109,7 @@ fn check(
     let errors = distance(v.clone(), point.target.clone()) * factors(&expected.errors);
     let pulls = distance(v, v_ref) * factors(&expected.pulls);
     let surrogate = (errors + pulls).sum_dim(0);
-    let wanted = again.gradients(&surrogate);
-    let flat = |all: &[Option<RawTensor>]| -> Vec<f64> { all.iter().flatten().flat_map(host).collect() };
-    let (found, wanted) = (flat(&gradients), flat(&wanted));
-    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>().sqrt();
-    let off = norm(&mut found.iter().zip(&wanted).map(|(a, b)| a - b));
-    let size = norm(&mut wanted.iter().copied());
-    assert!(size > 1e-6 && found.len() == wanted.len(), "{size}");
-    assert!(off < 1e-3 * size, "gradients are off by {off} of {size}");
+    expect_gradients(&gradients, &again.gradients(&surrogate), (1e-6, 1e-3));
 }
 
 /// DGPO against the reference, or against the slower copy.

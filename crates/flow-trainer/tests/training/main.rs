@@ -9,6 +9,7 @@ mod frozen;
 mod group_losses;
 mod guards;
 mod guidance;
+mod loss_pass;
 mod losses;
 mod networks;
 mod on_policy;

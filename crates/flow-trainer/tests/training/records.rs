@@ -1,12 +1,13 @@
 //! Runs that learn from records of the data set: their losses against host computations in f64, and what they leave.
 
-use crate::losses::{IntoPlain, SITE, host, in_context, mean, squared};
+use crate::loss_pass::{expect_gradients, loss_in};
+use crate::losses::{SITE, host, in_context, mean, squared};
 use crate::support::{RunTo, Visit, config, environment, registries, with_parts};
 use burn::tensor::Tensor;
 use flow_config::Config;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::plain;
-use flow_core::{CallContext, Exec, RawTensor};
+use flow_core::{CallContext, Exec};
 use flow_report::{Manifest, OnExists, RunDirectory, Tile};
 use flow_trainer::algorithm::{Algorithm, LossContext, Position};
 use flow_trainer::observer::Silent;
@@ -151,29 +152,7 @@ impl Visit for CheckLoss {
             let of_reference = point.velocity(context, |call| context.sampling.exec(call));
             let (expected, factors) = (self.formula)(&point.errors(&v), &point.errors(&of_reference));
 
-            let in_pass = LossContext {
-                pass: &pass,
-                current: context.current,
-                sampling: context.sampling,
-                reference: context.reference,
-                old: context.old,
-                fake: None,
-                teachers: Vec::new(),
-                policy: context.policy,
-                kernels: context.kernels,
-                device: context.device,
-                batch: context.batch,
-                advantages: context.advantages.clone(),
-                noise: context.noise.clone(),
-                before: None,
-                compared: Vec::new(),
-                site: context.site,
-            };
-            let found = algorithm.loss(&in_pass, POSITION);
-            assert!(found.replayed.is_none());
-            drop(in_pass);
-            let gradients = pass.gradients(&found.loss);
-            let loss = host(&found.loss.into_dispatch_plain())[0];
+            let (loss, gradients) = loss_in(pass, context, |in_pass| algorithm.loss(in_pass, POSITION));
             assert!(
                 (loss - expected).abs() < 5e-5 * expected.abs().max(1e-2),
                 "{loss} and {expected}"
@@ -184,14 +163,7 @@ impl Visit for CheckLoss {
             let factors = factors.iter().map(|factor| *factor as f32).collect();
             let factors: Tensor<1> = context.device.tensor(factors, [4]);
             let wanted = again.gradients(&(squares * factors).sum_dim(0));
-            let flat =
-                |all: &[Option<RawTensor>]| -> Vec<f64> { all.iter().flatten().flat_map(host).collect() };
-            let (found, wanted) = (flat(&gradients), flat(&wanted));
-            let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>().sqrt();
-            let off = norm(&mut found.iter().zip(&wanted).map(|(a, b)| a - b));
-            let size = norm(&mut wanted.iter().copied());
-            assert!(size > 1e-6 && found.len() == wanted.len(), "{size}");
-            assert!(off < 1e-3 * size, "gradients are off by {off} of {size}");
+            expect_gradients(&gradients, &wanted, (1e-6, 1e-3));
         });
     }
 }

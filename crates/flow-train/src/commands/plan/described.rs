@@ -82,7 +82,7 @@ pub(super) struct Described<'a> {
     pub(super) spec: &'a ModelSpec,
     pub(super) layout: &'a ParamLayout,
     pub(super) load: Load,
-    /// The other models of a diffusers folder.
+    /// The models beside the one that is trained.
     pub(super) companions: Option<Companions>,
     pub(super) trained: &'a [bool],
     pub(super) geometry: &'a Geometry,
@@ -114,7 +114,7 @@ impl<'a> Described<'a> {
         let load = Load::of(config, &environment.plugins.catalog());
         let spec = parts.sampler.policy.model.spec();
         // What cannot be measured has been refused: the parts are there.
-        let companions = memory::companions(config, memory::Around::of(environment), (spec.latent, &load));
+        let companions = memory::companions(config, memory::Around::of(environment), (spec, &load));
         Self {
             load,
             companions: companions.unwrap_or_default(),
