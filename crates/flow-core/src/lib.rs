@@ -35,8 +35,8 @@ pub use ops::{
     LayeredKernels, MasterWeight, Noise, Refusal, RelativeBias, Rounding, RowSource,
 };
 pub use params::{
-    Changing, Handle, Init, ParamKind, ParamLayout, ParamSpec, ParamView, Rows, Standing, WeightStorage,
-    Weights, WeightsUpdate, WeightsVersion,
+    BlockWeights, Changing, Handle, Init, ParamKind, ParamLayout, ParamSpec, ParamView, Rows, Standing,
+    WeightStorage, Weights, WeightsUpdate, WeightsVersion,
 };
 pub use split_f32::SplitF32;
 pub use stopped::Stopped;

@@ -145,6 +145,16 @@ impl ModelSpec {
             Rows::Sample => 1,
         }
     }
+
+    /// The stack and the number of the block that a weight called `STACK.NUMBER.…` belongs to; none of a weight outside of blocks. So all
+    /// architectures name the weights of their blocks.
+    pub fn block_of(&self, name: &str) -> Option<(&str, usize)> {
+        self.stacks.iter().find_map(|(stack, _)| {
+            let rest = name.strip_prefix(stack.as_str())?.strip_prefix('.')?;
+            let block = rest.split('.').next()?.parse().ok()?;
+            Some((stack.as_str(), block))
+        })
+    }
 }
 
 /// What a region computes.

@@ -39,6 +39,12 @@ pub enum Stopped {
         /// Which, and what to do.
         why: String,
     },
+    /// A process that took part in the computation and does not any more.
+    #[error("{why}")]
+    RankLost {
+        /// Which, and what to do.
+        why: String,
+    },
     /// A panic: a defect, or memory that ran out.
     #[error("a computation panicked: {message}")]
     Panicked {

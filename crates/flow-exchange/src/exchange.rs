@@ -5,6 +5,7 @@ use crate::lost::Lost;
 use crate::portion::parts_of_ranks;
 use crate::values::Values;
 use flow_rendezvous::World;
+use std::any::Any;
 use std::fmt::Debug;
 
 /// Moves data between the ranks of a run. Every rank makes the same calls in the same order; one that cannot go on calls
@@ -64,6 +65,11 @@ pub trait Exchange: Debug + Send + Sync {
 
     /// Tells every rank that this one stops, and why. The first that does is the one whose words count.
     fn abort(&self, words: &str);
+
+    /// Itself, for whoever knows its type; `None` of one that can do no more than this trait says.
+    fn as_any(&self) -> Option<&dyn Any> {
+        None
+    }
 }
 
 /// A run of one process.

@@ -5,7 +5,7 @@ use crate::lora::OriginalLayer;
 use flow_config::{ModelKind, Rules};
 use flow_core::device::ComputeDevice;
 use flow_core::exec::Linear;
-use flow_core::{FlowModel, ParamLayout, Weights};
+use flow_core::{BlockWeights, FlowModel, ParamLayout, Weights};
 use flow_registry::{NameTaken, Registry};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -80,6 +80,19 @@ pub fn initialize_adapters_on_frozen(
     trained: &[bool],
 ) -> Weights {
     let weights = Weights::init_adapters_on_frozen(layout.clone(), seed, device, trained);
+    with_buffers(weights, model)
+}
+
+/// As [`initialize_adapters_on_frozen`], drawn from a seed onto a device, where `blocks` has some of the frozen weights in parts
+/// ([`Weights::init_adapters_on_parts`]).
+pub fn initialize_adapters_on_parts(
+    model: &dyn Architecture,
+    layout: &Arc<ParamLayout>,
+    (seed, device): (u64, &ComputeDevice),
+    trained: &[bool],
+    blocks: Arc<dyn BlockWeights>,
+) -> Weights {
+    let weights = Weights::init_adapters_on_parts(layout.clone(), seed, device, trained, blocks);
     with_buffers(weights, model)
 }
 

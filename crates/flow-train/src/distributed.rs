@@ -1,8 +1,9 @@
 //! Joining a run of several processes.
 
 use crate::Registries;
-use flow_config::{Config, DeviceKind, Diagnostic, SumOrder, Transport};
+use flow_config::{Config, DeviceKind, Diagnostic, Shard, SumOrder, Transport};
 use flow_exchange::{Alone, Exchange, Lost, Ranks, World, tcp};
+use flow_exchange_cube::BlockExchange;
 use flow_rendezvous::{Launch, Membership, RendezvousError};
 use flow_rewards::RewardKind;
 use std::borrow::Cow;
@@ -61,10 +62,23 @@ pub fn join(launch: Option<Launch>, config: &Config, base: &Path) -> Result<Arc<
     let membership = Membership::join(launch, timeout.min(START))?;
     let ranks = tcp(membership, timeout)?;
     let kind = config.device.kind;
-    match (config.distributed.transport, kind) {
-        (Transport::Nccl | Transport::Auto, DeviceKind::Cuda) => by_nccl(ranks, config, base, timeout),
-        (Transport::Nccl, DeviceKind::Cpu) => Err(JoinError::NoGpu(kind.name())),
-        (Transport::Auto | Transport::Tcp, _) => Ok(Arc::new(ranks)),
+    let exchange: Arc<dyn Exchange> = match (config.distributed.transport, kind) {
+        (Transport::Nccl | Transport::Auto, DeviceKind::Cuda) => by_nccl(ranks, config, base, timeout)?,
+        (Transport::Nccl, DeviceKind::Cpu) => return Err(JoinError::NoGpu(kind.name())),
+        (Transport::Auto | Transport::Tcp, _) => Arc::new(ranks),
+    };
+    Ok(with_blocks(exchange, config))
+}
+
+/// The exchange with which ranks also give one another the weights of blocks, where the config shares these out.
+pub(crate) fn with_blocks(exchange: Arc<dyn Exchange>, config: &Config) -> Arc<dyn Exchange> {
+    let is_shared = config.distributed.shard == Shard::Weights && exchange.world().is_several();
+    let has_blocks = exchange
+        .as_any()
+        .is_some_and(|exchange| exchange.is::<BlockExchange>());
+    match is_shared && !has_blocks {
+        true => Arc::new(BlockExchange::new(exchange)),
+        false => exchange,
     }
 }
 
@@ -130,5 +144,8 @@ pub fn refused_on(config: &Config, ranks: usize, registries: &Registries) -> Vec
         factory.is_some_and(|factory| factory.kind() == RewardKind::Groupwise)
     };
     let group_wise = config.rewards.iter().any(|reward| is_group_wise(&reward.kind));
-    flow_validate::several(config, ranks, group_wise)
+    let mut found = flow_validate::several(config, ranks, group_wise);
+    let distillation = registries.catalog().distillation_facts(config);
+    found.extend(flow_validate::sharded_weights(config, ranks, distillation));
+    found
 }

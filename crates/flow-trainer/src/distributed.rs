@@ -52,8 +52,10 @@ impl Distribution {
     pub fn shards(&self, layout: &ParamLayout, trained: &[bool]) -> Option<Shards> {
         let world = self.exchange.world();
         match self.shard {
-            Shard::Optimizer if world.is_several() => Some(Shards::new(layout, trained, world)),
-            Shard::Optimizer | Shard::None => None,
+            Shard::Optimizer | Shard::Weights if world.is_several() => {
+                Some(Shards::new(layout, trained, world))
+            }
+            Shard::Optimizer | Shard::Weights | Shard::None => None,
         }
     }
 

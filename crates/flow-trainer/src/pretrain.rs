@@ -16,7 +16,7 @@ pub use examples::{Examples, LatentExamples, PixelExamples};
 pub use state::{Clock, Keeping, PretrainCheckpoint};
 
 use crate::conditions::Conditioner;
-use crate::distributed::{Distribution, on_some_rank};
+use crate::distributed::{Distribution, Shard, on_some_rank};
 use crate::error::TrainError;
 use crate::observer::{IterationSummary, Observer, Phase};
 use crate::optimizer::{Accumulated, AdamW, AdamWSettings};
@@ -152,6 +152,13 @@ impl Pretraining<'_> {
         let (buckets, models) = (self.dataset.buckets(), self.models.len());
         if self.dataset.is_empty() {
             return Err(TrainError::Setting("there is no example to learn from".into()));
+        }
+        if self.distribution.shard == Shard::Weights && self.distribution.exchange.world().is_several() {
+            return Err(TrainError::Setting(
+                "`distributed.shard = \"weights\"` is for reinforcement learning; a pretraining shares out the optimizer's state alone, with \
+                 `distributed.shard = \"optimizer\"`"
+                    .into(),
+            ));
         }
         match buckets == models {
             true => Ok(()),

@@ -17,6 +17,7 @@ mod phase;
 mod resolve;
 mod rules;
 mod several;
+mod sharded;
 mod validate;
 
 pub use check::{Entry, Trainer, check};
@@ -34,4 +35,5 @@ pub use phase::Phase;
 pub use resolve::resolve;
 pub use rules::{RULES, Rule};
 pub use several::{lanes, several};
+pub use sharded::sharded_weights;
 pub use validate::{Capabilities, Machine, Question, errors, validate};

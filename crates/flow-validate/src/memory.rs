@@ -4,7 +4,8 @@
 //!
 //! | part | values |
 //! |---|---|
-//! | weights | `W`; on a GPU that computes in bf16, half of what is frozen, and of what is trained if it is stored in bf16 |
+//! | weights | `W`; on a GPU that computes in bf16, half of what is frozen, and of what is trained if it is stored in bf16; of the frozen weights of blocks, an even share on several processes that share them out |
+//! | a whole block | where processes share out weights: the largest block as it is stored, and three times in f32: on its way from two processes, and to this one |
 //! | gradients | `2 T`: those added up over micro-batches, and those of the call under way, which may be bf16 |
 //! | moments | `2 T`: AdamW's first and second; half of it in bf16; on several processes that share the optimizer's state, an even share of it |
 //! | copies | `T` for each of the moving average, the reference, the policy that samples and, with `sampling.staleness`, the weights before the last update, and half as much again for what a model that computes in bf16 reads of them; what is frozen is shared |
@@ -67,6 +68,8 @@ pub struct Load {
     pub text_tokens: usize,
     /// Processes over which the optimizer's moments are shared out; 1 where each has all.
     pub moment_shards: usize,
+    /// Processes over which the frozen weights of blocks are shared out; 1 where each has all.
+    pub weight_shards: usize,
 }
 
 /// Frozen models that a distillation learns from.
@@ -183,6 +186,7 @@ impl Load {
                 },
             },
             moment_shards: 1,
+            weight_shards: 1,
         }
     }
 
@@ -191,8 +195,12 @@ impl Load {
     pub fn on_ranks(self, config: &Config, ranks: usize) -> Self {
         Self {
             moment_shards: match config.distributed.shard {
-                Shard::Optimizer => ranks.max(1),
+                Shard::Optimizer | Shard::Weights => ranks.max(1),
                 Shard::None => 1,
+            },
+            weight_shards: match (config.distributed.shard, config.model.finetune) {
+                (Shard::Weights, Finetune::Lora) => ranks.max(1),
+                _ => 1,
             },
             ..self
         }
@@ -204,6 +212,8 @@ impl Load {
 pub struct MemoryEstimate {
     /// The weights.
     pub weights: f64,
+    /// A block while it computes, where the weights of blocks are shared out.
+    pub whole_block: f64,
     /// Gradients of the trained ones, of the call under way.
     pub gradients: f64,
     /// Sums of gradients over micro-batches.
@@ -241,8 +251,16 @@ impl MemoryEstimate {
         let bytes = |one: usize, values: f64| one as f64 * values;
         let stored = load.stored;
         let latents = |of_one: usize| BYTES * latent * load.images as f64 * of_one as f64;
+        let blocks = frozen_blocks(layout, spec, load);
+        let (of_blocks, largest) = (
+            blocks.values().sum::<f64>(),
+            blocks.values().copied().fold(0.0, f64::max),
+        );
+        let elsewhere = of_blocks * (1.0 - 1.0 / load.weight_shards as f64);
+        let frozen = bytes(stored.frozen, all - trained - elsewhere);
         Self {
-            weights: bytes(stored.trained, trained) + bytes(stored.frozen, all - trained),
+            weights: bytes(stored.trained, trained) + frozen,
+            whole_block: bytes(stored.frozen, largest) + 3.0 * BYTES * largest,
             gradients: bytes(stored.gradient, trained),
             sums: BYTES * trained,
             // Weights are shared out whole: some process has at least this much, and none has more than one weight above it. Those of a
@@ -257,7 +275,7 @@ impl MemoryEstimate {
             trajectories: latents(3 * load.records + load.states + 1),
             unshared_trajectories: latents(2 * load.records + load.states + 1),
             activations: bytes(stored.activation, per_row) * load.rows as f64,
-            loading: bytes(stored.frozen, all - trained) + BYTES * trained,
+            loading: frozen + BYTES * trained,
             autoencoder: 0.0,
             rewards: 0.0,
             decoding: 0.0,
@@ -300,6 +318,9 @@ impl MemoryEstimate {
         parts.push(("copies of the trained weights", self.copies));
         if self.teachers > 0.0 {
             parts.push(("teachers", self.teachers));
+        }
+        if self.whole_block > 0.0 && phase != Phase::Encoding {
+            parts.push(("a whole block", self.whole_block));
         }
         parts.push(("autoencoder", self.autoencoder));
         if self.rewards > 0.0 {
@@ -354,6 +375,7 @@ impl MemoryEstimate {
             sums: 0.0,
             trajectories: self.unshared_trajectories,
             activations: 0.0,
+            whole_block: 0.0,
             ..self
         }
     }
@@ -388,7 +410,7 @@ fn activations_per_row(layout: &ParamLayout, spec: &ModelSpec, load: &Load) -> f
         let rows = spec.count_rows(weight.rows, text_tokens) as f64;
         let values = rows * (output + input_channels) as f64;
         let block = recomputed_every.and_then(|every| {
-            let (stack, block) = block_of(&weight.name, spec)?;
+            let (stack, block) = spec.block_of(&weight.name)?;
             block.is_multiple_of(every).then_some((stack, block))
         });
         let Some(block) = block else {
@@ -410,13 +432,26 @@ fn activations_per_row(layout: &ParamLayout, spec: &ModelSpec, load: &Load) -> f
     kept + inputs + largest
 }
 
-/// The block that a weight called `STACK.BLOCK.…` belongs to.
-fn block_of<'a>(name: &str, spec: &'a ModelSpec) -> Option<(&'a str, usize)> {
-    spec.stacks.iter().find_map(|(stack, _)| {
-        let rest = name.strip_prefix(stack.as_str())?.strip_prefix('.')?;
-        let block = rest.split('.').next()?.parse().ok()?;
-        Some((stack.as_str(), block))
-    })
+/// Values of the weights of each block that are shared out, by stack and block; of none where weights are whole.
+fn frozen_blocks<'a>(
+    layout: &ParamLayout,
+    spec: &'a ModelSpec,
+    load: &Load,
+) -> BTreeMap<(&'a str, usize), f64> {
+    let mut blocks = BTreeMap::new();
+    if load.weight_shards < 2 {
+        return blocks;
+    }
+    for weight in layout
+        .specs()
+        .iter()
+        .filter(|weight| weight.kind == ParamKind::Base)
+    {
+        if let Some(block) = spec.block_of(&weight.name) {
+            *blocks.entry(block).or_insert(0.0) += weight.shape.iter().product::<usize>() as f64;
+        }
+    }
+    blocks
 }
 
 /// Output and input channels of a weight that is a linear layer's: tables of embeddings are looked up, not multiplied by.

@@ -106,12 +106,16 @@ fn of_model(config: &Config, model: &Trained<'_>, estimate: &MemoryEstimate) -> 
         MemoryRow {
             part: "model".into(),
             what: format!(
-                "{}, {} values, frozen, in {}",
+                "{}, {} values, frozen, in {}{}",
                 model.spec.architecture,
                 count(rest),
-                dtype(frozen)
+                dtype(frozen),
+                match model.load.weight_shards {
+                    1 => String::new(),
+                    shards => format!(", those of blocks shared out over {shards} processes"),
+                }
             ),
-            bytes: frozen as f64 * rest as f64,
+            bytes: estimate.weights - trained as f64 * model.values as f64,
             when: WITH_MODEL.into(),
         },
         MemoryRow {
@@ -119,6 +123,12 @@ fn of_model(config: &Config, model: &Trained<'_>, estimate: &MemoryEstimate) -> 
             what: format!("{values} values, trained, in {}", dtype(trained)),
             bytes: trained as f64 * model.values as f64,
             when: WITH_MODEL.into(),
+        },
+        MemoryRow {
+            part: "a whole block".into(),
+            what: "the largest one while it computes, and on its way between processes".into(),
+            bytes: estimate.whole_block,
+            when: vec![Phase::Rollout, Phase::Update],
         },
         MemoryRow {
             part: "optimizer".into(),

@@ -9,6 +9,7 @@ use flow_core::{Backends, ModelSpec};
 use flow_kernels::CpuKernels;
 use flow_validate::{
     Entry, RULES, Severity, Trainer, check, errors, explain, resolve, resolve_exploration, several,
+    sharded_weights,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -363,4 +364,62 @@ fn a_reward_of_whole_groups_needs_whole_groups_of_candidates_on_each_process() {
     assert_eq!(found(6, 2, true), ["exploration.candidates"]);
     assert!(found(6, 2, false).is_empty());
     assert!(found(6, 1, true).is_empty());
+}
+
+#[test]
+fn weights_are_shared_out_below_adapters_alone_and_where_every_block_is_computed_again() {
+    use flow_config::{
+        AdapterLayout, BlockSkipCheckpointing, CheckpointingConfig, DistillationFacts, Finetune,
+        FullCheckpointing, Shard,
+    };
+    let mut right = test_catalog::defaults();
+    right.distributed.shard = Shard::Weights;
+    right.model.finetune = Finetune::Lora;
+    right.model.weights = Some("w.safetensors".into());
+    right.checkpointing = CheckpointingConfig::Full(FullCheckpointing::default());
+    let found = |config: &Config, ranks: usize, facts: Option<DistillationFacts>| {
+        let found = sharded_weights(config, ranks, facts);
+        assert!(errors(&found) || found.is_empty());
+        found.into_iter().map(|one| one.path).collect::<Vec<_>>()
+    };
+    assert!(found(&right, 2, None).is_empty());
+    let changed = |change: fn(&mut Config)| {
+        let mut config = right.clone();
+        change(&mut config);
+        // Nothing of it matters to one process, or where nothing but the optimizer is shared out.
+        assert!(found(&config, 1, None).is_empty());
+        let optimizer = Config {
+            distributed: flow_config::DistributedConfig {
+                shard: Shard::Optimizer,
+                ..config.distributed.clone()
+            },
+            ..config.clone()
+        };
+        assert!(found(&optimizer, 2, None).is_empty());
+        found(&config, 2, None)
+    };
+    let all = changed(|config| config.model.finetune = Finetune::Full);
+    assert_eq!(all, ["model.finetune"]);
+    assert_eq!(changed(|config| config.model.weights = None), ["model.weights"]);
+    let kept = changed(|config| config.checkpointing = CheckpointingConfig::default());
+    assert_eq!(kept, ["checkpointing.policy"]);
+    let skipped = |every: usize| {
+        let mut config = right.clone();
+        config.checkpointing = CheckpointingConfig::BlockSkip(BlockSkipCheckpointing { every });
+        found(&config, 2, None)
+    };
+    assert!(skipped(1).is_empty());
+    assert_eq!(skipped(2), ["checkpointing.policy"]);
+    let recorded = changed(|config| config.acceleration.shared = vec![listed("Graph-Capture", 0.5.into())]);
+    assert_eq!(recorded, ["acceleration.shared.0.name"]);
+    let merged = changed(|config| config.lora.export.push(AdapterLayout::Merged));
+    assert_eq!(merged, ["lora.export"]);
+    let facts = |networks: usize| DistillationFacts {
+        step_range: [0.0, 1.0],
+        adapters: 0,
+        models: 0,
+        networks,
+    };
+    assert!(found(&right, 2, Some(facts(0))).is_empty());
+    assert_eq!(found(&right, 2, Some(facts(1))), ["algorithm.kind"]);
 }

@@ -154,6 +154,9 @@ config_version = 1
 [model]
 architecture = "wan"
 wan = { latent_frames = 5, latent_height = 16, latent_width = 24, patch_size = 2, in_channels = 4, num_layers = 2, attention_head_dim = 24, num_attention_heads = 2, ffn_dim = 144, text_dim = 16, freq_dim = 32, cross_attn_norm = false }
+[distributed]
+lanes = 4
+shard = "weights"
 [text]
 kind = "words"
 tokens = 20

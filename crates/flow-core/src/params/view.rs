@@ -1,6 +1,6 @@
 //! What a model sees of its weights during one call.
 
-use super::{Adapter, Handle, ParamLayout, Weights, WeightsVersion};
+use super::{Adapter, BlockWeights, Handle, ParamLayout, Weights, WeightsVersion};
 use crate::autograd::{self, Gradients};
 use crate::tensors::{RawTensor, buffer, leaf};
 use burn::backend::DispatchTensor;
@@ -13,6 +13,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 pub struct ParamView {
     layout: Arc<ParamLayout>,
     values: Arc<Vec<RawTensor>>,
+    // Of weights that processes have parts of, and in whose place `values` has nothing of use.
+    blocks: Option<Arc<dyn BlockWeights>>,
+    // The whole ones of the block that this view is of.
+    gathered: Option<Arc<BTreeMap<usize, RawTensor>>>,
     trained: Option<Arc<[bool]>>,
     // Leaves are made when a model first asks for them, so a replay of one block makes that block's only.
     leaves: Arc<Mutex<BTreeMap<u32, DispatchTensor>>>,
@@ -35,6 +39,8 @@ impl ParamView {
         Self {
             layout: weights.layout().clone(),
             values: weights.shared(),
+            blocks: weights.blocks().cloned(),
+            gathered: None,
             trained: None,
             leaves: Arc::default(),
             read: None,
@@ -107,6 +113,19 @@ impl ParamView {
             .collect()
     }
 
+    /// The same view with the whole weights of block number `block` of `stack`, where processes have parts of them; `None` where this one
+    /// has all weights whole, or has these already. They are there as long as the view and whatever reads from it.
+    ///
+    /// As [`BlockWeights::gather`], it unwinds if a process is lost.
+    pub fn of_block(&self, stack: &str, block: usize) -> Option<Self> {
+        let blocks = self.blocks.as_ref().filter(|_| self.gathered.is_none())?;
+        let gathered = blocks.gather(stack, block).into_iter().collect();
+        Some(Self {
+            gathered: Some(Arc::new(gathered)),
+            ..self.clone()
+        })
+    }
+
     /// Whether any weight is differentiated.
     pub fn is_training(&self) -> bool {
         self.trained.is_some() && self.read.is_none()
@@ -133,7 +152,7 @@ impl ParamView {
         }
     }
 
-    /// The values it shows, plain, in the order of the layout.
+    /// The values it shows, plain, in the order of the layout. Of a weight that processes have parts of there is nothing here.
     pub fn values(&self) -> &[RawTensor] {
         &self.values
     }
@@ -149,7 +168,7 @@ impl ParamView {
     }
 
     fn dispatch(&self, index: u32) -> DispatchTensor {
-        let value = &self.values[index as usize];
+        let value = self.value(index as usize);
         if !self
             .trained
             .as_ref()
@@ -165,6 +184,20 @@ impl ParamView {
             .entry(index)
             .or_insert_with(|| leaf(value))
             .clone()
+    }
+
+    fn value(&self, index: usize) -> &RawTensor {
+        let gathered = self.gathered.as_ref().and_then(|of_block| of_block.get(&index));
+        if let Some(value) = gathered {
+            return value;
+        }
+        let is_in_parts = |blocks: &Arc<dyn BlockWeights>| blocks.own_part(index).is_some();
+        assert!(
+            !self.blocks.as_ref().is_some_and(is_in_parts),
+            "the weight `{}` is shared out over processes, and read outside of the block that it is named after",
+            self.layout.specs()[index].name
+        );
+        &self.values[index]
     }
 
     /// The leaves made so far, by weight.

@@ -1,6 +1,6 @@
 //! The values of a layout's weights.
 
-use super::{ParamKind, ParamLayout, ParamSpec, WeightStorage, WeightsUpdate};
+use super::{BlockWeights, ParamKind, ParamLayout, ParamSpec, WeightStorage, WeightsUpdate};
 use crate::device::{ComputeDevice, cpu};
 use crate::error::CoreError;
 use crate::ops::Kernels;
@@ -10,6 +10,7 @@ use crate::tensors::{RawTensor, cast};
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, FloatDType};
 use rayon::prelude::*;
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 /// Bytes of values that are replaced by others before the device gives back what they took.
@@ -28,6 +29,8 @@ pub struct Weights {
     device: ComputeDevice,
     copies: OnceLock<Arc<Vec<RawTensor>>>,
     stored: Option<Stored>,
+    /// Those that other processes have parts of. In their place `values` has one zero each.
+    blocks: Option<Arc<dyn BlockWeights>>,
 }
 
 /// Which weights are trained, and how these are stored.
@@ -40,18 +43,13 @@ struct Stored {
 impl Weights {
     /// Initial values drawn from `seed`.
     pub fn init(layout: Arc<ParamLayout>, seed: u64, device: &ComputeDevice) -> Self {
-        Self::drawn(layout, seed, device, |_| true, |_| None)
+        Self::drawn(layout, (seed, device), |_| true, |_| None, |_| false)
     }
 
     /// Adapters drawn from `seed` as [`init`](Self::init) draws them, and zeros for what a file is about to give.
     pub fn init_adapters(layout: Arc<ParamLayout>, seed: u64, device: &ComputeDevice) -> Self {
-        Self::drawn(
-            layout,
-            seed,
-            device,
-            |spec| spec.kind == ParamKind::Adapter,
-            |_| None,
-        )
+        let is_adapter = |spec: &ParamSpec| spec.kind == ParamKind::Adapter;
+        Self::drawn(layout, (seed, device), is_adapter, |_| None, |_| false)
     }
 
     /// As [`init_adapters`](Self::init_adapters), where only some are `trained` (one flag each): what the file gives for the others is
@@ -65,10 +63,42 @@ impl Weights {
         device: &ComputeDevice,
         trained: &[bool],
     ) -> Self {
+        Self::on_frozen(layout, (seed, device), trained, None)
+    }
+
+    /// As [`init_adapters_on_frozen`](Self::init_adapters_on_frozen), of which `blocks` has some in parts: of what the file gives for these,
+    /// only this process's part goes to the device.
+    ///
+    /// # Panics
+    /// If `trained` has another length than the layout, or a weight in parts is trained.
+    pub fn init_adapters_on_parts(
+        layout: Arc<ParamLayout>,
+        seed: u64,
+        device: &ComputeDevice,
+        trained: &[bool],
+        blocks: Arc<dyn BlockWeights>,
+    ) -> Self {
+        Self::on_frozen(layout, (seed, device), trained, Some(blocks))
+    }
+
+    fn on_frozen(
+        layout: Arc<ParamLayout>,
+        place: (u64, &ComputeDevice),
+        trained: &[bool],
+        blocks: Option<Arc<dyn BlockWeights>>,
+    ) -> Self {
         assert_eq!(trained.len(), layout.len(), "one flag per weight");
+        let device = place.1;
+        let is_in_parts =
+            |index: usize| (blocks.as_ref()).is_some_and(|blocks| blocks.own_part(index).is_some());
+        assert!(
+            !(0..trained.len()).any(|index| trained[index] && is_in_parts(index)),
+            "what processes have parts of is frozen"
+        );
         let is_adapter = |spec: &ParamSpec| spec.kind == ParamKind::Adapter;
         let frozen = |index: usize| device.compute_dtype().filter(|_| !trained[index]);
-        let mut weights = Self::drawn(layout, seed, device, is_adapter, frozen);
+        let mut weights = Self::drawn(layout, place, is_adapter, frozen, is_in_parts);
+        weights.blocks = blocks;
         if device.compute_dtype().is_some() {
             weights.stored = Some(Stored {
                 trained: trained.into(),
@@ -81,7 +111,7 @@ impl Weights {
 
     /// All zero: for values that a file is about to give.
     pub fn zeros(layout: Arc<ParamLayout>, device: &ComputeDevice) -> Self {
-        Self::drawn(layout, 0, device, |_| false, |_| None)
+        Self::drawn(layout, (0, device), |_| false, |_| None, |_| false)
     }
 
     /// Weights of what `value` gives for each weight of the layout, asked for one after another: so files of many gigabytes are never on
@@ -112,13 +142,14 @@ impl Weights {
         Ok(Self::new(layout.clone(), values, device))
     }
 
-    /// Initial values of those that are `wanted`, zeros for the others; in f32, or the type that `dtype` has for the place of a weight.
+    /// Initial values, drawn from a seed, of those that are `wanted`, and zeros for the others: one zero for those that are `elsewhere`. In
+    /// f32, or the type that `dtype` has for the place of a weight.
     fn drawn(
         layout: Arc<ParamLayout>,
-        seed: u64,
-        device: &ComputeDevice,
+        (seed, device): (u64, &ComputeDevice),
         wanted: fn(&ParamSpec) -> bool,
         dtype: impl Fn(usize) -> Option<FloatDType> + Sync,
+        elsewhere: impl Fn(usize) -> bool + Sync,
     ) -> Self {
         let draw = |spec: &ParamSpec| {
             if !wanted(spec) {
@@ -133,7 +164,15 @@ impl Weights {
         };
         // Some at a time, so that the host never holds them all.
         let several = 2 * rayon::current_num_threads();
-        let dtype = &dtype;
+        let (dtype, elsewhere) = (&dtype, &elsewhere);
+        let zeros = |index: usize, spec: &ParamSpec| {
+            let shape: &[usize] = if elsewhere(index) { &[1] } else { &spec.shape };
+            match dtype(index) {
+                None => device.zeros(shape),
+                Some(dtype) => device.zeros_in(shape, dtype),
+            }
+        };
+        let zeros = &zeros;
         let values = layout
             .specs()
             .chunks(several)
@@ -144,8 +183,7 @@ impl Weights {
                 drawn.map(move |(index, (values, spec))| match (values, dtype(index)) {
                     (Some(values), None) => device.plain(values, &spec.shape),
                     (Some(values), Some(dtype)) => cast(&device.plain(values, &spec.shape), dtype),
-                    (None, None) => device.zeros(&spec.shape),
-                    (None, Some(dtype)) => device.zeros_in(&spec.shape, dtype),
+                    (None, _) => zeros(index, spec),
                 })
             });
         let values = device.with_persistent_allocation(|| values.collect());
@@ -160,7 +198,13 @@ impl Weights {
             device: device.clone(),
             copies: OnceLock::new(),
             stored: None,
+            blocks: None,
         }
+    }
+
+    /// The weights of blocks that other processes have parts of, if there are some.
+    pub fn blocks(&self) -> Option<&Arc<dyn BlockWeights>> {
+        self.blocks.as_ref()
     }
 
     /// The layout.
@@ -202,7 +246,7 @@ impl Weights {
         self.copies.get_or_init(copies).clone()
     }
 
-    /// Replaces the value at `index`.
+    /// Replaces the value at `index`; of one that processes have parts of, each keeps its own.
     ///
     /// # Errors
     /// [`CoreError::Shape`] if its shape is not the declared one.
@@ -216,8 +260,37 @@ impl Weights {
                 found,
             });
         }
+        if self.is_in_parts(index) {
+            return self.set_host(index, cpu::to_host(&value));
+        }
         self.replace(index, value);
         Ok(())
+    }
+
+    fn own_part(&self, index: usize) -> Option<Range<usize>> {
+        self.blocks.as_ref().and_then(|blocks| blocks.own_part(index))
+    }
+
+    fn is_in_parts(&self, index: usize) -> bool {
+        self.own_part(index).is_some()
+    }
+
+    /// Which values of the weight at `index` this process has, and in which shape: all, or a part of them as one row.
+    fn here(&self, index: usize) -> (Range<usize>, Vec<usize>) {
+        let shape = &self.layout.specs()[index].shape;
+        match self.own_part(index) {
+            Some(part) => (part.clone(), vec![part.len()]),
+            None => (0..shape.iter().product(), shape.clone()),
+        }
+    }
+
+    /// Puts what this process has of the weight at `index` where it belongs.
+    fn put(&mut self, index: usize, value: RawTensor) {
+        let in_parts = self.blocks.as_ref().filter(|_| self.is_in_parts(index));
+        match in_parts.cloned() {
+            Some(blocks) => blocks.keep(index, value),
+            None => self.replace(index, value),
+        }
     }
 
     fn replace(&mut self, index: usize, value: RawTensor) {
@@ -240,11 +313,12 @@ impl Weights {
     pub fn set_host_bf16(&mut self, index: usize, bytes: &[u8]) -> Result<(), CoreError> {
         let spec = &self.layout.specs()[index];
         let whole = bytes.len() == 2 * spec.shape.iter().product::<usize>();
-        if whole && self.frozen_dtype(index) == Some(FloatDType::BF16) {
-            let device = &self.device;
-            let value = device.with_persistent_allocation(|| device.plain_bf16(bytes, &spec.shape));
+        let (part, shape) = self.here(index);
+        if whole && self.frozen_dtype(index) == Some(FloatDType::BF16) && !part.is_empty() {
+            let (device, here) = (&self.device, &bytes[2 * part.start..2 * part.end]);
+            let value = device.with_persistent_allocation(|| device.plain_bf16(here, &shape));
             if let Some(value) = value {
-                self.replace(index, value);
+                self.put(index, value);
                 return Ok(());
             }
         }
@@ -265,11 +339,19 @@ impl Weights {
                 found: vec![values.len()],
             });
         }
+        let (part, shape) = self.here(index);
+        if part.is_empty() {
+            return Ok(());
+        }
+        let values = match part.len() == values.len() {
+            true => values,
+            false => values[part].to_vec(),
+        };
         let device = &self.device;
         let frozen = self.frozen_dtype(index);
         let rounded = match frozen {
             Some(FloatDType::BF16) => {
-                device.with_persistent_allocation(|| device.plain_rounded_bf16(&values, &spec.shape))
+                device.with_persistent_allocation(|| device.plain_rounded_bf16(&values, &shape))
             }
             _ => None,
         };
@@ -277,12 +359,12 @@ impl Weights {
             (Some(value), _) => value,
             // The f32 values are gone after this, so they need no memory that lasts.
             (None, Some(dtype)) => {
-                let value = device.plain(values, &spec.shape);
+                let value = device.plain(values, &shape);
                 device.with_persistent_allocation(|| cast(&value, dtype))
             }
-            (None, None) => device.with_persistent_allocation(|| device.plain(values, &spec.shape)),
+            (None, None) => device.with_persistent_allocation(|| device.plain(values, &shape)),
         };
-        self.replace(index, value);
+        self.put(index, value);
         Ok(())
     }
 
@@ -419,7 +501,15 @@ impl Weights {
     }
 
     /// The values at `index` on the host, row-major.
+    ///
+    /// # Panics
+    /// If processes have parts of them: none of these has all.
     pub fn host(&self, index: usize) -> Vec<f32> {
+        assert!(
+            !self.is_in_parts(index),
+            "the weight `{}` is shared out over processes, none of which has all of it",
+            self.layout.specs()[index].name
+        );
         match &self.lowers[index] {
             Some(lower) => {
                 let (uppers, lowers) = (split_f32::bits(&self.values[index]), split_f32::bits(lower));

@@ -109,6 +109,7 @@ impl<'a> Training<'a> {
             gauge,
             exchange,
         } = self;
+        let exchange = crate::distributed::with_blocks(exchange, config);
         let others = exchange.clone();
         let world = exchange.world();
         let trained = compute_beside(config, &base, registries, world, |config, environment| {

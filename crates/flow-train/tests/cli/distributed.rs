@@ -36,9 +36,14 @@ fn arguments<'a>(processes: &'a str, more: &[&'a str]) -> Vec<&'a str> {
 
 /// What a run computed, of its folder.
 fn left(place: &Place, name: &str) -> (String, Vec<u8>) {
+    left_in(place, name, "weights")
+}
+
+/// As [`left`], of a run that wrote its weights to this folder.
+fn left_in(place: &Place, name: &str, folder: &str) -> (String, Vec<u8>) {
     let run = format!("runs/{name}");
     let metrics = place.text(&format!("{run}/metrics.jsonl"));
-    let weights = place.path(&run).join("weights");
+    let weights = place.path(&run).join(folder);
     let mut files: Vec<_> = std::fs::read_dir(&weights)
         .unwrap_or_else(|error| panic!("{}: {error}", weights.display()))
         .map(|entry| entry.unwrap().path())
@@ -114,6 +119,95 @@ fn processes_that_share_the_optimizer_write_the_bytes_of_one_that_has_it_alone_a
         left(&place, "changed") == alone,
         "resumed with another number of processes"
     );
+}
+
+/// Adapters over weights of which each process has a part.
+const IN_PARTS: [&str; 6] = [
+    "--quiet",
+    "--set",
+    "model.finetune=lora",
+    "--set",
+    "checkpointing.policy=full",
+    "--set",
+];
+
+#[test]
+fn processes_that_share_the_frozen_weights_write_the_bytes_of_one_that_has_them_whole_and_go_on_with_another_number()
+ {
+    let place = Place::new();
+    let weights = "distributed.shard=\"weights\"";
+    place.succeed(&arguments("1", &[&IN_PARTS[..], &["run.name=alone"]].concat()));
+    let adapter = |name: &str| left_in(&place, name, "weights/adapter");
+    let alone = adapter("alone");
+    for processes in ["2", "4"] {
+        let name = format!("run.name=parts-{processes}");
+        let more = [&IN_PARTS[..], &[weights, "--set", &name]].concat();
+        place.succeed(&arguments(processes, &more));
+        assert!(adapter(&format!("parts-{processes}")) == alone, "{processes}");
+    }
+    // A feature cache leaves blocks out where it may, and an evaluation has other numbers of prompts on each process.
+    let cached = [
+        "--set",
+        "acceleration.rollout={ name = \"feature_cache\", params = { policy = \"first_block\", threshold = 9.0, warmup_steps = 0, \
+         scope = \"outside_sde_window\" } }",
+        "--set",
+        "scheduler.window={ kind = \"list\", steps = [2] }",
+        "--set",
+        "scheduler.steps=6",
+    ];
+    place.succeed(&arguments(
+        "1",
+        &[&IN_PARTS[..], &["run.name=cached-alone"], &cached].concat(),
+    ));
+    let more = [&IN_PARTS[..], &[weights, "--set", "run.name=cached"], &cached].concat();
+    place.succeed(&arguments("4", &more));
+    assert!(
+        adapter("cached") == adapter("cached-alone"),
+        "with a feature cache"
+    );
+    // The first iteration on four processes, the second on two.
+    for (processes, steps, resume) in [("4", "run.steps=1", None), ("2", "run.steps=2", Some("latest"))] {
+        let mut more = [
+            &IN_PARTS[..],
+            &[weights, "--set", "run.name=changed", "--set", steps],
+        ]
+        .concat();
+        more.extend(resume.into_iter().flat_map(|from| ["--resume", from]));
+        place.succeed(&arguments(processes, &more));
+    }
+    assert!(
+        adapter("changed") == alone,
+        "resumed with another number of processes"
+    );
+}
+
+#[test]
+fn what_cannot_be_done_with_weights_in_parts_is_refused_before_anything_is_written() {
+    let place = Place::new();
+    let check = |more: &[&str]| {
+        let mut words = vec!["check", "tiny.toml", "--ranks", "2"];
+        words.extend(SET);
+        words.extend(["--set", "distributed.shard=weights"]);
+        words.extend(more);
+        place.run(&words)
+    };
+    for (more, part) in [
+        (&["--set", "checkpointing.policy=full"][..], "model.finetune"),
+        (&["--set", "model.finetune=lora"], "checkpointing.policy"),
+    ] {
+        let Outcome { code, stderr, .. } = check(more);
+        assert_eq!(code, Some(2), "{more:?}: {stderr}");
+        contains(&stderr, &["distributed::refused", part]);
+    }
+    let right = [
+        "--set",
+        "model.finetune=lora",
+        "--set",
+        "checkpointing.policy=full",
+    ];
+    let outcome = check(&right);
+    assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+    assert!(!place.path("runs").exists());
 }
 
 #[test]
@@ -219,6 +313,51 @@ fn a_process_that_is_killed_ends_the_others_within_seconds_and_the_run_goes_on_w
 #[test]
 fn a_process_that_is_killed_with_its_share_of_the_optimizer_ends_the_others_and_the_run_goes_on_without_it() {
     killed_in_the_middle("distributed.shard=\"optimizer\"");
+}
+
+#[test]
+fn a_process_that_is_killed_with_its_part_of_the_weights_ends_the_others_within_seconds() {
+    let place = Place::new();
+    let port = free_port();
+    let more = [
+        "--set",
+        "model.finetune=lora",
+        "--set",
+        "checkpointing.policy=full",
+        "--set",
+        "distributed.shard=weights",
+        "--set",
+        "run.steps=2000",
+        "--set",
+        "evaluation.every=0",
+    ];
+    let mut ranks: Vec<Child> = (0..2)
+        .map(|rank| start(&place, (rank, 2), &port, &more))
+        .collect();
+    let mut said = BufReader::new(ranks[0].stderr.take().unwrap());
+    let (mut line, mut iterations) = (String::new(), 0);
+    while iterations < 2 {
+        line.clear();
+        assert!(said.read_line(&mut line).unwrap() > 0, "the run ended early");
+        iterations += usize::from(line.contains("/2000"));
+    }
+    ranks[1].kill().unwrap();
+    let killed = Instant::now();
+    let rest = thread::spawn(move || {
+        let mut rest = String::new();
+        said.read_to_string(&mut rest).unwrap();
+        rest
+    });
+    let code = ranks[0].wait().unwrap().code();
+    assert!(
+        killed.elapsed() < Duration::from_secs(30),
+        "{:?}",
+        killed.elapsed()
+    );
+    ranks[1].wait().unwrap();
+    let rest = rest.join().unwrap();
+    assert_eq!(code, Some(1), "{rest}");
+    contains(&rest, &["rank 1 of 2 is gone", "--resume latest"]);
 }
 
 fn killed_in_the_middle(shard: &str) {

@@ -233,6 +233,14 @@ impl<A> Parts<A> {
             .chain(&captions);
         let prepared = self.conditioner.prepare(asked)?;
         self.notices.extend(prepared);
+        if self.frozen == FrozenWeights::InCheckpoint && self.state.weights.current.blocks().is_some() {
+            return Err(TrainError::Setting(
+                "checkpoints of this run would hold the weights that are frozen, which no process has whole with \
+                 `distributed.shard = \"weights\"`; assemble the run from the config alone (`setup::parts`), which looks at the file that \
+                 gives them"
+                    .into(),
+            ));
+        }
         self.state.share_frozen()?;
         if self.settings.staleness > 0 {
             // Of a run that goes on they are those of its checkpoint.

@@ -2,6 +2,7 @@
 //!
 //! Every mapping from a section of the config to a part stands here; nothing below reads the config.
 
+mod blocks;
 mod checkpointing;
 mod described;
 mod examples;

@@ -1,6 +1,7 @@
 //! Architecture, weights, adapters.
 
 use super::Environment;
+use super::blocks::block_weights;
 use super::paths::{hub_help, start_in_config};
 use crate::absent_file::AbsentFile;
 use crate::error::TrainError;
@@ -105,16 +106,23 @@ pub(super) fn model_with_absent_files(
     environment: &Environment<'_>,
 ) -> Result<ModelParts, TrainError> {
     let device = &environment.device;
+    let outline = outline(config, &environment.plugins.models, device)?;
+    let blocks = block_weights(config, environment, &outline)?;
     let ModelOutline {
         model,
         layout,
         trained,
         adapted,
-    } = outline(config, &environment.plugins.models, device)?;
+    } = outline;
     let seed = config.lora.seed.unwrap_or(config.run.seed);
-    let mut weights = match &config.model.weights {
-        None => flow_models::initialize(&*model, &layout, seed, device),
-        Some(_) => flow_models::initialize_adapters_on_frozen(&*model, &layout, seed, device, &trained),
+    let mut weights = match (&config.model.weights, blocks) {
+        (None, _) => flow_models::initialize(&*model, &layout, seed, device),
+        (Some(_), None) => {
+            flow_models::initialize_adapters_on_frozen(&*model, &layout, seed, device, &trained)
+        }
+        (Some(_), Some(blocks)) => {
+            flow_models::initialize_adapters_on_parts(&*model, &layout, (seed, device), &trained, blocks)
+        }
     };
     let mut absent = Vec::new();
     if let Some(path) = &config.model.weights {

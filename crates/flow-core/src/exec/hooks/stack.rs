@@ -150,11 +150,15 @@ impl<B: Block> Stack for Blocks<'_, B> {
     ) -> Vec<DispatchTensor> {
         let block = self.blocks[index].clone();
         let carried_count = carried.len();
-        let body: Body = Arc::new(move |exec, mut inputs| {
+        let body: Body = Arc::new(move |exec: &Exec<'_>, mut inputs: Vec<DispatchTensor>| {
             let shared = inputs.split_off(carried_count);
-            block
-                .forward(exec, B::Carried::join(inputs), B::Shared::join(shared))
-                .split()
+            let (carried, shared) = (B::Carried::join(inputs), B::Shared::join(shared));
+            // In here, so that a run in backward puts them together anew and nothing keeps them in between.
+            let carried = match exec.with_block_weights() {
+                Some(exec) => block.forward(&exec, carried, shared),
+                None => block.forward(exec, carried, shared),
+            };
+            carried.split()
         });
         let exec = Exec {
             site: Some(self.site(index)),
@@ -176,6 +180,7 @@ impl<B: Block> Stack for Blocks<'_, B> {
             site: Some(self.site(index)),
             ..exec.clone()
         };
+        let exec = exec.with_block_weights().unwrap_or(exec);
         let (carried, shared) = (
             B::Carried::join(carried.to_vec()),
             B::Shared::join(shared.to_vec()),
@@ -185,7 +190,17 @@ impl<B: Block> Stack for Blocks<'_, B> {
     }
 }
 
-impl Exec<'_> {
+impl<'w> Exec<'w> {
+    /// The same call with the whole weights of the block where it computes; `None` where all weights are whole, or these are already.
+    fn with_block_weights(&self) -> Option<Exec<'w>> {
+        let site = self.site.as_ref()?;
+        let params = self.params.of_block(&site.stack, site.block)?;
+        Some(Exec {
+            params,
+            ..self.clone()
+        })
+    }
+
     /// Takes `carried` through `blocks`, as the plan's driver decides.
     pub fn stack<B: Block>(
         &self,

@@ -1,0 +1,241 @@
+//! Weights of blocks in parts: whole ones come back bit by bit, whatever each rank computes.
+
+use burn::tensor::FloatDType;
+use flow_core::device::ComputeDevice;
+use flow_core::params::LayoutBuilder;
+use flow_core::stopped::caught;
+use flow_core::{Init, ModelSpec, ParamLayout, ParamView, Stopped, Weights, cpu};
+use flow_exchange::{Exchange, in_process};
+use flow_exchange_cube::{BlockExchange, BlockParts};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Two stacks, of which the name of one ends like the other's: blocks of weights of several sizes, the last of one value.
+fn model() -> (ModelSpec, Arc<ParamLayout>) {
+    let mut layout = ParamLayout::default();
+    let mut builder = LayoutBuilder::new(&mut layout);
+    builder.param("embedder.weight", [3, 5], Init::Normal(1.0));
+    for (stack, blocks) in [("blocks", 11), ("single_blocks", 2)] {
+        for block in 0..blocks {
+            let mut parts = builder.under(format_args!("{stack}.{block}"));
+            parts.param("up.weight", [7, 13 + block], Init::Normal(1.0));
+            parts.param("up.bias", [7], Init::Normal(1.0));
+            parts.param("down.weight", [129, 3], Init::Normal(1.0));
+            parts.param("gate", [1], Init::Normal(1.0));
+            parts.buffer("table", [4], Init::Ones);
+        }
+    }
+    let stacks = vec![("blocks".to_owned(), 11), ("single_blocks".to_owned(), 2)];
+    let spec = ModelSpec {
+        stacks,
+        ..ModelSpec::default()
+    };
+    (spec, Arc::new(layout))
+}
+
+/// What a file would give.
+fn file(layout: &Arc<ParamLayout>) -> Weights {
+    Weights::init(layout.clone(), 3, &ComputeDevice::cpu())
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+/// Weights of which this rank has a part each, as a file gives them.
+fn in_parts(exchange: &BlockExchange, device: &ComputeDevice) -> Weights {
+    let (spec, layout) = model();
+    let frozen = vec![false; layout.len()];
+    let parts = BlockParts::new(&spec, &layout, &frozen, (exchange.world(), device));
+    let blocks = exchange.hold(parts);
+    let mut weights = Weights::init_adapters_on_parts(layout.clone(), 0, device, &frozen, blocks);
+    let file = file(&layout);
+    for index in 0..layout.len() {
+        weights
+            .set_host(index, file.host(index))
+            .expect("the shapes are those of the layout");
+    }
+    weights
+}
+
+/// The whole values of a block, by name, as a view of it shows them.
+fn of_block(weights: &Weights, stack: &str, block: usize) -> Vec<(String, Vec<u32>)> {
+    let layout = weights.layout().clone();
+    let view = ParamView::plain(weights);
+    let view = view
+        .of_block(stack, block)
+        .expect("weights in parts are made whole");
+    let prefix = format!("{stack}.{block}.");
+    let specs = layout.specs().iter().enumerate();
+    let specs = specs.filter(|(_, spec)| spec.name.starts_with(&prefix));
+    specs
+        .map(|(index, spec)| {
+            let value = view.leaves_of(&[index]).remove(0);
+            assert_eq!(flow_core::tensors::shape(&value), spec.shape, "{}", spec.name);
+            (spec.name.clone(), bits(&cpu::to_host(&value)))
+        })
+        .collect()
+}
+
+/// The same of weights that are whole, in the type in which a device keeps what is frozen.
+fn wanted(device: &ComputeDevice, stack: &str, block: usize) -> Vec<(String, Vec<u32>)> {
+    let layout = model().1;
+    let mut weights = Weights::zeros(layout.clone(), device);
+    for index in 0..layout.len() {
+        weights
+            .set_host(index, file(&layout).host(index))
+            .expect("the shapes are those of the layout");
+    }
+    weights.freeze(&vec![false; layout.len()]);
+    let prefix = format!("{stack}.{block}.");
+    let specs = layout.specs().iter().enumerate();
+    let specs = specs.filter(|(_, spec)| spec.name.starts_with(&prefix));
+    specs
+        .map(|(index, spec)| (spec.name.clone(), bits(&weights.host(index))))
+        .collect()
+}
+
+fn on_each<T: Send + 'static>(
+    ranks: usize,
+    of: impl Fn(BlockExchange) -> T + Clone + Send + 'static,
+) -> Vec<T> {
+    let threads: Vec<_> = in_process(ranks, PATIENCE)
+        .into_iter()
+        .map(|exchange| {
+            let of = of.clone();
+            thread::spawn(move || of(BlockExchange::new(exchange)))
+        })
+        .collect();
+    threads
+        .into_iter()
+        .map(|thread| thread.join().expect("no rank panics"))
+        .collect()
+}
+
+#[test]
+fn ranks_that_compute_different_blocks_get_the_bits_of_whole_weights_and_meet_at_the_next_exchange() {
+    for device in [
+        ComputeDevice::cpu(),
+        ComputeDevice::cpu().computing_in(FloatDType::BF16),
+    ] {
+        for ranks in [2, 3, 4] {
+            let on = device.clone();
+            let seen = on_each(ranks, move |exchange| {
+                let weights = in_parts(&exchange, &on);
+                let rank = exchange.world().rank;
+                // Rank 0 computes nothing, rank 1 all blocks, rank 2 some of them twice and in another order.
+                let blocks: Vec<(&str, usize)> = match rank {
+                    0 => vec![],
+                    1 => (0..11).map(|block| ("blocks", block)).collect(),
+                    _ => vec![("single_blocks", 1), ("blocks", 10), ("blocks", 1), ("blocks", 1)],
+                };
+                for (stack, block) in blocks {
+                    let found = of_block(&weights, stack, block);
+                    assert!(found == wanted(&on, stack, block), "{stack}.{block} on {ranks}");
+                }
+                exchange.gather(&[rank as u8]).expect("everyone is there")
+            });
+            let ordered: Vec<Vec<u8>> = (0..ranks as u8).map(|rank| vec![rank]).collect();
+            assert!(seen.iter().all(|gathered| *gathered == ordered));
+        }
+    }
+}
+
+#[test]
+fn every_value_has_one_rank_that_keeps_it_and_no_rank_keeps_much_more_than_its_share() {
+    let (spec, layout) = model();
+    let device = ComputeDevice::cpu();
+    for ranks in [2, 3, 4] {
+        let worlds: Vec<_> = in_process(ranks, PATIENCE)
+            .iter()
+            .map(|exchange| exchange.world())
+            .collect();
+        let frozen = vec![false; layout.len()];
+        let parts: Vec<BlockParts> = worlds
+            .iter()
+            .map(|world| BlockParts::new(&spec, &layout, &frozen, (*world, &device)))
+            .collect();
+        let mut shared = 0;
+        for (index, weight) in layout.specs().iter().enumerate() {
+            let own: Vec<_> = parts.iter().map(|parts| parts.own_part(index)).collect();
+            let is_of_block = weight.name.contains("blocks.") && !weight.name.ends_with("table");
+            assert!(
+                own.iter().all(|own| own.is_some() == is_of_block),
+                "{}",
+                weight.name
+            );
+            // Ranks have consecutive parts; those without any have none wherever.
+            let mut next = 0;
+            for part in own.into_iter().flatten().filter(|part| !part.is_empty()) {
+                assert_eq!(part.start, next, "{}", weight.name);
+                next = part.end;
+            }
+            let count: usize = weight.shape.iter().product();
+            assert_eq!(next, if is_of_block { count } else { 0 }, "{}", weight.name);
+            shared += next;
+        }
+        let kept: Vec<usize> = parts.iter().map(BlockParts::kept_values).collect();
+        assert_eq!(kept.iter().sum::<usize>(), shared);
+        // In each of 13 rows a portion may be longer by what it is aligned to.
+        assert!(
+            kept.iter().all(|kept| *kept <= shared / ranks + 13 * 128),
+            "{kept:?}"
+        );
+    }
+}
+
+#[test]
+fn several_threads_of_a_rank_may_compute_blocks_beside_one_another() {
+    on_each(2, |exchange| {
+        let device = ComputeDevice::cpu();
+        let weights = in_parts(&exchange, &device);
+        let weights = &weights;
+        thread::scope(|scope| {
+            for first in 0..3 {
+                let device = &device;
+                scope.spawn(move || {
+                    for block in (first..11).step_by(3) {
+                        assert!(of_block(weights, "blocks", block) == wanted(device, "blocks", block));
+                    }
+                });
+            }
+        });
+        exchange.gather(&[]).expect("everyone is there");
+    });
+}
+
+#[test]
+fn a_rank_that_stops_ends_the_computation_of_the_others_with_its_words() {
+    let outcomes = on_each(2, |exchange| {
+        let device = ComputeDevice::cpu();
+        let weights = in_parts(&exchange, &device);
+        if exchange.world().rank == 1 {
+            exchange.abort("its disk is full");
+            // It is there until the other has seen it.
+            let _ = exchange.gather(&[]);
+            return Ok(());
+        }
+        let outcome = caught(|| of_block(&weights, "blocks", 0)).map(drop);
+        exchange.abort("it lost the other");
+        outcome
+    });
+    let Err(Stopped::RankLost { why }) = &outcomes[0] else {
+        panic!("{outcomes:?}");
+    };
+    assert!(why.contains("its disk is full"), "{why}");
+}
+
+#[test]
+#[should_panic(expected = "read outside of the block")]
+fn a_weight_in_parts_that_is_read_outside_of_its_block_is_a_bug() {
+    let exchange = in_process(2, PATIENCE).remove(0);
+    let weights = in_parts(&BlockExchange::new(exchange), &ComputeDevice::cpu());
+    let index = weights
+        .layout()
+        .find("blocks.3.up.weight")
+        .expect("it is declared");
+    ParamView::plain(&weights).leaves_of(&[index]);
+}
