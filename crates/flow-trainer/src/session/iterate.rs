@@ -1,6 +1,7 @@
 //! One iteration: sample, score, compare, learn, average, write down.
 
 use super::Session;
+use super::reward_times::RewardTimes;
 use super::state::Decays;
 use super::tally::DRIVER;
 use super::update::Mean;
@@ -38,7 +39,7 @@ impl<A: Algorithm> Session<A> {
             .tally
             .device_memory("rollouts", self.parts.sampler.device.taken_bytes());
 
-        let (columns, log_probs) = self.scored(rolled.tickets, &rolled.batches, observer)?;
+        let (columns, log_probs, reward_times) = self.scored(rolled.tickets, &rolled.batches, observer)?;
         let watched = self.parts.watched(&rolled.watched, &rolled.groups)?;
         let names = &self.parts.rewards.1;
         let rewards: Vec<RewardColumn<'_>> = names
@@ -101,6 +102,7 @@ impl<A: Algorithm> Session<A> {
         timing.extend(exploration_s.map(|wall_s| ("exploration_s", wall_s)));
         let wall_s: f64 = timing.iter().map(|(_, wall_s)| wall_s).sum();
         self.record_timing(&timing)?;
+        self.record_reward_times(&reward_times)?;
         self.record_throughput(images, wall_s)?;
         self.record_device_memory(rollout_gib, update_gib, driver_gib)?;
         if let Some(drift) = &drift {
@@ -127,15 +129,15 @@ impl<A: Algorithm> Session<A> {
 
 impl<A: Algorithm> Session<A> {
     /// A column of values for each reward, and one for the log-probabilities of each recorded step if the branches of the run read them;
-    /// of all samples of the iteration, in order.
+    /// of all samples of the iteration, in order. And how long the rewards took.
     fn scored(
         &self,
         tickets: Vec<Ticket>,
         batches: &BTreeMap<usize, Trajectories>,
         observer: &mut dyn Observer,
-    ) -> Result<(Columns, Columns), TrainError> {
+    ) -> Result<(Columns, Columns, RewardTimes), TrainError> {
         let rewards = self.parts.rewards.1.len();
-        let mut columns = self.parts.scored(tickets, observer)?;
+        let (mut columns, times) = self.parts.scored(tickets, observer)?;
         let branches = self.parts.branches();
         if branches.reads_log_probs() {
             let of_record = |record: usize| {
@@ -148,7 +150,7 @@ impl<A: Algorithm> Session<A> {
         }
         let mut columns = (self.parts.distribution).gather_columns(&self.parts.settings.geometry, columns)?;
         let log_probs = columns.split_off(rewards);
-        Ok((columns, log_probs))
+        Ok((columns, log_probs, times))
     }
 
     /// What the accelerators of all processes did in this iteration. What they did not do is named once, or stops a strict run.

@@ -157,7 +157,7 @@ impl<A: Algorithm> Session<A> {
     }
 
     /// Appends a record to `timing.jsonl` and TensorBoard.
-    fn write_timing(&mut self, record: MetricRecord) -> Result<(), TrainError> {
+    pub(super) fn write_timing(&mut self, record: MetricRecord) -> Result<(), TrainError> {
         let Some(files) = &mut self.files else {
             return Ok(());
         };
@@ -286,6 +286,7 @@ impl<A: Algorithm> Session<A> {
             wall_s: self.tally.wall_s(),
             wall_parts: self.tally.wall_parts(),
             images_per_s: self.tally.images_per_s(),
+            reward_s: self.tally.reward_s(),
             peak_memory_gib: self.tally.peak_memory_gib(),
             audit: self
                 .tally

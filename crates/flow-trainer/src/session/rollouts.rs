@@ -2,6 +2,8 @@
 
 use super::Parts;
 use super::drift::{Pending, Sums, Traced};
+use super::reward_times::{RewardTimes, Scored};
+use super::unscored::of_all_ranks;
 use crate::algorithm::Algorithm;
 use crate::branching::Branches;
 use crate::decoder::Decoded;
@@ -17,10 +19,11 @@ use flow_config::InitialNoise;
 use flow_core::{Backends, CallModel, InferencePass, StackDriver, Stage, Weights, cpu};
 use flow_data::Prompt;
 use flow_report::{Stopwatch, process_cpu_s};
-use flow_rewards::{Sample, Ticket};
+use flow_rewards::{RewardError, Sample, Ticket};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 /// One prompt of an iteration with its group.
 #[derive(Clone, Debug)]
@@ -188,22 +191,33 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         }
     }
 
-    /// The scores of this rank's samples, by reward, once all are there.
+    /// The scores of this rank's samples, by reward, once all are there, and how long they took.
+    ///
+    /// # Errors
+    /// [`TrainError::Unscored`] on all ranks, if rewards failed on one.
     pub(super) fn scored(
         &self,
         tickets: Vec<Ticket>,
         observer: &mut dyn Observer,
-    ) -> Result<Vec<Vec<f32>>, TrainError> {
+    ) -> Result<(Vec<Vec<f32>>, RewardTimes), TrainError> {
         observer.phase(Phase::Rewards, tickets.len());
-        let mut columns: Vec<Vec<f32>> = vec![Vec::new(); self.rewards.1.len()];
-        for ticket in tickets {
+        let waited_from = Instant::now();
+        let wait = |ticket: Ticket| -> Result<Scored, RewardError> {
+            let submitted = ticket.submitted();
             let batch = ticket.wait()?;
+            observer.advance(1);
+            Ok((submitted, batch))
+        };
+        let scored: Result<Vec<Scored>, RewardError> = tickets.into_iter().map(wait).collect();
+        let scored = of_all_ranks(&*self.distribution.exchange, scored)?;
+        let times = RewardTimes::of(&scored, waited_from);
+        let mut columns: Vec<Vec<f32>> = vec![Vec::new(); self.rewards.1.len()];
+        for (_, batch) in scored {
             for (column, scores) in columns.iter_mut().zip(batch.rewards) {
                 column.extend(scores.values);
             }
-            observer.advance(1);
         }
-        Ok(columns)
+        Ok((columns, times))
     }
 
     /// What rewards look at of a sample of a group.

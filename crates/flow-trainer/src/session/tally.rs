@@ -3,7 +3,7 @@
 use super::{AuditMode, TrainState};
 use crate::audit::OnPolicyAudit;
 use flow_accel::Paradigm;
-use flow_report::{Audit, BYTES_PER_GIB, CHECKPOINT_RECORD, Record, Saved, peak_resident_gib};
+use flow_report::{Audit, BYTES_PER_GIB, CHECKPOINT_RECORD, Record, RewardSeconds, Saved, peak_resident_gib};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -30,6 +30,9 @@ pub(super) struct Tally {
     /// Seconds by what was done.
     #[serde(default)]
     wall_s: BTreeMap<String, f64>,
+    /// Seconds while rewards ran, and those of them beside the generation.
+    #[serde(default)]
+    reward_s: Option<RewardSeconds>,
     /// The most GiB by place.
     #[serde(default)]
     peak_gib: BTreeMap<String, f64>,
@@ -85,6 +88,18 @@ impl Tally {
 
     pub(super) fn add_wall(&mut self, part: &str, wall_s: f64) {
         *self.wall_s.entry(part.into()).or_default() += wall_s;
+    }
+
+    /// Adds the seconds of an iteration's rewards.
+    pub(super) fn add_reward_times(&mut self, ran_s: f64, hidden_s: f64) {
+        let sums = self.reward_s.get_or_insert_default();
+        sums.ran += ran_s;
+        sums.hidden += hidden_s;
+    }
+
+    /// Seconds of rewards of the whole run, if something was scored.
+    pub(super) fn reward_s(&self) -> Option<RewardSeconds> {
+        self.reward_s
     }
 
     /// One more process goes on with the run, the `processes`-th as far as its manifest knows, from `iteration`. `after` is what

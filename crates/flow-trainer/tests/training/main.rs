@@ -22,4 +22,5 @@ mod resume;
 mod storage;
 mod support;
 mod text;
+mod unscored;
 mod watch;
