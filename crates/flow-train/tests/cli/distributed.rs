@@ -23,7 +23,7 @@ const SET: [&str; 12] = [
 ];
 
 /// `flow-train launch -n PROCESSES train tiny.toml …`, or without `launch` for one.
-fn arguments<'a>(processes: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+pub fn arguments<'a>(processes: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     let mut words = match processes {
         "1" => vec![],
         _ => vec!["launch", "-n", processes],
@@ -35,7 +35,7 @@ fn arguments<'a>(processes: &'a str, more: &[&'a str]) -> Vec<&'a str> {
 }
 
 /// What a run computed, of its folder.
-fn left(place: &Place, name: &str) -> (String, Vec<u8>) {
+pub fn left(place: &Place, name: &str) -> (String, Vec<u8>) {
     let run = format!("runs/{name}");
     let metrics = place.text(&format!("{run}/metrics.jsonl"));
     let weights = place.path(&run).join("weights");

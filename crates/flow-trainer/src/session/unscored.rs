@@ -48,14 +48,17 @@ impl<A: Algorithm> Session<A> {
         if !matches!(error, TrainError::Unscored { .. }) || iteration == 0 {
             return error;
         }
-        if self.saved_at != Some(iteration)
-            && let Err(problem) = self.save()
-        {
-            // Why the run stops is what a person has to know first.
-            observer.notice(&format!(
-                "the state after iteration {iteration} could not be saved: {problem}"
-            ));
-            return error;
+        if self.saved_at != Some(iteration) {
+            let saved = self.save();
+            // A process that ends makes the others end: none may before the first one has written its file.
+            let saved = saved.and(self.parts.distribution.any(false));
+            if let Err(problem) = saved {
+                // Why the run stops is what a person has to know first, and the error says that.
+                observer.notice(&format!(
+                    "the state after iteration {iteration} could not be saved: {problem}"
+                ));
+                return error;
+            }
         }
         observer.notice(&format!(
             "rewards failed; the state after iteration {iteration} is saved, and `--resume latest` goes on from there"
