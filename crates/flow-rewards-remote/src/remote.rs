@@ -69,6 +69,7 @@ impl RemoteReward {
             RewardKind::Pointwise,
             |_, settings| Ok(Arc::new(Self::new(settings, &variable_of_process)?)),
         );
+        let reward = reward.with_kind(RemoteSettings::kind);
         registry.register(reward.with_rules(settings::check))
     }
 
@@ -115,11 +116,7 @@ impl Reward for RemoteReward {
     }
 
     fn kind(&self) -> RewardKind {
-        if self.settings.groupwise {
-            RewardKind::Groupwise
-        } else {
-            RewardKind::Pointwise
-        }
+        self.settings.kind()
     }
 
     fn takes_videos(&self) -> bool {

@@ -285,7 +285,7 @@ fn killed_in_the_middle(shard: &str) {
 #[test]
 fn what_is_not_right_on_several_processes_is_refused_before_anything_is_written() {
     let place = Place::new();
-    let cases: [(&[&str], &[&str]); 4] = [
+    let cases: [(&[&str], &[&str]); 5] = [
         (
             &["--set", "distributed.lanes=2"],
             &["2 lanes cannot be shared by 3 processes", "distributed::lanes"],
@@ -302,6 +302,13 @@ fn what_is_not_right_on_several_processes_is_refused_before_anything_is_written(
             &[
                 "--set",
                 "rewards=[{ kind = \"rank-in-group\", reward = \"jpeg-compressibility\" }]",
+            ],
+            &["whole groups"],
+        ),
+        (
+            &[
+                "--set",
+                "rewards=[{ kind = \"remote\", servers = [\"http://localhost:8000\"], groupwise = true }]",
             ],
             &["whole groups"],
         ),
