@@ -82,7 +82,7 @@ impl VlmJudge {
             system: (settings.system.as_deref())
                 .map(|text| template("system", text))
                 .transpose()?,
-            client: Client::new(&settings.connection(), headers, PROTOCOL).map_err(refused)?,
+            client: Client::new(&settings.connection(), headers, PROTOCOL, variable).map_err(refused)?,
             settings,
         })
     }
