@@ -30,8 +30,8 @@ pub(super) fn questions(pairs: &[Shown]) -> Vec<Shown> {
         .collect()
 }
 
-/// The score of each of `count` images: its mean share of the questions in which it was shown. `preferences` has, for each question, how much
-/// the image that was shown first is preferred, 0 to 1.
+/// The score of each of `count` images: its mean share of the questions in which it was shown. `preferences` has, for each question, how
+/// much the image that was shown first is preferred, 0 to 1.
 pub(super) fn shares(count: usize, questions: &[Shown], preferences: &[f64]) -> Vec<f32> {
     let (mut sums, mut asked) = (vec![0.0; count], vec![0_usize; count]);
     for ([first, second], preference) in questions.iter().zip(preferences) {
