@@ -395,7 +395,8 @@ impl<A: Algorithm> Session<A> {
             self.saved_at = Some(self.parts.state.iteration);
         }
         // The rewards of this evaluation failed, and the run stopped.
-        if self.parts.distribution.any(self.evaluation_due)? && self.parts.evaluation.every > 0 {
+        let is_due = std::mem::take(&mut self.evaluation_due);
+        if self.parts.distribution.any(is_due)? && self.parts.evaluation.every > 0 {
             self.evaluate_or_save(observer)?;
         }
         // A checkpoint of the start holds the first evaluation already.
