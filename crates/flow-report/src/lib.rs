@@ -72,7 +72,7 @@ pub use statistics::{
     paired_difference, student_t_quantile_95,
 };
 pub use store::{CheckpointStore, Latest, Saved};
-pub use summary::{Audit, RewardAt, RewardChange, RunStatus, RunSummary, TrainedReward};
+pub use summary::{Audit, RewardAt, RewardChange, RewardSeconds, RunStatus, RunSummary, TrainedReward};
 pub use tensorboard::{EventWriter, masked_crc32c};
 pub use ticks::{labels, nice_ticks};
 pub use traces::{CHECKPOINT_RECORD, CheckpointFound, Continuation, ManifestFound, Traces};

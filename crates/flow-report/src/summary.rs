@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::metrics::{Metrics, Record};
+use crate::probe::human_duration;
 use crate::statistics::{Interval, PairedDifference};
 
 /// How the run stands.
@@ -49,6 +50,8 @@ pub struct RunSummary {
     pub wall_parts: Vec<(String, f64)>,
     /// Images per second of rollouts, rewards and updates, over all processes; none before the first iteration.
     pub images_per_s: Option<f64>,
+    /// How long the rewards of rollouts ran; none before the first iteration, and in summaries of older versions.
+    pub reward_s: Option<RewardSeconds>,
     /// Peak memory by place, GiB, over all processes, for example ("host, resident", 0.9).
     pub peak_memory_gib: Vec<(String, f64)>,
     /// The on-policy audit.
@@ -57,6 +60,30 @@ pub struct RunSummary {
     pub notes: Vec<String>,
     /// Texts of the held-out prompts, in the order of the values by prompt in `metrics.jsonl`.
     pub prompts: Vec<String>,
+}
+
+/// Seconds of the rewards of rollouts, over all iterations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RewardSeconds {
+    /// Of the wall clock, while some reward ran.
+    pub ran: f64,
+    /// Those of them beside the generation, where nothing waited for scores.
+    pub hidden: f64,
+}
+
+impl RewardSeconds {
+    /// In words: `rewards ran 12.3 s, 11.0 s of it (89 %) beside the generation`.
+    pub fn in_words(&self) -> String {
+        let share = match self.ran > 0.0 {
+            true => format!(" ({:.0} %)", 100.0 * self.hidden / self.ran),
+            false => String::new(),
+        };
+        format!(
+            "rewards ran {}, {} of it{share} beside the generation",
+            human_duration(self.ran),
+            human_duration(self.hidden)
+        )
+    }
 }
 
 /// A reward at the first and at the last evaluation.

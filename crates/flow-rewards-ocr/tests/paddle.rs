@@ -14,7 +14,7 @@ const WORDS: [&str; 6] = ["2024", "Jumping", "OPEN", "Quartz", "lantern", "river
 fn models() -> Option<PathBuf> {
     let folder = std::env::var_os("FLOW_TRAIN_OCR_MODELS").map(PathBuf::from);
     if folder.is_none() {
-        println!("skipped: FLOW_TRAIN_OCR_MODELS names no folder with PP-OCR's ONNX files");
+        test_support::skipped("FLOW_TRAIN_OCR_MODELS names no folder with PP-OCR's ONNX files");
     }
     folder
 }

@@ -62,7 +62,7 @@ impl GenEval {
             return Err(refused(problem));
         }
         let headers = Headers::new(&settings.headers_from, variable).map_err(refused)?;
-        let client = Client::new(&settings.connection(), headers, PROTOCOL).map_err(refused)?;
+        let client = Client::new(&settings.connection(), headers, PROTOCOL, variable).map_err(refused)?;
         Ok(Self { settings, client })
     }
 

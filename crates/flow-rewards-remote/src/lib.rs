@@ -3,7 +3,7 @@
 //! | name | kind | who scores |
 //! |---|---|---|
 //! | `remote` | pointwise or group-wise | servers with Flow-Factory's JSON protocol: `GET /health`, `POST /compute` |
-//! | `vlm-judge` | pointwise | a vision language model on servers with OpenAI's protocol: `POST /chat/completions` |
+//! | `vlm-judge` | pointwise, or by pairs | a vision language model on servers with OpenAI's protocol: `POST /chat/completions` |
 //! | `geneval` | pointwise | GenEval's rules, on what detectors on servers find: `GET /health`, `POST /detect` |
 //! | `command` | pointwise | a program of the user's: one JSON object a line in, one out |
 //!

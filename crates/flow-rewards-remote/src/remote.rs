@@ -54,7 +54,7 @@ impl RemoteReward {
             return Err(refused(problem));
         }
         let headers = Headers::new(&settings.headers_from, variable).map_err(refused)?;
-        let client = Client::new(&settings.connection(), headers, PROTOCOL).map_err(refused)?;
+        let client = Client::new(&settings.connection(), headers, PROTOCOL, variable).map_err(refused)?;
         Ok(Self { settings, client })
     }
 
@@ -69,6 +69,7 @@ impl RemoteReward {
             RewardKind::Pointwise,
             |_, settings| Ok(Arc::new(Self::new(settings, &variable_of_process)?)),
         );
+        let reward = reward.with_kind(RemoteSettings::kind);
         registry.register(reward.with_rules(settings::check))
     }
 
@@ -115,11 +116,7 @@ impl Reward for RemoteReward {
     }
 
     fn kind(&self) -> RewardKind {
-        if self.settings.groupwise {
-            RewardKind::Groupwise
-        } else {
-            RewardKind::Pointwise
-        }
+        self.settings.kind()
     }
 
     fn takes_videos(&self) -> bool {

@@ -4,12 +4,14 @@
 //! images as data URLs, `logprobs` and `top_logprobs`.
 //! The expected value over answer tokens: Flow-Factory `rewards/vllm_evaluate.py` and Lin et al. 2024, "Evaluating text-to-visual
 //! generation with image-to-text generation" (VQAScore, arXiv 2404.01291), for P(yes); Wu et al. 2023, "Q-Align" (arXiv
-//! 2312.17090), for several levels. The number behind a mark: Flow-GRPO, `unifiedreward_scorer.py`.
+//! 2312.17090), for several levels. The number behind a mark: Flow-GRPO, `unifiedreward_scorer.py`. Images of a group compared two by
+//! two: Pref-GRPO (Wang et al. 2025, arXiv 2508.20751).
 
 mod answer;
 mod body;
 mod logprobs;
 mod number;
+mod pairs;
 mod settings;
 mod template;
 
@@ -27,6 +29,16 @@ use answer::Answer;
 use template::Template;
 
 const NAME: &str = "vlm-judge";
+
+/// What the model is asked about at once.
+struct Subject<'a> {
+    /// The position of the sample that errors name.
+    index: usize,
+    /// What templates are filled with.
+    prompt: &'a Prompt,
+    /// Data URLs, in the order in which they are shown.
+    images: Vec<&'a str>,
+}
 
 /// Servers of chat completions have no common question for their health.
 const PROTOCOL: Protocol = Protocol {
@@ -70,7 +82,7 @@ impl VlmJudge {
             system: (settings.system.as_deref())
                 .map(|text| template("system", text))
                 .transpose()?,
-            client: Client::new(&settings.connection(), headers, PROTOCOL).map_err(refused)?,
+            client: Client::new(&settings.connection(), headers, PROTOCOL, variable).map_err(refused)?,
             settings,
         })
     }
@@ -86,18 +98,19 @@ impl VlmJudge {
             RewardKind::Pointwise,
             |_, settings| Ok(Arc::new(Self::new(settings, &variable_of_process)?)),
         );
+        let reward = reward.with_kind(VlmJudgeSettings::kind);
         registry.register(reward.with_rules(settings::check))
     }
 
-    /// One answer's value. `draw` is its number among those of the sample.
-    fn ask(&self, index: usize, sample: &RewardSample<'_>, draw: usize) -> Result<f64, RewardError> {
+    /// One answer's value. `draw` is its number among those to the same question.
+    fn ask(&self, subject: &Subject<'_>, draw: usize) -> Result<f64, RewardError> {
+        let index = subject.index;
         let failed = |problem: String| RewardError::Sample { index, problem };
-        let filled = |template: &Template| template.fill(sample.prompt).map_err(failed);
+        let filled = |template: &Template| template.fill(subject.prompt).map_err(failed);
         let (question, system) = (
             filled(&self.question)?,
             self.system.as_ref().map(filled).transpose()?,
         );
-        let images = body::images(index, sample, self.settings.frames)?;
         let attempts = self.settings.attempts();
         let mut problem = String::new();
         for attempt in 0..attempts {
@@ -106,7 +119,7 @@ impl VlmJudge {
             let body = body::encode(
                 &self.settings,
                 (question.as_str(), system.as_deref()),
-                &images,
+                &subject.images,
                 seed,
             )
             .map_err(failed)?;
@@ -130,6 +143,25 @@ impl VlmJudge {
         )))
     }
 
+    /// Requests that are under way at once, at most.
+    fn at_once(&self) -> usize {
+        self.client.count() * self.settings.requests_per_server
+    }
+
+    /// The mean value of the answers to each of so many questions.
+    fn means<'a>(
+        &self,
+        questions: usize,
+        subject: impl Fn(usize) -> Subject<'a> + Sync,
+    ) -> Result<Vec<f64>, RewardError> {
+        let draws = self.settings.samples;
+        let values = in_order(questions * draws, self.at_once(), |job| {
+            self.ask(&subject(job / draws), job % draws)
+        })?;
+        let mean = |values: &[f64]| values.iter().sum::<f64>() / draws as f64;
+        Ok(values.chunks_exact(draws).map(mean).collect())
+    }
+
     fn value(&self, answer: &Answer) -> Result<f64, String> {
         let settings = &self.settings;
         answer.check_given()?;
@@ -150,8 +182,13 @@ impl Reward for VlmJudge {
         NAME
     }
 
+    fn kind(&self) -> RewardKind {
+        self.settings.kind()
+    }
+
     fn range(&self) -> (f64, f64) {
         match self.settings.mode {
+            _ if self.settings.compare => (0.0, 1.0),
             VlmJudgeMode::Number => (0.0, 1.0),
             VlmJudgeMode::Answers => {
                 let values = self.settings.answers.values();
@@ -170,16 +207,38 @@ impl Reward for VlmJudge {
         templates.try_for_each(|template| template.fill(prompt).map(drop))
     }
 
-    /// Asks `requests_per_server` times the number of servers at once; the mean of a sample's answers is in the order of their
+    /// Asks `requests_per_server` times the number of servers at once; the mean of the answers to a question is in the order of their
     /// seeds.
     fn score(&self, samples: &[RewardSample<'_>]) -> Result<Vec<f32>, RewardError> {
-        let draws = self.settings.samples;
-        let at_once = self.client.count() * self.settings.requests_per_server;
-        let values = in_order(samples.len() * draws, at_once, |job| {
-            let (index, draw) = (job / draws, job % draws);
-            self.ask(index, &samples[index], draw)
+        let images = in_order(samples.len(), self.at_once(), |index| {
+            body::images(index, &samples[index], self.settings.frames)
         })?;
-        let mean = |values: &[f64]| (values.iter().sum::<f64>() / draws as f64) as f32;
-        Ok(values.chunks_exact(draws).map(mean).collect())
+        let shown = |index: usize| images[index].iter().map(String::as_str);
+        if !self.settings.compare {
+            let values = self.means(samples.len(), |index| Subject {
+                index,
+                prompt: samples[index].prompt,
+                images: shown(index).collect(),
+            })?;
+            return Ok(values.into_iter().map(|value| value as f32).collect());
+        }
+        if samples.len() < 2 {
+            return Err(RewardError::Sample {
+                index: 0,
+                problem: "its group has no other image to compare it with; with `compare = true` a group, and an evaluation's prompt, \
+                          needs two images at least"
+                    .to_owned(),
+            });
+        }
+        let questions = pairs::questions(&pairs::pairs(samples.len(), self.settings.opponents));
+        let preferences = self.means(questions.len(), |question| {
+            let [first, second] = questions[question];
+            Subject {
+                index: first,
+                prompt: samples[first].prompt,
+                images: shown(first).chain(shown(second)).collect(),
+            }
+        })?;
+        Ok(pairs::shares(samples.len(), &questions, &preferences))
     }
 }

@@ -36,13 +36,29 @@ struct Server {
 
 impl Server {
     fn start(example: &str, arguments: &[&str]) -> Self {
-        let mut child = Command::new("python3")
-            .arg(examples().join(example))
-            .args(arguments)
-            .args(["--port", "0"])
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("python3 starts");
+        let mut command = Command::new("python3");
+        command.arg(examples().join(example)).args(arguments);
+        Self::of(command.args(["--port", "0"]))
+    }
+
+    /// The example behind TLS, with the certificate and the key in `folder`.
+    fn start_with_tls(folder: &Path) -> Self {
+        const PROGRAM: &str = "import ssl, sys\n\
+            sys.path.insert(0, sys.argv[1])\n\
+            import reward_server as example\n\
+            server = example.ThreadingHTTPServer(('127.0.0.1', 0), example.Handler)\n\
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)\n\
+            context.load_cert_chain(sys.argv[2] + '/server.pem', sys.argv[2] + '/server.key')\n\
+            server.socket = context.wrap_socket(server.socket, server_side=True)\n\
+            print(f'https://localhost:{server.server_port}', flush=True)\n\
+            server.serve_forever()\n";
+        let mut command = Command::new("python3");
+        Self::of(command.args(["-B", "-c", PROGRAM]).arg(examples()).arg(folder))
+    }
+
+    /// The server that `command` starts and that prints its URL.
+    fn of(command: &mut Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("python3 starts");
         let mut url = String::new();
         let stdout = child.stdout.take().expect("a pipe");
         BufReader::new(stdout).read_line(&mut url).expect("a line");
@@ -89,6 +105,80 @@ fn the_server_of_the_example_gives_the_brightness_and_may_be_killed() {
     assert_eq!(reward.score(&samples(&made)), Ok(brightnesses(&made)));
     first.kill();
     assert_eq!(reward.score(&samples(&made)), Ok(brightnesses(&made)));
+}
+
+/// A folder with an authority's certificate, `authority.pem`, and a server's for `localhost` that it signed; none where there is no
+/// OpenSSL 3.
+fn certificates() -> Option<tempfile::TempDir> {
+    let folder = tempfile::tempdir().unwrap();
+    let made = |name: &str, extensions: &[&str], signer: &[&str]| {
+        let (key, certificate) = (format!("{name}.key"), format!("{name}.pem"));
+        Command::new("openssl")
+            .current_dir(folder.path())
+            .args([
+                "req",
+                "-x509",
+                "-newkey",
+                "ec",
+                "-pkeyopt",
+                "ec_paramgen_curve:prime256v1",
+                "-nodes",
+            ])
+            .args(["-keyout", &key, "-out", &certificate, "-days", "2"])
+            .args(["-subj", &format!("/CN={name}")])
+            .args(extensions.iter().flat_map(|extension| ["-addext", *extension]))
+            .args(signer)
+            .output()
+            .is_ok_and(|done| done.status.success())
+    };
+    let both = made("authority", &["basicConstraints=critical,CA:TRUE"], &[])
+        && made(
+            "server",
+            &[
+                "basicConstraints=critical,CA:FALSE",
+                "subjectAltName=DNS:localhost",
+            ],
+            &["-CA", "authority.pem", "-CAkey", "authority.key"],
+        );
+    if !both {
+        test_support::skipped("there is no OpenSSL 3, which makes the certificates");
+    }
+    both.then_some(folder)
+}
+
+#[test]
+fn a_server_behind_tls_is_asked_only_if_its_authority_is_trusted() {
+    if !has_python() {
+        return;
+    }
+    let Some(folder) = certificates() else { return };
+    let server = Server::start_with_tls(folder.path());
+    let settings = || RemoteSettings {
+        retries: 0,
+        ..RemoteSettings::new([server.url.as_str()])
+    };
+    let trusted = folder.path().join("authority.pem").display().to_string();
+    let variable = |name: &str| (name == "SSL_CERT_FILE").then(|| trusted.clone());
+    let made = made();
+    let reward = RemoteReward::new(settings(), &variable).unwrap();
+    assert_eq!(reward.score(&samples(&made)), Ok(brightnesses(&made)));
+    // The authorities of browsers do not know it.
+    let stranger = RemoteReward::new(settings(), &|_| None).unwrap();
+    match stranger.score(&samples(&made)) {
+        Err(RewardError::Sample { problem, .. }) => assert!(problem.contains("certificate"), "{problem}"),
+        other => panic!("{other:?}"),
+    }
+    // Nor is it asked under a name that its certificate does not have.
+    let other_name = RemoteSettings {
+        servers: vec![server.url.replace("localhost", "127.0.0.1")],
+        ..settings()
+    };
+    let other_name = RemoteReward::new(other_name, &variable).unwrap();
+    assert!(other_name.score(&samples(&made)).is_err());
+    let missing = RemoteReward::new(settings(), &|name: &str| {
+        (name == "SSL_CERT_FILE").then(|| "nowhere.pem".to_owned())
+    });
+    assert!(missing.unwrap_err().to_string().contains("nowhere.pem"));
 }
 
 #[test]

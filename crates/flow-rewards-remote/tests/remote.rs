@@ -410,6 +410,11 @@ fn a_config_builds_it_and_wrong_parameters_are_named() {
     assert!(flow_rewards_remote::register(&mut registry).is_err());
     let build = |params: Value| {
         let built = registry.build("remote", params.as_object().unwrap(), Path::new("."));
+        // What is known of it before it is built is what it is.
+        if let Ok(reward) = &built {
+            let factory = registry.get("remote").unwrap();
+            assert_eq!(factory.kind_with(params.as_object().unwrap()), reward.kind());
+        }
         built
             .map(|reward| reward.kind())
             .map_err(|error| error.to_string())

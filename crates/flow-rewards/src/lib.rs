@@ -47,7 +47,7 @@ pub use error::RewardError;
 pub use jpeg::{JpegCompressibility, JpegSettings};
 pub use lent::Lent;
 pub use rank::{RankInGroup, RankInGroupSettings};
-pub use registry::{MemoryOf, Params, RewardContext, RewardFactory, RewardMemory, RewardRegistry};
+pub use registry::{KindOf, MemoryOf, Params, RewardContext, RewardFactory, RewardMemory, RewardRegistry};
 pub use reward::{Reward, RewardKind, RewardSample, check_finite, score_videos};
 pub use shapes::{RulesMode, ShapesRules, ShapesRulesSettings};
 pub use workers::{NamedReward, RewardBatch, RewardScores, RewardWorkers, Sample, Ticket};

@@ -54,6 +54,11 @@ pub struct RewardMemory {
 /// Says from parameters, whose paths need no base any more, what a reward will hold in memory. It reads no weight.
 pub type MemoryOf<P> = fn(&P) -> Result<RewardMemory, RewardError>;
 
+/// Says from parameters whether a reward scores samples or groups.
+pub type KindOf<P> = fn(&P) -> RewardKind;
+
+type AskKind = dyn Fn(&Params) -> Option<RewardKind> + Send + Sync;
+
 type AskMemory = dyn Fn(&Params) -> Result<RewardMemory, RewardError> + Send + Sync;
 
 /// Builds a reward from its parameters.
@@ -64,6 +69,7 @@ pub type BuildFrom<P> = fn(&RewardContext<'_>, P) -> Result<Arc<dyn Reward>, Rew
 pub struct RewardFactory {
     plugin: PluginKind,
     kind: RewardKind,
+    kind_of: Option<Arc<AskKind>>,
     build: Arc<BuildReward>,
     memory: Option<Arc<AskMemory>>,
 }
@@ -87,9 +93,20 @@ impl RewardFactory {
         Self {
             plugin,
             kind,
+            kind_of: None,
             build: Arc::new(build),
             memory: None,
         }
+    }
+
+    /// With a kind that depends on the parameters; the one that [`new`](Self::new) got is then that of most parameters.
+    pub fn with_kind<P: DeserializeOwned + 'static>(mut self, kind: KindOf<P>) -> Self {
+        let reader = self.plugin.clone();
+        self.kind_of = Some(Arc::new(move |params: &Params| {
+            let params: P = reader.read(params).ok()?;
+            Some(kind(&params))
+        }));
+        self
     }
 
     /// With what it will hold in memory; without, it is taken to hold nothing worth counting.
@@ -133,9 +150,15 @@ impl RewardFactory {
         self.plugin.summary()
     }
 
-    /// Whether it scores samples or groups.
+    /// Whether it scores samples or groups, with most parameters.
     pub fn kind(&self) -> RewardKind {
         self.kind
+    }
+
+    /// Whether it scores samples or groups with these parameters. Where they are not its own, that is told when it is built.
+    pub fn kind_with(&self, params: &Params) -> RewardKind {
+        let of_params = self.kind_of.as_ref().and_then(|kind| kind(params));
+        of_params.unwrap_or(self.kind)
     }
 
     /// What a config needs to know of it.

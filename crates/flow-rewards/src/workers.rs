@@ -200,6 +200,11 @@ impl Ticket {
         self.id
     }
 
+    /// When the batch was handed over.
+    pub fn submitted(&self) -> Instant {
+        self.submitted
+    }
+
     /// Whether [`Ticket::wait`] would return at once.
     pub fn is_ready(&mut self) -> bool {
         self.received.extend(self.outcomes.try_iter());

@@ -1,7 +1,7 @@
 //! Joining a run of several processes.
 
 use crate::Registries;
-use flow_config::{Config, DeviceKind, Diagnostic, Shard, SumOrder, Transport};
+use flow_config::{Config, DeviceKind, Diagnostic, RewardConfig, Shard, SumOrder, Transport};
 use flow_exchange::{Alone, Exchange, Lost, Ranks, World, tcp};
 use flow_exchange_cube::BlockExchange;
 use flow_rendezvous::{Launch, Membership, RendezvousError};
@@ -139,11 +139,12 @@ pub fn own_device(config: &Config, world: World) -> Cow<'_, Config> {
 /// What of a config is not right on `ranks` processes.
 pub fn refused_on(config: &Config, ranks: usize, registries: &Registries) -> Vec<Diagnostic> {
     let rewards = &registries.plugins.rewards;
-    let is_group_wise = |kind: &str| {
-        let factory = rewards.get(kind).ok();
-        factory.is_some_and(|factory| factory.kind() == RewardKind::Groupwise)
+    // The parameters decide for some: servers may be asked for whole groups.
+    let is_group_wise = |reward: &RewardConfig| {
+        let factory = rewards.get(&reward.kind).ok();
+        factory.is_some_and(|factory| factory.kind_with(&reward.params) == RewardKind::Groupwise)
     };
-    let group_wise = config.rewards.iter().any(|reward| is_group_wise(&reward.kind));
+    let group_wise = config.rewards.iter().any(is_group_wise);
     let mut found = flow_validate::several(config, ranks, group_wise);
     let distillation = registries.catalog().distillation_facts(config);
     found.extend(flow_validate::sharded_weights(config, ranks, distillation));

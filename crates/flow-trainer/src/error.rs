@@ -240,9 +240,15 @@ pub enum TrainError {
     /// A setting that fits no other.
     #[error("{0}")]
     Setting(String),
-    /// A reward failed.
+    /// A reward that cannot be built, or failed outside of a run's iterations.
     #[error(transparent)]
     Reward(#[from] flow_rewards::RewardError),
+    /// Rewards failed in the middle of a run, on this rank or another. Nothing was learnt from their images.
+    #[error("{problem}")]
+    Unscored {
+        /// What the reward said, on several ranks with the process that it failed in.
+        problem: String,
+    },
     /// The data set.
     #[error(transparent)]
     Data(#[from] flow_data::DataError),

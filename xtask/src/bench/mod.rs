@@ -16,6 +16,7 @@ mod options;
 mod quiet;
 mod report;
 mod result;
+mod rewards;
 mod run;
 mod server;
 #[cfg(test)]
@@ -71,6 +72,8 @@ enum Target {
     Rollout(workloads::Options),
     /// That training computes the ratios of the rollout exactly, with every combination of what computes.
     Audit(audit::Options),
+    /// Rewards that are computed in the process: images a second, and what they hold in memory.
+    Rewards(rewards::Options),
     /// What this GPU gives at most: products of large matrices, copies, launches.
     Ceilings(ceilings::Options),
 }
@@ -116,6 +119,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
         Target::Step(options) => workloads::run(workspace, options, Which::Step),
         Target::Rollout(options) => workloads::run(workspace, options, Which::Rollout),
         Target::Audit(options) => audit::run(workspace, options),
+        Target::Rewards(options) => rewards::run(workspace, options),
         Target::Ceilings(options) => ceilings::run(workspace, options),
     }
 }

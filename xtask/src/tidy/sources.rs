@@ -69,6 +69,11 @@ const HIDDEN_STATE_ALLOWED: &[(&str, &str, &str)] = &[
         "where somebody's files of PP-OCR are; without them the tests say that they are skipped",
     ),
     (
+        "crates/flow-train/tests/cli/folders/ocr.rs",
+        concat!("env::", "var"),
+        "where somebody's files of PP-OCR are; without them the test says that it is skipped",
+    ),
+    (
         "crates/flow-rendezvous/src/launch.rs",
         concat!("env::", "var"),
         "what a launcher says of its process stands in variables; `Launch::from_variables` gets them as an argument",

@@ -261,6 +261,8 @@ answers = { Yes = 1.0, No = 0.0 }
 range = [0, 5]
 temperature = 0.5
 samples = 2
+compare = true
+opponents = 4
 bad_answers = "ask-again"
 api_key_from = "JUDGE_KEY"
 [[eval_rewards]]

@@ -338,6 +338,14 @@ impl<'a> Catalogue<'a> {
             let chart = LineChart::new("Time of a step", STEP, "seconds");
             charts.push(RunChart::of(lines.into_iter().fold(chart, LineChart::with)));
         }
+        let lines: Vec<Series> = [("ran_s", "in all"), ("hidden_s", "beside the generation")]
+            .iter()
+            .filter_map(|(key, name)| self.take_key("reward_time", key, name))
+            .collect();
+        if !lines.is_empty() {
+            let chart = LineChart::new("Time of rewards", STEP, "seconds");
+            charts.push(RunChart::of(lines.into_iter().fold(chart, LineChart::with)));
+        }
         let memory = self.find(|kind, key| kind.ends_with("memory") && key.ends_with("_gib"));
         if !memory.is_empty() {
             let chart = LineChart::new("Memory", STEP, "GiB");

@@ -46,6 +46,10 @@ pub(super) fn write_summary(
         &human_duration(summary.wall_s),
         &wall_parts(summary),
     )?;
+    if let Some(rewards) = &summary.reward_s {
+        let detail = format!("{} beside the generation", human_duration(rewards.hidden));
+        write_card(out, "Rewards ran", &human_duration(rewards.ran), &detail)?;
+    }
     for (place, gib) in &summary.peak_memory_gib {
         write_card(out, "Peak memory", &format!("{gib:.2} GiB"), place)?;
     }

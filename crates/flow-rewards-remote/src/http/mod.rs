@@ -4,6 +4,7 @@ mod answer;
 mod headers;
 mod server;
 mod settings;
+mod trust;
 
 pub(crate) use answer::{is_healthy, json};
 pub(crate) use headers::{Headers, checked_variable, variable_of_process};
@@ -89,17 +90,23 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// The servers of `connection`. None is asked yet.
+    /// The servers of `connection`. None is asked yet. `variable` gives the value of an environment variable.
     ///
     /// # Errors
     /// What is wrong, with the name of the parameter.
-    pub fn new(connection: &Connection<'_>, headers: Headers, protocol: Protocol) -> Result<Self, String> {
+    pub fn new(
+        connection: &Connection<'_>,
+        headers: Headers,
+        protocol: Protocol,
+        variable: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<Self, String> {
         if let Some(problem) = connection.problem() {
             return Err(problem);
         }
         let timeout = Duration::from_secs_f64(connection.timeout_s);
-        let server =
-            |url: &String| Server::new(url, timeout).map_err(|problem| format!("`servers`: {problem}"));
+        let server = |url: &String| {
+            Server::new(url, timeout, variable).map_err(|problem| format!("`servers`: {problem}"))
+        };
         Ok(Self {
             protocol,
             servers: connection.servers.iter().map(server).collect::<Result<_, _>>()?,

@@ -7,8 +7,10 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use ureq::http::{Response, Uri};
+use ureq::tls::TlsConfig;
 
 use super::headers::Headers;
+use super::trust::tls_config;
 use super::{Failure, Protocol};
 
 /// How long a server that failed is asked last.
@@ -37,9 +39,18 @@ impl Server {
     /// The server at `url`.
     ///
     /// # Errors
-    /// Why `url` is none.
-    pub(super) fn new(url: &str, timeout: Duration) -> Result<Self, String> {
+    /// Why `url` is none, or whom `SSL_CERT_FILE` trusts cannot be read.
+    pub(super) fn new(
+        url: &str,
+        timeout: Duration,
+        variable: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<Self, String> {
         let uri = checked_url(url)?;
+        // Where nothing is encrypted, nobody's certificate is looked at.
+        let tls = match uri.scheme_str() {
+            Some("https") => tls_config(variable)?,
+            _ => TlsConfig::default(),
+        };
         // A proxy does not know this machine's own servers.
         let is_local = is_loopback(uri.host().unwrap_or_default());
         let proxy = ureq::Proxy::try_from_env().filter(|_| !is_local);
@@ -49,6 +60,7 @@ impl Server {
             .http_status_as_error(false)
             .max_idle_connections(0)
             .proxy(proxy)
+            .tls_config(tls)
             .user_agent(concat!("flow-rewards-remote/", env!("CARGO_PKG_VERSION")))
             .timeout_global(Some(timeout));
         Ok(Self {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use flow_config::Rules;
 use flow_config::codes::RULE_UNUSED;
+use flow_rewards::RewardKind;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -61,6 +62,14 @@ impl RemoteSettings {
             metadata: false,
             headers_from: BTreeMap::new(),
             groupwise: false,
+        }
+    }
+
+    /// Whether they score samples or groups.
+    pub(super) fn kind(&self) -> RewardKind {
+        match self.groupwise {
+            true => RewardKind::Groupwise,
+            false => RewardKind::Pointwise,
         }
     }
 

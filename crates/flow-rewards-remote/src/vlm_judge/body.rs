@@ -56,10 +56,10 @@ fn evenly(count: usize, most: usize) -> Vec<usize> {
 pub(super) fn encode(
     settings: &VlmJudgeSettings,
     (question, system): (&str, Option<&str>),
-    images: &[String],
+    images: &[&str],
     seed: u64,
 ) -> Result<Vec<u8>, String> {
-    let image = |url: &String| json!({ "type": "image_url", "image_url": { "url": url } });
+    let image = |url: &&str| json!({ "type": "image_url", "image_url": { "url": url } });
     let mut content: Vec<Value> = images.iter().map(image).collect();
     content.push(json!({ "type": "text", "text": question }));
     let mut messages = Vec::new();

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use flow_config::Rules;
 use flow_config::codes::{NOT_ALLOWED, RULE_UNUSED};
+use flow_rewards::RewardKind;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -79,6 +80,14 @@ pub struct VlmJudgeSettings {
     #[serde(default = "usual_max_tokens")]
     #[schemars(range(min = 1, max = 1_000_000))]
     pub max_tokens: u32,
+    /// Whether the images of a group are compared two by two: a question shows two images, and an image scores the share of its
+    /// comparisons that it wins. An answer says how much the first image is preferred: values of `answers` are from 0 to 1.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub compare: bool,
+    /// `compare = true`: how many others of its group each image is compared with, at least; 0 for all of them.
+    #[serde(default, skip_serializing_if = "is_all")]
+    #[schemars(range(max = 1024))]
+    pub opponents: usize,
     /// Answers of each image, whose mean is its score. They differ by their seeds, so this asks for a `temperature` above 0.
     #[serde(default = "usual_samples")]
     #[schemars(range(min = 1, max = 1024))]
@@ -121,6 +130,11 @@ pub struct VlmJudgeSettings {
 
 fn yes_and_no() -> BTreeMap<String, f64> {
     BTreeMap::from([("Yes".to_owned(), 1.0), ("No".to_owned(), 0.0)])
+}
+
+/// Written where it is another, as records of runs from before it could be chosen have it.
+fn is_all(opponents: &usize) -> bool {
+    *opponents == 0
 }
 
 const fn usual_min_probability() -> f64 {
@@ -170,6 +184,8 @@ impl VlmJudgeSettings {
             range: usual_range(),
             number_after: None,
             max_tokens: usual_max_tokens(),
+            compare: false,
+            opponents: 0,
             samples: usual_samples(),
             temperature: 0.0,
             bad_answers: BadAnswers::default(),
@@ -180,6 +196,14 @@ impl VlmJudgeSettings {
             retries: http::usual_retries(),
             backoff_s: http::usual_backoff_s(),
             extra_body: Map::new(),
+        }
+    }
+
+    /// Whether it scores samples or groups.
+    pub(super) fn kind(&self) -> RewardKind {
+        match self.compare {
+            true => RewardKind::Groupwise,
+            false => RewardKind::Pointwise,
         }
     }
 
@@ -224,6 +248,11 @@ impl VlmJudgeSettings {
         }
         if self.mode == VlmJudgeMode::Answers {
             problems.extend(self.wrong_answers().map(|problem| ("answers", problem)));
+            let is_share = |value: &f64| (0.0..=1.0).contains(value);
+            if self.compare && !self.answers.values().all(is_share) {
+                let problem = "with `compare = true` a value is from 0, the second image is better, to 1, the first one is";
+                problems.push(("answers", problem.to_owned()));
+            }
         }
         if self.number_after.as_ref().is_some_and(String::is_empty) {
             problems.push(("number_after", "there is no text".to_owned()));
@@ -245,6 +274,7 @@ impl VlmJudgeSettings {
         let counts = [
             ("samples", self.samples as f64, 1.0..=1024.0),
             ("frames", self.frames as f64, 1.0..=1024.0),
+            ("opponents", self.opponents as f64, 0.0..=1024.0),
             (
                 "requests_per_server",
                 self.requests_per_server as f64,
@@ -346,6 +376,11 @@ pub(super) fn check(settings: &VlmJudgeSettings, rules: &mut Rules<'_>, path: &s
         let key = format!("{path}.{key}");
         let message = format!("`mode = \"{name}\"` does not read `{key}`");
         (rules.warning(RULE_UNUSED, &[&key, &mode], message)).help("remove it, or set the other `mode`");
+    }
+    if settings.opponents > 0 && !settings.compare {
+        let (key, compare) = (format!("{path}.opponents"), format!("{path}.compare"));
+        let message = format!("nothing is compared here, so `{key}` is not read");
+        (rules.warning(RULE_UNUSED, &[&key, &compare], message)).help("remove it, or set `compare = true`");
     }
     let drawn = [
         ("samples", settings.samples > 1),

@@ -23,7 +23,7 @@ const SET: [&str; 12] = [
 ];
 
 /// `flow-train launch -n PROCESSES train tiny.toml …`, or without `launch` for one.
-fn arguments<'a>(processes: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+pub fn arguments<'a>(processes: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     let mut words = match processes {
         "1" => vec![],
         _ => vec!["launch", "-n", processes],
@@ -35,7 +35,7 @@ fn arguments<'a>(processes: &'a str, more: &[&'a str]) -> Vec<&'a str> {
 }
 
 /// What a run computed, of its folder.
-fn left(place: &Place, name: &str) -> (String, Vec<u8>) {
+pub fn left(place: &Place, name: &str) -> (String, Vec<u8>) {
     left_in(place, name, "weights")
 }
 
@@ -424,7 +424,7 @@ fn killed_in_the_middle(shard: &str) {
 #[test]
 fn what_is_not_right_on_several_processes_is_refused_before_anything_is_written() {
     let place = Place::new();
-    let cases: [(&[&str], &[&str]); 4] = [
+    let cases: [(&[&str], &[&str]); 5] = [
         (
             &["--set", "distributed.lanes=2"],
             &["2 lanes cannot be shared by 3 processes", "distributed::lanes"],
@@ -441,6 +441,13 @@ fn what_is_not_right_on_several_processes_is_refused_before_anything_is_written(
             &[
                 "--set",
                 "rewards=[{ kind = \"rank-in-group\", reward = \"jpeg-compressibility\" }]",
+            ],
+            &["whole groups"],
+        ),
+        (
+            &[
+                "--set",
+                "rewards=[{ kind = \"remote\", servers = [\"http://localhost:8000\"], groupwise = true }]",
             ],
             &["whole groups"],
         ),

@@ -1,6 +1,7 @@
 //! Diffusers folders: a folder and a list of prompts are enough to train, in latents, with the folder's own encoders.
 
 mod checkpoints;
+mod ocr;
 mod sizes;
 
 use crate::support::{Place, contains};

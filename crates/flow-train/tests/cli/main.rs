@@ -13,6 +13,7 @@ mod folders;
 mod names;
 mod outputs;
 mod pictures;
+mod remote;
 mod resume;
 mod shells;
 mod support;

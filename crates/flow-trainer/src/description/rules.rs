@@ -95,6 +95,8 @@ pub const RULES: &[(&str, Rule)] = &[
     ("rewards[].retries", ASKED),
     ("rewards[].backoff_s", ASKED),
     ("rewards[].headers_from", ASKED),
+    ("rewards[].api_key_from", ASKED),
+    ("rewards[].requests_per_server", ASKED),
     ("rewards[].servers", ANSWERED),
     ("rewards[].device", MACHINE),
     ("eval_rewards", EVALUATION),
@@ -106,6 +108,8 @@ pub const RULES: &[(&str, Rule)] = &[
     ("eval_rewards[].retries", ASKED),
     ("eval_rewards[].backoff_s", ASKED),
     ("eval_rewards[].headers_from", ASKED),
+    ("eval_rewards[].api_key_from", ASKED),
+    ("eval_rewards[].requests_per_server", ASKED),
     ("eval_rewards[].servers", ANSWERED),
     ("eval_rewards[].device", MACHINE),
     (

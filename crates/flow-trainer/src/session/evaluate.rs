@@ -2,6 +2,7 @@
 
 use super::evaluation_shares::{Share, own_batches};
 use super::rollouts::advance;
+use super::unscored::of_all_ranks;
 use super::{EvaluationSettings, Session};
 use crate::algorithm::Algorithm;
 use crate::conditions::Conditioner;
@@ -20,7 +21,7 @@ use flow_report::{
     ImageGrid, Interval, IntervalMethod, MetricRecord, ReportError, RunStatus, Stopwatch, Tile, ValueRange,
     mean_interval,
 };
-use flow_rewards::{RewardWorkers, Sample};
+use flow_rewards::{RewardWorkers, Sample, Ticket};
 use std::sync::{Arc, Mutex};
 
 /// What is evaluated, and how it computes.
@@ -161,12 +162,13 @@ impl EvaluationSettings {
         let samples: Vec<Sample> = samples.collect();
         let scores = match samples.is_empty() {
             // More ranks than prompts.
-            true => vec![Vec::new(); rewards.ranges().count()],
+            true => Ok(vec![Vec::new(); rewards.ranges().count()]),
             false => {
-                let scored = rewards.submit(samples, iteration)?.wait()?;
-                scored.rewards.into_iter().map(|reward| reward.values).collect()
+                let scored = rewards.submit(samples, iteration).and_then(Ticket::wait);
+                scored.map(|scored| scored.rewards.into_iter().map(|reward| reward.values).collect())
             }
         };
+        let scores = of_all_ranks(exchange, scores)?;
         let share = Share {
             numbers,
             scores,

@@ -83,8 +83,8 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         // What was done before does not count.
         explorer.acceleration.take_activity();
         let tickets = self.score_candidates(explorer, observer)?;
-        let scored = self.scored(tickets, observer)?;
-        let columns = self.distribution.gather_candidates(geometry, scored.columns)?;
+        let (columns, _) = self.scored(tickets, observer)?;
+        let columns = self.distribution.gather_candidates(geometry, columns)?;
         let scores = scores(&weights_of(&self.rewards.1), &columns);
         let kept = (explorer.keep).kept_of_groups(&scores, geometry.candidates(), geometry.group_size());
         Ok(Some(Explored {

@@ -1,6 +1,6 @@
 //! One iteration: sample, score, compare, learn, average, write down.
 
-use super::rollouts::Scored;
+use super::reward_times::RewardTimes;
 use super::stale::both;
 use super::state::Decays;
 use super::tally::DRIVER;
@@ -50,8 +50,7 @@ impl<A: Algorithm> Session<A> {
             .tally
             .device_memory("rollouts", self.parts.sampler.device.taken_bytes());
 
-        let is_behind = ahead.is_some();
-        let (columns, log_probs, beside_s) = self.scored(rolled.tickets, &rolled.batches, observer)?;
+        let (columns, log_probs, reward_times) = self.scored(rolled.tickets, &rolled.batches, observer)?;
         let watched = self.parts.watched(&rolled.watched, &rolled.groups)?;
         let names = &self.parts.rewards.1;
         let rewards = reward_columns(names, &columns);
@@ -107,13 +106,11 @@ impl<A: Algorithm> Session<A> {
         timing.extend(exploration_s.map(|wall_s| ("exploration_s", wall_s)));
         let wall_s: f64 = timing.iter().map(|(_, wall_s)| wall_s).sum();
         self.record_timing(&timing)?;
+        self.record_reward_times(&reward_times)?;
         self.record_throughput(images, wall_s)?;
         self.record_device_memory(rollout_gib, update_gib, driver_gib)?;
         if let Some(drift) = &drift {
             self.record_saved(drift)?;
-        }
-        if is_behind {
-            self.record_beside(beside_s)?;
         }
         if self.is_time_to_tell() {
             self.tell_of_exploits(observer);
@@ -136,18 +133,15 @@ impl<A: Algorithm> Session<A> {
 
 impl<A: Algorithm> Session<A> {
     /// A column of values for each reward, and one for the log-probabilities of each recorded step if the branches of the run read them;
-    /// of all samples of the iteration, in order. With the seconds for which this rank's rewards were computed beside other work.
+    /// of all samples of the iteration, in order. And how long the rewards took.
     fn scored(
         &self,
         tickets: Vec<Ticket>,
         batches: &BTreeMap<usize, Trajectories>,
         observer: &mut dyn Observer,
-    ) -> Result<(Columns, Columns, f64), TrainError> {
+    ) -> Result<(Columns, Columns, RewardTimes), TrainError> {
         let rewards = self.parts.rewards.1.len();
-        let Scored {
-            mut columns,
-            beside_s,
-        } = self.parts.scored(tickets, observer)?;
+        let (mut columns, times) = self.parts.scored(tickets, observer)?;
         let branches = self.parts.branches();
         if branches.reads_log_probs() {
             let of_record = |record: usize| {
@@ -160,7 +154,7 @@ impl<A: Algorithm> Session<A> {
         }
         let mut columns = (self.parts.distribution).gather_columns(&self.parts.settings.geometry, columns)?;
         let log_probs = columns.split_off(rewards);
-        Ok((columns, log_probs, beside_s))
+        Ok((columns, log_probs, times))
     }
 
     /// What the accelerators of all processes did in this iteration, of which `before` has what was counted before, if anything. What they

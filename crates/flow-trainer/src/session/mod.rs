@@ -17,12 +17,14 @@ mod record;
 mod records;
 mod restore;
 mod resume;
+mod reward_times;
 mod rollouts;
 mod saved;
 mod stale;
 mod state;
 mod tally;
 mod teachers;
+mod unscored;
 mod update;
 mod watch;
 
@@ -299,6 +301,10 @@ pub struct Session<A> {
     resumed: bool,
     /// Whether the run's folder does not hold the state that it goes on from.
     unsaved: bool,
+    /// The iteration of the newest checkpoint in the run's folder, as far as this process knows.
+    saved_at: Option<u64>,
+    /// Whether the evaluation of the current iteration is still to be done, since its rewards failed.
+    evaluation_due: bool,
     /// Accelerators, and what a person has been told that they did not do; none for nothing at all.
     named_undone: BTreeSet<(String, Option<Cow<'static, str>>)>,
     /// Rewards of which a person has been told that they fell.
@@ -348,6 +354,8 @@ impl<A: Algorithm> Session<A> {
             ahead: None,
             resumed: false,
             unsaved: false,
+            saved_at: None,
+            evaluation_due: false,
             named_undone: BTreeSet::new(),
             named_falls: BTreeSet::new(),
             named_signs: BTreeSet::new(),
@@ -406,6 +414,14 @@ impl<A: Algorithm> Session<A> {
         if self.parts.distribution.any(unsaved)? {
             self.save()?;
         }
+        if self.resumed {
+            self.saved_at = Some(self.parts.state.iteration);
+        }
+        // The rewards of this evaluation failed, and the run stopped.
+        let is_due = std::mem::take(&mut self.evaluation_due);
+        if self.parts.distribution.any(is_due)? && self.parts.evaluation.every > 0 {
+            self.evaluate_or_save(observer)?;
+        }
         // A checkpoint of the start holds the first evaluation already.
         if !self.resumed && self.parts.state.iteration == 0 && self.parts.evaluation.every > 0 {
             self.evaluate(observer)?;
@@ -413,7 +429,10 @@ impl<A: Algorithm> Session<A> {
         }
         while self.parts.state.iteration < self.parts.settings.iterations {
             let watch = Stopwatch::start();
-            let mut summary = self.iterate(observer)?;
+            let mut summary = match self.iterate(observer) {
+                Ok(summary) => summary,
+                Err(error) => return Err(self.saved_before(error, observer)),
+            };
             summary.wall_s = watch.wall_s();
             observer.iteration(&summary);
             let done = self.parts.state.iteration;
@@ -424,7 +443,7 @@ impl<A: Algorithm> Session<A> {
             }
             let every = self.parts.evaluation.every;
             if every > 0 && (done.is_multiple_of(every) || last) {
-                self.evaluate(observer)?;
+                self.evaluate_or_save(observer)?;
             }
             let interrupted = self.parts.distribution.any(observer.interrupted())? && !last;
             let every = self.parts.settings.checkpoint_every;

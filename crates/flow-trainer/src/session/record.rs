@@ -157,7 +157,7 @@ impl<A: Algorithm> Session<A> {
     }
 
     /// Appends a record to `timing.jsonl` and TensorBoard.
-    fn write_timing(&mut self, record: MetricRecord) -> Result<(), TrainError> {
+    pub(super) fn write_timing(&mut self, record: MetricRecord) -> Result<(), TrainError> {
         let Some(files) = &mut self.files else {
             return Ok(());
         };
@@ -191,13 +191,6 @@ impl<A: Algorithm> Session<A> {
     pub(super) fn record_saved(&mut self, drift: &Drift) -> Result<(), TrainError> {
         let record = MetricRecord::new(self.parts.state.iteration, "drift");
         self.write_timing(record.with("rollout_saved_s", drift.saved_s))
-    }
-
-    /// Seconds for which the rewards of a rollout that is an update behind were computed beside other work.
-    pub(super) fn record_beside(&mut self, beside_s: f64) -> Result<(), TrainError> {
-        self.tally.rewards_ran_beside(beside_s);
-        let record = MetricRecord::new(self.parts.state.iteration, "staleness");
-        self.write_timing(record.with("rewards_beside_s", beside_s))
     }
 
     pub(super) fn record_timing(&mut self, parts: &[(&str, f64)]) -> Result<(), TrainError> {
@@ -293,6 +286,7 @@ impl<A: Algorithm> Session<A> {
             wall_s: self.tally.wall_s(),
             wall_parts: self.tally.wall_parts(),
             images_per_s: self.tally.images_per_s(),
+            reward_s: self.tally.reward_s(),
             peak_memory_gib: self.tally.peak_memory_gib(),
             audit: self
                 .tally

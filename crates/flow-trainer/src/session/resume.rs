@@ -135,6 +135,7 @@ impl<A: Algorithm> Session<A> {
         let mut session = Self::of(parts, Some(files), tally);
         session.resumed = true;
         session.unsaved = unsaved;
+        session.evaluation_due = checkpoint.meta.evaluation_due;
         Ok(session)
     }
 }

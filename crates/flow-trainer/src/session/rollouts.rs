@@ -2,6 +2,8 @@
 
 use super::Parts;
 use super::drift::{Pending, Sums, Traced};
+use super::reward_times::{RewardTimes, Scored};
+use super::unscored::of_all_ranks;
 use crate::algorithm::Algorithm;
 use crate::branching::Branches;
 use crate::decoder::Decoded;
@@ -17,24 +19,17 @@ use flow_config::InitialNoise;
 use flow_core::{Backends, CallModel, InferencePass, StackDriver, Stage, Weights, cpu};
 use flow_data::Prompt;
 use flow_report::{Stopwatch, process_cpu_s};
-use flow_rewards::{Sample, Ticket};
+use flow_rewards::{RewardError, Sample, Ticket};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 /// One prompt of an iteration with its group.
 #[derive(Clone, Debug)]
 pub(super) struct Drawn {
     pub prompt: Prompt,
     pub group: u64,
-}
-
-/// The scores of some samples.
-pub(super) struct Scored {
-    /// By reward and sample.
-    pub columns: Vec<Vec<f32>>,
-    /// Seconds for which they were computed beside other work, after the last samples had been handed over.
-    pub beside_s: f64,
 }
 
 /// What a rollout leaves: trajectories for the loss, tickets for the rewards.
@@ -196,28 +191,33 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         }
     }
 
-    /// The scores of this rank's samples, by reward, once all are there.
+    /// The scores of this rank's samples, by reward, once all are there, and how long they took.
+    ///
+    /// # Errors
+    /// [`TrainError::Unscored`] on all ranks, if rewards failed on one.
     pub(super) fn scored(
         &self,
         tickets: Vec<Ticket>,
         observer: &mut dyn Observer,
-    ) -> Result<Scored, TrainError> {
+    ) -> Result<(Vec<Vec<f32>>, RewardTimes), TrainError> {
         observer.phase(Phase::Rewards, tickets.len());
-        let watch = Stopwatch::start();
-        let mut columns: Vec<Vec<f32>> = vec![Vec::new(); self.rewards.1.len()];
-        let mut last_s = 0.0;
-        for ticket in tickets {
+        let waited_from = Instant::now();
+        let wait = |ticket: Ticket| -> Result<Scored, RewardError> {
+            let submitted = ticket.submitted();
             let batch = ticket.wait()?;
-            last_s = batch.wall_ms / 1e3;
+            observer.advance(1);
+            Ok((submitted, batch))
+        };
+        let scored: Result<Vec<Scored>, RewardError> = tickets.into_iter().map(wait).collect();
+        let scored = of_all_ranks(&*self.distribution.exchange, scored)?;
+        let times = RewardTimes::of(&scored, waited_from);
+        let mut columns: Vec<Vec<f32>> = vec![Vec::new(); self.rewards.1.len()];
+        for (_, batch) in scored {
             for (column, scores) in columns.iter_mut().zip(batch.rewards) {
                 column.extend(scores.values);
             }
-            observer.advance(1);
         }
-        Ok(Scored {
-            columns,
-            beside_s: f64::max(last_s - watch.wall_s(), 0.0),
-        })
+        Ok((columns, times))
     }
 
     /// What rewards look at of a sample of a group.

@@ -49,6 +49,9 @@ pub(super) struct Meta {
     /// Optimizer steps of the fake score.
     #[serde(default)]
     pub fake_steps: Option<u64>,
+    /// Whether the evaluation of this iteration is still to be done.
+    #[serde(default)]
+    pub evaluation_due: bool,
 }
 
 /// The lanes of checkpoints that do not say.
@@ -60,6 +63,7 @@ impl<A: Algorithm> Session<A> {
     /// Writes a checkpoint of the current iteration, durably, then prunes old ones. All ranks call this: one that writes nothing gives
     /// what it alone has.
     pub(super) fn save(&mut self) -> Result<(), TrainError> {
+        self.saved_at = Some(self.parts.state.iteration);
         let exchange = &*self.parts.distribution.exchange;
         let Some(files) = &mut self.files else {
             return Ok(moments_of_ranks::give(exchange, &self.parts.state.optimizer)?);
@@ -88,6 +92,7 @@ impl<A: Algorithm> Session<A> {
             accelerators: self.parts.acceleration.learned(),
             frozen: Some(self.parts.frozen.saved()),
             fake_steps: state.fake_score.as_ref().map(|network| network.optimizer.steps()),
+            evaluation_due: self.evaluation_due,
         };
         let meta = serde_json::to_value(&meta).map_err(|error| TrainError::Setting(error.to_string()))?;
         let mut writer = CheckpointWriter::new(state.iteration, meta);

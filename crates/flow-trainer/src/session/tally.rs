@@ -3,9 +3,7 @@
 use super::{AuditMode, TrainState};
 use crate::audit::OnPolicyAudit;
 use flow_accel::Paradigm;
-use flow_report::{
-    Audit, BYTES_PER_GIB, CHECKPOINT_RECORD, Record, Saved, human_duration, peak_resident_gib,
-};
+use flow_report::{Audit, BYTES_PER_GIB, CHECKPOINT_RECORD, Record, RewardSeconds, Saved, peak_resident_gib};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -32,12 +30,12 @@ pub(super) struct Tally {
     /// Seconds by what was done.
     #[serde(default)]
     wall_s: BTreeMap<String, f64>,
+    /// Seconds while rewards ran, and those of them beside the generation.
+    #[serde(default)]
+    reward_s: Option<RewardSeconds>,
     /// The most GiB by place.
     #[serde(default)]
     peak_gib: BTreeMap<String, f64>,
-    /// Seconds for which rewards were computed beside other work.
-    #[serde(default)]
-    rewards_beside_s: f64,
     #[serde(skip)]
     notes: Vec<String>,
 }
@@ -92,6 +90,18 @@ impl Tally {
         *self.wall_s.entry(part.into()).or_default() += wall_s;
     }
 
+    /// Adds the seconds of an iteration's rewards.
+    pub(super) fn add_reward_times(&mut self, ran_s: f64, hidden_s: f64) {
+        let sums = self.reward_s.get_or_insert_default();
+        sums.ran += ran_s;
+        sums.hidden += hidden_s;
+    }
+
+    /// Seconds of rewards of the whole run, if something was scored.
+    pub(super) fn reward_s(&self) -> Option<RewardSeconds> {
+        self.reward_s
+    }
+
     /// One more process goes on with the run, the `processes`-th as far as its manifest knows, from `iteration`. `after` is what
     /// earlier ones timed after the checkpoint. If `is_new`, the checkpoint knew of no time, and that is all there is.
     pub(super) fn resumed(&mut self, processes: u64, iteration: u64, after: &[Record], is_new: bool) {
@@ -131,11 +141,6 @@ impl Tally {
         self.comparable_from
     }
 
-    /// For so many more seconds rewards were computed beside other work.
-    pub(super) fn rewards_ran_beside(&mut self, wall_s: f64) {
-        self.rewards_beside_s += wall_s;
-    }
-
     pub(super) fn note(&mut self, note: String) {
         self.notes.push(note);
     }
@@ -152,12 +157,6 @@ impl Tally {
     /// What a reader of the summary should know.
     pub(super) fn notes(&self) -> Vec<String> {
         let mut notes = self.notes.clone();
-        if self.rewards_beside_s > 0.0 {
-            notes.push(format!(
-                "rollouts were an update behind, and {} of their rewards ran beside sampling and updates",
-                human_duration(self.rewards_beside_s)
-            ));
-        }
         if self.comparable_from > 0 {
             notes.push(format!(
                 "what evaluation measures changed before iteration {}; earlier evaluations are not compared with",

@@ -24,4 +24,5 @@ mod staleness;
 mod storage;
 mod support;
 mod text;
+mod unscored;
 mod watch;

@@ -82,6 +82,9 @@ fn outcome(summary: &RunSummary) -> String {
     };
     text.push_str(&format!("audit      {audit}\n"));
     text.push_str(&format!("time       {}\n", time(summary)));
+    if let Some(rewards) = &summary.reward_s {
+        text.push_str(&format!("           {}\n", rewards.in_words()));
+    }
     for (place, gib) in &summary.peak_memory_gib {
         text.push_str(&format!("memory     {gib:.3} GiB at most ({place})\n"));
     }

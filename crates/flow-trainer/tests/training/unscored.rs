@@ -1,0 +1,178 @@
+//! Rewards that fail in the middle of a run: it stops with a checkpoint, and goes on to the bytes of an unharmed run.
+
+use crate::support::{Left, RunTo, Visit, config, environment, registries, with_parts};
+use flow_rewards::{NamedReward, Reward, RewardError, RewardRegistry, RewardSample, RewardWorkers};
+use flow_trainer::TrainError;
+use flow_trainer::algorithm::Algorithm;
+use flow_trainer::observer::{IterationSummary, Observer, Silent};
+use flow_trainer::session::Parts;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+const REWARD: &str = "jpeg-compressibility";
+
+/// A reward whose server is gone once `is_gone` says so.
+struct Server {
+    reward: Arc<dyn Reward>,
+    is_gone: Arc<AtomicBool>,
+}
+
+impl Reward for Server {
+    fn name(&self) -> &str {
+        REWARD
+    }
+
+    fn score(&self, samples: &[RewardSample<'_>]) -> Result<Vec<f32>, RewardError> {
+        if self.is_gone.load(Ordering::SeqCst) {
+            return Err(RewardError::Sample {
+                index: 0,
+                problem: "the server is gone".to_owned(),
+            });
+        }
+        self.reward.score(samples)
+    }
+}
+
+/// A thread that asks the server.
+fn workers(is_gone: Arc<AtomicBool>) -> RewardWorkers {
+    let registry = RewardRegistry::with_built_in().expect("names that differ");
+    let reward = registry.build(REWARD, &serde_json::Map::new(), Path::new("."));
+    let server = Server {
+        reward: reward.expect("a reward without parameters that must be given"),
+        is_gone,
+    };
+    let named = NamedReward::from(Arc::new(server) as Arc<dyn Reward>);
+    RewardWorkers::new(vec![named], 1).expect("a thread")
+}
+
+/// Ends the server after an iteration, and hears what the run says.
+struct Ends {
+    after: u64,
+    is_gone: Arc<AtomicBool>,
+    heard: Vec<String>,
+}
+
+impl Observer for Ends {
+    fn iteration(&mut self, summary: &IterationSummary) {
+        if summary.done == self.after {
+            self.is_gone.store(true, Ordering::SeqCst);
+        }
+    }
+
+    fn notice(&mut self, text: &str) {
+        self.heard.push(text.to_owned());
+    }
+}
+
+/// Whose server ends, and after which iteration.
+#[derive(Clone, Copy, Debug)]
+struct End {
+    of_evaluation: bool,
+    after: u64,
+}
+
+/// A run of four iterations, perhaps with a server that ends; gives what is left and what was heard.
+struct Run<'a> {
+    root: &'a Path,
+    resume: bool,
+    end: Option<End>,
+}
+
+impl Visit for Run<'_> {
+    type Output = (Result<Left, TrainError>, Vec<String>);
+
+    fn visit<A: Algorithm + 'static>(self, mut parts: Parts<A>) -> Self::Output {
+        let run = RunTo {
+            root: self.root,
+            resume: self.resume,
+            until: 4,
+        };
+        let Some(end) = self.end else {
+            return (run.observed(parts, &mut Silent), Vec::new());
+        };
+        let is_gone = Arc::new(AtomicBool::new(false));
+        let workers = workers(is_gone.clone());
+        match end.of_evaluation {
+            true => parts.evaluation_rewards.0 = workers,
+            false => parts.rewards.0 = workers,
+        }
+        let mut ends = Ends {
+            after: end.after,
+            is_gone,
+            heard: Vec::new(),
+        };
+        (run.observed(parts, &mut ends), ends.heard)
+    }
+}
+
+fn run(root: &Path, resume: bool, end: Option<End>) -> (Result<Left, TrainError>, Vec<String>) {
+    let registries = registries();
+    // No checkpoint is due but those of the first evaluation and of the end.
+    let config = config(&[
+        "rewards=[{ kind = \"jpeg-compressibility\" }]",
+        "checkpoints.every=0",
+        "evaluation.every=2",
+    ]);
+    with_parts(&config, &environment(&registries), Run { root, resume, end })
+}
+
+#[test]
+fn a_run_whose_rewards_fail_keeps_its_state_and_goes_on_to_the_same_bytes() {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let whole_root = place.path().join("whole");
+    let whole = run(&whole_root, false, None).0.expect("nothing fails");
+    let timing = std::fs::read_to_string(whole_root.join("run/timing.jsonl")).expect("written");
+    assert_eq!(timing.matches("\"hidden_s\"").count(), 4, "{timing}");
+    for (of_evaluation, after) in [
+        // In the rewards of the fourth iteration, in an evaluation, and in the last one.
+        (false, 3),
+        (true, 2),
+        (true, 4),
+    ] {
+        let (end, kept) = (End { of_evaluation, after }, after);
+        let root = place
+            .path()
+            .join(format!("ends-{}-{}", end.of_evaluation, end.after));
+        let (outcome, heard) = run(&root, false, Some(end));
+        let error = outcome.expect_err("the server is gone");
+        assert!(matches!(error, TrainError::Unscored { .. }), "{end:?}: {error}");
+        assert!(
+            error.to_string().contains("the server is gone"),
+            "{end:?}: {error}"
+        );
+        let told = format!("the state after iteration {kept} is saved");
+        assert!(heard.iter().any(|notice| notice.contains(&told)), "{heard:?}");
+        let checkpoint = root.join(format!("run/checkpoints/step-{kept:06}.ckpt"));
+        assert!(checkpoint.is_file(), "{end:?}");
+        let resumed = run(&root, true, None).0.expect("the server is back");
+        assert_eq!(resumed, whole, "{end:?}");
+    }
+}
+
+#[test]
+fn rewards_that_fail_before_the_first_iteration_leave_no_checkpoint_of_it() {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let registries = registries();
+    let gone = GoneFromTheStart(RunTo {
+        root: place.path(),
+        resume: false,
+        until: 1,
+    });
+    let config = config(&["rewards=[{ kind = \"jpeg-compressibility\" }]"]);
+    let error = with_parts(&config, &environment(&registries), gone);
+    assert!(matches!(error, TrainError::Unscored { .. }), "{error}");
+    assert!(!place.path().join("run/checkpoints/step-000000.ckpt").exists());
+}
+
+/// A run whose evaluation has a server that is gone.
+struct GoneFromTheStart<'a>(RunTo<'a>);
+
+impl Visit for GoneFromTheStart<'_> {
+    type Output = TrainError;
+
+    fn visit<A: Algorithm + 'static>(self, mut parts: Parts<A>) -> TrainError {
+        parts.evaluation_rewards.0 = workers(Arc::new(AtomicBool::new(true)));
+        self.0.visit(parts).expect_err("nothing can be scored")
+    }
+}
