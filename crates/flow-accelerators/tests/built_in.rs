@@ -331,7 +331,8 @@ fn every_accelerator_has_a_summary_and_a_closed_schema() {
             "feature_cache",
             "fused_kernels",
             "fusion",
-            "graph_capture"
+            "graph_capture",
+            "low_precision"
         ]
     );
     for kind in registry.kinds() {

@@ -3,6 +3,7 @@
 use super::{ParamKind, ParamLayout, ParamSpec, WeightStorage, WeightsUpdate};
 use crate::device::{ComputeDevice, cpu};
 use crate::error::CoreError;
+use crate::low_precision::LowPrecision;
 use crate::ops::Kernels;
 use crate::rng::Purpose;
 use crate::split_f32::{self, SplitF32};
@@ -18,7 +19,8 @@ const REPLACED_BYTES: usize = 1 << 30;
 /// One value per weight of a layout. Cloning shares the values; a changed value is a new one.
 ///
 /// On a device that computes in 16 bits, models see copies in that type; they are made when first asked for after a change.
-/// The values themselves stay f32, unless [`store`](Self::store) says otherwise.
+/// The values themselves stay f32, unless [`store`](Self::store) says otherwise. Frozen matrices may be stored in low precision
+/// ([`low_precision`](Self::low_precision)): there is no other form of them, and products widen them.
 #[derive(Clone, Debug)]
 pub struct Weights {
     layout: Arc<ParamLayout>,
@@ -28,6 +30,16 @@ pub struct Weights {
     device: ComputeDevice,
     copies: OnceLock<Arc<Vec<RawTensor>>>,
     stored: Option<Stored>,
+    /// By place in the layout; shorter where none is in low precision.
+    low_precision: Arc<[Option<LowPrecision>]>,
+}
+
+/// The form of a value that is made.
+#[derive(Clone, Copy, Debug)]
+enum Form {
+    F32,
+    Narrow(FloatDType),
+    LowPrecision(LowPrecision),
 }
 
 /// Which weights are trained, and how these are stored.
@@ -40,7 +52,7 @@ struct Stored {
 impl Weights {
     /// Initial values drawn from `seed`.
     pub fn init(layout: Arc<ParamLayout>, seed: u64, device: &ComputeDevice) -> Self {
-        Self::drawn(layout, seed, device, |_| true, |_| None)
+        Self::drawn(layout, seed, device, |_| true, |_| Form::F32)
     }
 
     /// Adapters drawn from `seed` as [`init`](Self::init) draws them, and zeros for what a file is about to give.
@@ -50,12 +62,13 @@ impl Weights {
             seed,
             device,
             |spec| spec.kind == ParamKind::Adapter,
-            |_| None,
+            |_| Form::F32,
         )
     }
 
     /// As [`init_adapters`](Self::init_adapters), where only some are `trained` (one flag each): what the file gives for the others is
-    /// [frozen](Self::freeze) as it comes, so that a device never holds them in f32.
+    /// [frozen](Self::freeze) as it comes, so that a device never holds them in f32, and those that `low_precision` has a form for (by
+    /// place; it may be shorter than the layout) never in 16 bits.
     ///
     /// # Panics
     /// If `trained` has another length than the layout.
@@ -64,11 +77,17 @@ impl Weights {
         seed: u64,
         device: &ComputeDevice,
         trained: &[bool],
+        low_precision: Arc<[Option<LowPrecision>]>,
     ) -> Self {
         assert_eq!(trained.len(), layout.len(), "one flag per weight");
         let is_adapter = |spec: &ParamSpec| spec.kind == ParamKind::Adapter;
-        let frozen = |index: usize| device.compute_dtype().filter(|_| !trained[index]);
-        let mut weights = Self::drawn(layout, seed, device, is_adapter, frozen);
+        let form = |index: usize| match (form_of(&low_precision, index), device.compute_dtype()) {
+            (Some(of), _) => Form::LowPrecision(of),
+            (None, Some(dtype)) if !trained[index] => Form::Narrow(dtype),
+            _ => Form::F32,
+        };
+        let mut weights = Self::drawn(layout, seed, device, is_adapter, form);
+        weights.low_precision = low_precision;
         if device.compute_dtype().is_some() {
             weights.stored = Some(Stored {
                 trained: trained.into(),
@@ -81,7 +100,7 @@ impl Weights {
 
     /// All zero: for values that a file is about to give.
     pub fn zeros(layout: Arc<ParamLayout>, device: &ComputeDevice) -> Self {
-        Self::drawn(layout, 0, device, |_| false, |_| None)
+        Self::drawn(layout, 0, device, |_| false, |_| Form::F32)
     }
 
     /// Weights of what `value` gives for each weight of the layout, asked for one after another: so files of many gigabytes are never on
@@ -95,10 +114,25 @@ impl Weights {
         device: &ComputeDevice,
         value: impl Fn(usize, &ParamSpec) -> Result<RawTensor, E>,
     ) -> Result<Self, E> {
+        Self::from_stored(layout, device, Arc::from([]), value)
+    }
+
+    /// As [`from_values`](Self::from_values), where `value` gives those that `low_precision` has a form for in that form: what
+    /// [`stored`](Self::stored) gives of other weights.
+    ///
+    /// # Errors
+    /// As [`from_values`](Self::from_values).
+    pub fn from_stored<E: From<CoreError>>(
+        layout: Arc<ParamLayout>,
+        device: &ComputeDevice,
+        low_precision: Arc<[Option<LowPrecision>]>,
+        value: impl Fn(usize, &ParamSpec) -> Result<RawTensor, E>,
+    ) -> Result<Self, E> {
         let checked = |(index, spec): (usize, &ParamSpec)| {
             let given = value(index, spec)?;
             let found = given.shape().to_vec();
-            if found != spec.shape {
+            let in_form = form_of(&low_precision, index).map(|of| of.is_stored_in(&given));
+            if !in_form.unwrap_or(found == spec.shape) {
                 return Err(E::from(CoreError::Shape {
                     name: spec.name.clone(),
                     expected: spec.shape.clone(),
@@ -109,16 +143,19 @@ impl Weights {
         };
         let specs = layout.specs().iter().enumerate();
         let values = specs.map(checked).collect::<Result<_, E>>()?;
-        Ok(Self::new(layout.clone(), values, device))
+        Ok(Self {
+            low_precision: low_precision.clone(),
+            ..Self::new(layout.clone(), values, device)
+        })
     }
 
-    /// Initial values of those that are `wanted`, zeros for the others; in f32, or the type that `dtype` has for the place of a weight.
+    /// Initial values of those that are `wanted`, zeros for the others; in the form that `form` has for the place of a weight.
     fn drawn(
         layout: Arc<ParamLayout>,
         seed: u64,
         device: &ComputeDevice,
         wanted: fn(&ParamSpec) -> bool,
-        dtype: impl Fn(usize) -> Option<FloatDType> + Sync,
+        form: impl Fn(usize) -> Form + Sync,
     ) -> Self {
         let draw = |spec: &ParamSpec| {
             if !wanted(spec) {
@@ -133,7 +170,7 @@ impl Weights {
         };
         // Some at a time, so that the host never holds them all.
         let several = 2 * rayon::current_num_threads();
-        let dtype = &dtype;
+        let form = &form;
         let values = layout
             .specs()
             .chunks(several)
@@ -141,11 +178,15 @@ impl Weights {
             .flat_map(|(chunk, specs)| {
                 let drawn: Vec<Option<Vec<f32>>> = specs.par_iter().map(draw).collect();
                 let drawn = (chunk * several..).zip(drawn.into_iter().zip(specs));
-                drawn.map(move |(index, (values, spec))| match (values, dtype(index)) {
-                    (Some(values), None) => device.plain(values, &spec.shape),
-                    (Some(values), Some(dtype)) => cast(&device.plain(values, &spec.shape), dtype),
-                    (None, None) => device.zeros(&spec.shape),
-                    (None, Some(dtype)) => device.zeros_in(&spec.shape, dtype),
+                drawn.map(move |(index, (values, spec))| match (values, form(index)) {
+                    (Some(values), Form::F32) => device.plain(values, &spec.shape),
+                    (Some(values), Form::Narrow(dtype)) => cast(&device.plain(values, &spec.shape), dtype),
+                    (Some(values), Form::LowPrecision(of)) => {
+                        device.words(of.quantise(&values).expect("drawn values are finite"))
+                    }
+                    (None, Form::F32) => device.zeros(&spec.shape),
+                    (None, Form::Narrow(dtype)) => device.zeros_in(&spec.shape, dtype),
+                    (None, Form::LowPrecision(of)) => device.zero_words(of.words()),
                 })
             });
         let values = device.with_persistent_allocation(|| values.collect());
@@ -160,7 +201,57 @@ impl Weights {
             device: device.clone(),
             copies: OnceLock::new(),
             stored: None,
+            low_precision: Arc::from([]),
         }
+    }
+
+    /// The form of the weight at `index` if it is stored in low precision.
+    pub fn low_precision(&self, index: usize) -> Option<LowPrecision> {
+        form_of(&self.low_precision, index)
+    }
+
+    /// The forms of all weights, by place; shorter than the layout where none is in low precision.
+    pub fn forms(&self) -> &Arc<[Option<LowPrecision>]> {
+        &self.low_precision
+    }
+
+    /// Stores the weights that `low_precision` has a form for in that form, and keeps those in it that are replaced later. They
+    /// must not be trained.
+    ///
+    /// # Errors
+    /// [`CoreError::NotFinite`] if a value has no code. Weights before it are stored then.
+    pub fn store_in_low_precision(
+        &mut self,
+        low_precision: Arc<[Option<LowPrecision>]>,
+    ) -> Result<(), CoreError> {
+        for index in 0..self.layout.len() {
+            let Some(of) = form_of(&low_precision, index) else {
+                continue;
+            };
+            if self.low_precision(index) != Some(of) {
+                let value = self.in_low_precision(index, of, &self.host(index))?;
+                self.replace(index, value);
+            }
+        }
+        self.low_precision = low_precision;
+        // What was replaced.
+        self.device.release_unused();
+        Ok(())
+    }
+
+    /// The values of the weight at `index` in a form of low precision, in memory that lasts.
+    fn in_low_precision(
+        &self,
+        index: usize,
+        of: LowPrecision,
+        values: &[f32],
+    ) -> Result<RawTensor, CoreError> {
+        let words = of.quantise(values).map_err(|_| CoreError::NotFinite {
+            name: self.layout.specs()[index].name.clone(),
+            format: of.format,
+        })?;
+        let device = &self.device;
+        Ok(device.with_persistent_allocation(|| device.words(words)))
     }
 
     /// The layout.
@@ -194,19 +285,32 @@ impl Weights {
         let Some(dtype) = self.device.compute_dtype() else {
             return self.values.clone();
         };
-        if self.values.iter().all(|value| value.dtype() == dtype.into()) {
+        let is_computed_with = |(index, value): (usize, &RawTensor)| {
+            self.low_precision(index).is_some() || value.dtype() == dtype.into()
+        };
+        if self.values.iter().enumerate().all(is_computed_with) {
             return self.values.clone();
         }
-        let cast_all = || self.values.iter().map(|value| cast(value, dtype)).collect();
+        let copy = |(index, value): (usize, &RawTensor)| match self.low_precision(index) {
+            Some(_) => value.clone(),
+            None => cast(value, dtype),
+        };
+        let cast_all = || self.values.iter().enumerate().map(copy).collect();
         let copies = || Arc::new(self.device.with_persistent_allocation(cast_all));
         self.copies.get_or_init(copies).clone()
     }
 
-    /// Replaces the value at `index`.
+    /// Replaces the value at `index`. What is in low precision takes a value in its form, too.
     ///
     /// # Errors
-    /// [`CoreError::Shape`] if its shape is not the declared one.
+    /// [`CoreError::Shape`] if its shape is not the declared one; [`CoreError::NotFinite`] if what is in low precision has no code for
+    /// a value.
     pub fn set(&mut self, index: usize, value: RawTensor) -> Result<(), CoreError> {
+        let form = self.low_precision(index);
+        if form.is_some_and(|of| of.is_stored_in(&value)) {
+            self.replace(index, value);
+            return Ok(());
+        }
         let spec = &self.layout.specs()[index];
         let found = value.shape().to_vec();
         if found != spec.shape {
@@ -216,6 +320,10 @@ impl Weights {
                 found,
             });
         }
+        let value = match form {
+            Some(of) => self.in_low_precision(index, of, &cpu::to_host(&value))?,
+            None => value,
+        };
         self.replace(index, value);
         Ok(())
     }
@@ -229,14 +337,15 @@ impl Weights {
     /// The type that the weight at `index` is kept in, if that is not f32: what is not trained is frozen as it comes.
     fn frozen_dtype(&self, index: usize) -> Option<FloatDType> {
         let stored = self.stored.as_ref()?;
-        self.device.compute_dtype().filter(|_| !stored.trained[index])
+        let is_frozen = !stored.trained[index] && self.low_precision(index).is_none();
+        self.device.compute_dtype().filter(|_| is_frozen)
     }
 
     /// Replaces the value at `index` by bf16 values as files have them, row-major and little-endian, in memory that lasts. What is
     /// frozen in bf16 takes them without a copy in f32.
     ///
     /// # Errors
-    /// [`CoreError::Shape`] if there are not as many as the declared shape has.
+    /// As [`set_host`](Self::set_host).
     pub fn set_host_bf16(&mut self, index: usize, bytes: &[u8]) -> Result<(), CoreError> {
         let spec = &self.layout.specs()[index];
         let whole = bytes.len() == 2 * spec.shape.iter().product::<usize>();
@@ -255,7 +364,8 @@ impl Weights {
     /// Replaces the value at `index` by host values, row-major, in memory that lasts.
     ///
     /// # Errors
-    /// [`CoreError::Shape`] if there are not as many as the declared shape has.
+    /// [`CoreError::Shape`] if there are not as many as the declared shape has; [`CoreError::NotFinite`] if what is in low precision has
+    /// no code for a value.
     pub fn set_host(&mut self, index: usize, values: Vec<f32>) -> Result<(), CoreError> {
         let spec = &self.layout.specs()[index];
         if values.len() != spec.shape.iter().product::<usize>() {
@@ -264,6 +374,11 @@ impl Weights {
                 expected: spec.shape.clone(),
                 found: vec![values.len()],
             });
+        }
+        if let Some(of) = self.low_precision(index) {
+            let value = self.in_low_precision(index, of, &values)?;
+            self.replace(index, value);
+            return Ok(());
         }
         let device = &self.device;
         let frozen = self.frozen_dtype(index);
@@ -315,7 +430,7 @@ impl Weights {
     }
 
     /// Keeps weights that are not `trained` (one flag each) in the type that models compute with, and in no other: what
-    /// models see stays the same.
+    /// models see stays the same. Those in low precision stay in it.
     ///
     /// # Panics
     /// If `trained` has another length than the layout.
@@ -329,7 +444,11 @@ impl Weights {
             storage: WeightStorage::Whole,
         });
         // Of what was in halves the lower one goes.
-        self.convert(|index, value| (!trained[index]).then(|| (cast(value, dtype), None)));
+        let forms = self.low_precision.clone();
+        self.convert(|index, value| {
+            let is_float = form_of(&forms, index).is_none();
+            (!trained[index] && is_float).then(|| (cast(value, dtype), None))
+        });
     }
 
     /// [`Freezes`](Self::freeze) weights that are not `trained`, and stores the others as `storage` says, on a device where models
@@ -420,6 +539,9 @@ impl Weights {
 
     /// The values at `index` on the host, row-major.
     pub fn host(&self, index: usize) -> Vec<f32> {
+        if let Some(of) = self.low_precision(index) {
+            return of.host(&self.values[index]);
+        }
         match &self.lowers[index] {
             Some(lower) => {
                 let (uppers, lowers) = (split_f32::bits(&self.values[index]), split_f32::bits(lower));
@@ -431,4 +553,9 @@ impl Weights {
             None => cpu::to_host(&self.values[index]),
         }
     }
+}
+
+/// The form of the weight at `index` if it is in low precision.
+fn form_of(forms: &[Option<LowPrecision>], index: usize) -> Option<LowPrecision> {
+    forms.get(index).copied().flatten()
 }
