@@ -217,9 +217,13 @@ impl LowPrecisionFormat {
         if !values.iter().all(|value| value.is_finite()) {
             return Err(NotFinite);
         }
-        let largest = values.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
+        let largest = values
+            .iter()
+            .fold(0.0f32, |largest, value| largest.max(value.abs()));
         // Rounded by 2^-8 at most, so that the row's largest value has the largest code again.
-        let scale = bf16::from_f32(largest / self.largest()).to_f32().max(SMALLEST_SCALE);
+        let scale = bf16::from_f32(largest / self.largest())
+            .to_f32()
+            .max(SMALLEST_SCALE);
         for (word, values) in codes.iter_mut().zip(values.chunks(CODES)) {
             let mut bytes = [0; CODES];
             for (byte, value) in bytes.iter_mut().zip(values) {

@@ -4,7 +4,7 @@
 //!
 //! | part | values |
 //! |---|---|
-//! | weights | `W`; on a GPU that computes in bf16, half of what is frozen, and of what is trained if it is stored in bf16 |
+//! | weights | `W`; on a GPU that computes in bf16, half of what is frozen, and of what is trained if it is stored in bf16; what the accelerator `low_precision` stores takes a byte a value and an f32 a row, and the largest such matrix stands there widened as well |
 //! | gradients | `2 T`: those added up over micro-batches, and those of the call under way, which may be bf16 |
 //! | moments | `2 T`: AdamW's first and second; half of it in bf16; on several processes that share the optimizer's state, an even share of it |
 //! | copies | `T` for each of the moving average, the reference and the policy that samples, and half as much again for what a model that computes in bf16 reads of them; what is frozen is shared |
@@ -37,7 +37,7 @@ use flow_config::{
     Branching, Catalog, Config, Diagnostic, DistillationFacts, Dynamics, Finetune, GradientStorage,
     MomentStorage, Shard, TextConfig, WeightStorage, Window,
 };
-use flow_core::{ModelSpec, ParamKind, ParamLayout, ParamSpec, Rows};
+use flow_core::{LowPrecisionRule, ModelSpec, ParamKind, ParamLayout, ParamSpec, Rows};
 use std::collections::BTreeMap;
 
 const BYTES: f64 = 4.0;
@@ -67,6 +67,32 @@ pub struct Load {
     pub text_tokens: usize,
     /// Processes over which the optimizer's moments are shared out; 1 where each has all.
     pub moment_shards: usize,
+    /// Frozen weights in low precision.
+    pub low_precision: LowPrecisionLoad,
+}
+
+/// Frozen weights in low precision; the default is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LowPrecisionLoad {
+    /// Number of their values.
+    pub values: usize,
+    /// Bytes that they are stored in.
+    pub bytes: usize,
+    /// Values of the largest matrix among them, which products widen one at a time.
+    pub largest: usize,
+}
+
+impl LowPrecisionLoad {
+    /// Of the weights of `layout` that `rule` is about.
+    fn of(rule: &LowPrecisionRule, layout: &ParamLayout, spec: &ModelSpec) -> Self {
+        let forms = rule.select(layout, spec);
+        let matrices = || forms.iter().flatten();
+        Self {
+            values: matrices().map(|of| of.values()).sum(),
+            bytes: matrices().map(|of| of.bytes()).sum(),
+            largest: matrices().map(|of| of.values()).max().unwrap_or(0),
+        }
+    }
 }
 
 /// Frozen models that a distillation learns from.
@@ -181,6 +207,23 @@ impl Load {
                 },
             },
             moment_shards: 1,
+            low_precision: LowPrecisionLoad::default(),
+        }
+    }
+
+    /// With frozen weights of `layout` in low precision, as far as `rule` is about them; without one, as before.
+    #[must_use]
+    pub fn with_low_precision(
+        self,
+        rule: Option<&LowPrecisionRule>,
+        layout: &ParamLayout,
+        spec: &ModelSpec,
+    ) -> Self {
+        Self {
+            low_precision: rule
+                .map(|rule| LowPrecisionLoad::of(rule, layout, spec))
+                .unwrap_or_default(),
+            ..self
         }
     }
 
@@ -238,9 +281,12 @@ impl MemoryEstimate {
         let per_row = activations_per_row(layout, spec, load);
         let bytes = |one: usize, values: f64| one as f64 * values;
         let stored = load.stored;
+        let low = load.low_precision;
+        let frozen = bytes(stored.frozen, all - trained - low.values as f64) + low.bytes as f64;
+        let widened = bytes(stored.activation, low.largest as f64);
         let latents = |of_one: usize| BYTES * latent * load.images as f64 * of_one as f64;
         Self {
-            weights: bytes(stored.trained, trained) + bytes(stored.frozen, all - trained),
+            weights: bytes(stored.trained, trained) + frozen + widened,
             gradients: bytes(stored.gradient, trained),
             sums: BYTES * trained,
             // Weights are shared out whole: some process has at least this much, and none has more than one weight above it. Those of a
@@ -255,7 +301,7 @@ impl MemoryEstimate {
             trajectories: latents(3 * load.records + load.states + 1),
             unshared_trajectories: latents(2 * load.records + load.states + 1),
             activations: bytes(stored.activation, per_row) * load.rows as f64,
-            loading: bytes(stored.frozen, all - trained) + BYTES * trained,
+            loading: frozen + BYTES * trained,
             autoencoder: 0.0,
             rewards: 0.0,
             decoding: 0.0,

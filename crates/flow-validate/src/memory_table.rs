@@ -96,7 +96,8 @@ fn of_model(config: &Config, model: &Trained<'_>, estimate: &MemoryEstimate) -> 
         ..
     } = model.load.stored;
     let all = model.layout.count_values(|_| true);
-    let rest = all - model.values;
+    let low = model.load.low_precision;
+    let rest = all - model.values - low.values;
     let of_trained = match config.model.finetune {
         Finetune::Lora => "adapters",
         Finetune::Full => "model",
@@ -112,6 +113,15 @@ fn of_model(config: &Config, model: &Trained<'_>, estimate: &MemoryEstimate) -> 
                 dtype(frozen)
             ),
             bytes: frozen as f64 * rest as f64,
+            when: WITH_MODEL.into(),
+        },
+        MemoryRow {
+            part: "model, low precision".into(),
+            what: format!(
+                "{} values, frozen, in 8 bits with a scale for each row, and the largest matrix of them widened",
+                count(low.values)
+            ),
+            bytes: low.bytes as f64 + model.load.stored.activation as f64 * low.largest as f64,
             when: WITH_MODEL.into(),
         },
         MemoryRow {

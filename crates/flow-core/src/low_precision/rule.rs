@@ -24,7 +24,10 @@ impl LowPrecisionRule {
     /// layers before and behind the blocks, norms, biases, tables and experts stay as they are.
     pub fn select(&self, layout: &ParamLayout, spec: &ModelSpec) -> Arc<[Option<LowPrecision>]> {
         let of = |(index, weight): (usize, &ParamSpec)| {
-            let is_kept = self.keep.iter().any(|pattern| names_layer(pattern, layer(weight)));
+            let is_kept = self
+                .keep
+                .iter()
+                .any(|pattern| names_layer(pattern, layer(weight)));
             let matrix = candidate(layout, spec, index)?;
             (!is_kept).then_some(LowPrecision {
                 format: self.format,
@@ -63,9 +66,7 @@ fn candidate(layout: &ParamLayout, spec: &ModelSpec, index: usize) -> Option<[us
     let [rows, columns] = weight.shape[..] else {
         return None;
     };
-    let chosen = is_frozen
-        && layout.is_matrix(index)
-        && spec.stacks.iter().any(of_block)
-        && columns >= MIN_COLUMNS;
+    let chosen =
+        is_frozen && layout.is_matrix(index) && spec.stacks.iter().any(of_block) && columns >= MIN_COLUMNS;
     chosen.then_some([rows, columns])
 }

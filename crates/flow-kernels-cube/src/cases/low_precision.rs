@@ -49,13 +49,21 @@ fn widen(checker: &mut Checker<'_>, call: LowPrecision) {
     // Every code but those of NaN; scales of 8 significant bits.
     let code = |row: usize, column: usize| {
         let code = ((row * 31 + column * 7) % 256) as u8;
-        if format == CodeFormat::E4m3 && code & 0x7F == 0x7F { 0 } else { code }
+        if format == CodeFormat::E4m3 && code & 0x7F == 0x7F {
+            0
+        } else {
+            code
+        }
     };
     let scale = |row: usize| (129 + row % 127) as f32 / 16_384.0;
     let (mut words, mut want) = (Vec::new(), Vec::new());
     for row in 0..rows {
         let codes: Vec<u8> = (0..columns).map(|column| code(row, column)).collect();
-        want.extend(codes.iter().map(|code| value(format, *code) * f64::from(scale(row))));
+        want.extend(
+            codes
+                .iter()
+                .map(|code| value(format, *code) * f64::from(scale(row))),
+        );
         for of_word in codes.chunks(4) {
             let mut bytes = [0; 4];
             bytes[..of_word.len()].copy_from_slice(of_word);

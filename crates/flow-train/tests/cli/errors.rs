@@ -63,12 +63,12 @@ fn what_this_build_lacks_is_refused_by_name_and_never_ignored() {
         (
             "acceleration.shared=[{ name = \"ring\" }]",
             "acceleration::unknown-accelerator",
-            "allowed: attention_backend, exact_reuse, feature_cache, fused_kernels, fusion, graph_capture, low_precision",
+            "allowed: attention_backend, exact_reuse, feature_cache, fused_kernels, fusion, graph_capture",
         ),
         (
             "acceleration.rollout=[{ name = \"taylor\" }]",
             "acceleration::unknown-accelerator",
-            "allowed: attention_backend, exact_reuse, feature_cache, fused_kernels, fusion, graph_capture, low_precision",
+            "allowed: attention_backend, exact_reuse, feature_cache, fused_kernels, fusion, graph_capture",
         ),
         (
             "checkpointing.policy=attn-olny",

@@ -110,8 +110,7 @@ fn whole(
     let layout = architecture.layout().clone();
     let frozen = vec![false; layout.len()];
     let device = &environment.device;
-    let mut weights =
-        initialize_adapters_on_frozen(architecture, &layout, 0, device, &frozen, Arc::from([]));
+    let mut weights = initialize_adapters_on_frozen(architecture, &layout, 0, device, &frozen, Arc::from([]));
     load_into(&mut weights, file)?;
     weights.freeze(&frozen);
     Ok(weights)

@@ -10,6 +10,7 @@ mod group_losses;
 mod guards;
 mod guidance;
 mod losses;
+mod low_precision;
 mod networks;
 mod on_policy;
 mod optimizer;

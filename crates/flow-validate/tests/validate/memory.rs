@@ -29,6 +29,7 @@ fn the_estimate_is_the_documented_sum_and_is_refused_above_the_memory_only() {
             },
             text_tokens: WordsText::default().tokens,
             moment_shards: 1,
+            low_precision: LowPrecisionLoad::default(),
         }
     );
     let mut spec = spec();
