@@ -1,12 +1,36 @@
-//! Frozen weights in low precision: that none is frozen or stored so, and that the policy is another one.
+//! Frozen weights in low precision: what they take, that none is frozen or stored so, and that the policy is another one.
 
 use crate::Capabilities;
 use crate::check::path;
 use crate::codes::{OTHER_POLICY, REFUSED};
 use flow_accel::{AcceleratorRegistry, Slot};
 use flow_config::{AcceleratorEntry, Config, Diagnostic, Finetune};
-use flow_core::LowPrecisionRule;
 use flow_core::low_precision::MIN_COLUMNS;
+use flow_core::{LowPrecisionRule, ModelSpec, ParamLayout};
+
+/// Frozen weights in low precision; the default is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LowPrecisionLoad {
+    /// Number of their values.
+    pub values: usize,
+    /// Bytes that they are stored in.
+    pub bytes: usize,
+    /// Values of the largest matrix among them, which products widen one at a time.
+    pub largest: usize,
+}
+
+impl LowPrecisionLoad {
+    /// Of the weights of `layout` that `rule` is about.
+    pub(crate) fn of(rule: &LowPrecisionRule, layout: &ParamLayout, spec: &ModelSpec) -> Self {
+        let forms = rule.select(layout, spec);
+        let matrices = || forms.iter().flatten();
+        Self {
+            values: matrices().map(|of| of.values()).sum(),
+            bytes: matrices().map(|of| of.bytes()).sum(),
+            largest: matrices().map(|of| of.values()).max().unwrap_or(0),
+        }
+    }
+}
 
 /// What is said of an accelerator called `name`, the entry at `position` of `acceleration.shared`, that stores frozen weights as
 /// `rule` says.

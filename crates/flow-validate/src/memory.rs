@@ -31,6 +31,7 @@ use crate::checkpoint_policy;
 use crate::codes::{BUDGET_TOO_SMALL, TOO_MUCH_MEMORY};
 use crate::companions::{Companion, Companions};
 use crate::features::is_bf16_gpu;
+use crate::low_precision::LowPrecisionLoad;
 use crate::phase::Phase;
 use flow_checkpoint::Policy;
 use flow_config::{
@@ -69,30 +70,6 @@ pub struct Load {
     pub moment_shards: usize,
     /// Frozen weights in low precision.
     pub low_precision: LowPrecisionLoad,
-}
-
-/// Frozen weights in low precision; the default is none.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LowPrecisionLoad {
-    /// Number of their values.
-    pub values: usize,
-    /// Bytes that they are stored in.
-    pub bytes: usize,
-    /// Values of the largest matrix among them, which products widen one at a time.
-    pub largest: usize,
-}
-
-impl LowPrecisionLoad {
-    /// Of the weights of `layout` that `rule` is about.
-    fn of(rule: &LowPrecisionRule, layout: &ParamLayout, spec: &ModelSpec) -> Self {
-        let forms = rule.select(layout, spec);
-        let matrices = || forms.iter().flatten();
-        Self {
-            values: matrices().map(|of| of.values()).sum(),
-            bytes: matrices().map(|of| of.bytes()).sum(),
-            largest: matrices().map(|of| of.values()).max().unwrap_or(0),
-        }
-    }
 }
 
 /// Frozen models that a distillation learns from.
@@ -219,12 +196,9 @@ impl Load {
         layout: &ParamLayout,
         spec: &ModelSpec,
     ) -> Self {
-        Self {
-            low_precision: rule
-                .map(|rule| LowPrecisionLoad::of(rule, layout, spec))
-                .unwrap_or_default(),
-            ..self
-        }
+        let of = |rule| LowPrecisionLoad::of(rule, layout, spec);
+        let low_precision = rule.map(of).unwrap_or_default();
+        Self { low_precision, ..self }
     }
 
     /// That of one of `ranks` processes which train as one run.

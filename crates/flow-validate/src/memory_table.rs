@@ -96,8 +96,7 @@ fn of_model(config: &Config, model: &Trained<'_>, estimate: &MemoryEstimate) -> 
         ..
     } = model.load.stored;
     let all = model.layout.count_values(|_| true);
-    let low = model.load.low_precision;
-    let rest = all - model.values - low.values;
+    let rest = all - model.values - model.load.low_precision.values;
     let of_trained = match config.model.finetune {
         Finetune::Lora => "adapters",
         Finetune::Full => "model",
@@ -115,15 +114,7 @@ fn of_model(config: &Config, model: &Trained<'_>, estimate: &MemoryEstimate) -> 
             bytes: frozen as f64 * rest as f64,
             when: WITH_MODEL.into(),
         },
-        MemoryRow {
-            part: "model, low precision".into(),
-            what: format!(
-                "{} values, frozen, in 8 bits with a scale for each row, and the largest matrix of them widened",
-                count(low.values)
-            ),
-            bytes: low.bytes as f64 + model.load.stored.activation as f64 * low.largest as f64,
-            when: WITH_MODEL.into(),
-        },
+        of_low_precision(model.load),
         MemoryRow {
             part: of_trained.into(),
             what: format!("{values} values, trained, in {}", dtype(trained)),
@@ -188,6 +179,20 @@ fn of_model(config: &Config, model: &Trained<'_>, estimate: &MemoryEstimate) -> 
         rows.insert(0, read);
     }
     rows
+}
+
+/// Frozen weights in low precision, and room for the largest matrix of them.
+fn of_low_precision(load: &Load) -> MemoryRow {
+    let low = load.low_precision;
+    MemoryRow {
+        part: "model, low precision".into(),
+        what: format!(
+            "{} values, frozen, in 8 bits with a scale for each row, and the largest matrix of them widened",
+            count(low.values)
+        ),
+        bytes: low.bytes as f64 + load.stored.activation as f64 * low.largest as f64,
+        when: WITH_MODEL.into(),
+    }
 }
 
 fn of_companions(companions: &Companions, stored: Stored, latent: &flow_core::LatentShape) -> Vec<MemoryRow> {
