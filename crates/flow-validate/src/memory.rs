@@ -191,14 +191,14 @@ impl Load {
     /// With frozen weights of `layout` in low precision, as far as `rule` is about them; without one, as before.
     #[must_use]
     pub fn with_low_precision(
-        self,
+        mut self,
         rule: Option<&LowPrecisionRule>,
         layout: &ParamLayout,
         spec: &ModelSpec,
     ) -> Self {
         let of = |rule| LowPrecisionLoad::of(rule, layout, spec);
-        let low_precision = rule.map(of).unwrap_or_default();
-        Self { low_precision, ..self }
+        self.low_precision = rule.map(of).unwrap_or_default();
+        self
     }
 
     /// That of one of `ranks` processes which train as one run.
