@@ -1,7 +1,7 @@
 //! What an accelerator is.
 
 use crate::{AcceleratorStage, Meter, Refusal, Safety};
-use flow_core::{Backends, ModelSpec, Weights};
+use flow_core::{Backends, LowPrecisionRule, ModelSpec, Weights};
 use std::fmt::Debug;
 
 /// Something that makes the same model faster or smaller by answering some of its requests in another way.
@@ -32,6 +32,12 @@ pub trait Accelerator: Debug + Send + Sync {
     /// Names of accelerators of the same slot that must stand before it if they are there, each with the reason.
     fn after(&self) -> &[(&'static str, &'static str)] {
         &[]
+    }
+
+    /// How frozen matrices are stored while it is in force, if it asks for it. Weights are made so before it is
+    /// [set up](Self::set_up).
+    fn low_precision(&self) -> Option<&LowPrecisionRule> {
+        None
     }
 
     /// Called once, in the order of the config, when weights, average and reference are what the run starts with.

@@ -2,8 +2,8 @@
 
 use crate::params::{self, Params};
 use crate::{AccelerationError, Accelerator, AcceleratorStage, Arrangement, Refusal};
-use flow_config::Diagnostic;
-use flow_core::{Backends, ModelSpec};
+use flow_config::{AcceleratorEntry, Diagnostic};
+use flow_core::{Backends, LowPrecisionRule, ModelSpec};
 use flow_registry::{NameTaken, NotFound, Registry, UnknownName};
 use schemars::{JsonSchema, Schema};
 use serde::de::DeserializeOwned;
@@ -172,6 +172,16 @@ impl AcceleratorRegistry {
     /// parameters are not its own, [`AccelerationError::Refused`] if it does not take their values.
     pub fn build(&self, name: &str, params: &Params) -> Result<Arc<dyn Accelerator>, AccelerationError> {
         (self.find(name)?.build)(params)
+    }
+
+    /// How frozen matrices are stored with these entries of `acceleration.shared`; the first that asks for it counts. Entries that
+    /// cannot be built ask for nothing: who puts them in force says why they cannot.
+    pub fn low_precision(&self, shared: &[AcceleratorEntry]) -> Option<LowPrecisionRule> {
+        let of = |entry: &AcceleratorEntry| {
+            let built = self.build(&entry.name, &entry.params).ok()?;
+            built.low_precision().cloned()
+        };
+        shared.iter().find_map(of)
     }
 
     /// As the registry finds it, where the joints of words are those of the name: the schema of a config allows no other.

@@ -8,6 +8,7 @@ mod feature_cache;
 mod fused_kernels;
 mod fusion;
 mod graph_capture;
+mod low_precision;
 mod register;
 
 pub use attention_backend::{AttentionBackendAccelerator, AttentionBackendParams};
@@ -20,4 +21,7 @@ pub use feature_cache::{
 pub use fused_kernels::{FusedKernelsAccelerator, FusedKernelsMode, FusedKernelsParams};
 pub use fusion::FusionParams;
 pub use graph_capture::{GraphCaptureAccelerator, GraphCaptureParams};
+pub use low_precision::{
+    LowPrecisionAccelerator, LowPrecisionCompute, LowPrecisionFormatParam, LowPrecisionParams,
+};
 pub use register::register;

@@ -6,6 +6,7 @@ use crate::feature_cache::FeatureCache;
 use crate::fused_kernels::{FusedKernelsAccelerator, FusedKernelsParams};
 use crate::fusion::{Fusion, FusionParams};
 use crate::graph_capture::{GraphCaptureAccelerator, GraphCaptureParams};
+use crate::low_precision::{LowPrecisionAccelerator, LowPrecisionParams};
 use flow_accel::{AcceleratorRegistry, AcceleratorStage, NameTaken};
 use flow_attention::AttentionRegistry;
 
@@ -30,7 +31,8 @@ const ELSEWHERE: [(&str, &str, &str); 3] = [
     ),
 ];
 
-/// Registers `attention_backend` over `backends`, `exact_reuse`, `feature_cache`, `fused_kernels`, `fusion`, and `graph_capture`.
+/// Registers `attention_backend` over `backends`, `exact_reuse`, `feature_cache`, `fused_kernels`, `fusion`, `graph_capture`, and
+/// `low_precision`.
 ///
 /// # Errors
 /// [`NameTaken`] if one of the names is taken.
@@ -80,6 +82,13 @@ pub fn register(registry: &mut AcceleratorRegistry, backends: &AttentionRegistry
             |_: GraphCaptureParams| Ok(GraphCaptureAccelerator),
         )?
         .set_floor("refused on the processor, which has no graphs");
+    registry.register(
+        LowPrecisionAccelerator::NAME,
+        AcceleratorStage::Both,
+        "frozen weights of an adapter run stored in 8 bits and widened for each product (lossless across stages, another policy \
+         than with all bits; `compute` and `format` are required)",
+        |params: LowPrecisionParams| Ok(LowPrecisionAccelerator::new(params)),
+    )?;
     for (name, why, instead) in ELSEWHERE {
         registry.remove(name, why, instead)?;
     }

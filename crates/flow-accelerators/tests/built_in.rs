@@ -331,7 +331,8 @@ fn every_accelerator_has_a_summary_and_a_closed_schema() {
             "feature_cache",
             "fused_kernels",
             "fusion",
-            "graph_capture"
+            "graph_capture",
+            "low_precision"
         ]
     );
     for kind in registry.kinds() {
@@ -346,4 +347,27 @@ fn every_accelerator_has_a_summary_and_a_closed_schema() {
         let all = variants.map_or(closed(schema), |variants| variants.iter().all(closed));
         assert!(all, "{}: {schema:#}", kind.name());
     }
+}
+
+#[test]
+fn low_precision_says_where_nothing_is_stored_so() {
+    let params = Params::from([
+        ("compute".into(), json!("storage")),
+        ("format".into(), json!("fp8")),
+    ]);
+    let base = Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
+    let arrangement = registry()
+        .arrangement(base, [("low_precision", &params)], [], &model(&[]))
+        .unwrap_or_else(|errors| panic!("{errors:?}"));
+    let weights = Weights::init(Arc::default(), 0, &ComputeDevice::cpu());
+    let refused = arrangement.set_up(&weights).map(|_| ());
+    let text = refused.expect_err("there is no weight").to_string();
+    assert!(text.contains("no weight of the run is stored in fp8"), "{text}");
+
+    let without_blocks = ModelSpec {
+        stacks: Vec::new(),
+        ..model(&[])
+    };
+    let text = shared(&[("low_precision", &params)], &without_blocks).expect_err("there is no block");
+    assert!(text.contains("declares no repeated blocks"), "{text}");
 }

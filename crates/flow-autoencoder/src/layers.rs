@@ -169,6 +169,7 @@ impl Convolution {
             Kernel::Volume(weight) => params.get(weight).reshape([outputs, inputs]),
         };
         let weights = LinearWeights {
+            low_precision: None,
             weight: weight.into_dispatch(),
             bias: self.bias.map(|bias| params.get(bias).into_dispatch()),
             adapter: None,

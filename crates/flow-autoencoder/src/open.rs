@@ -9,6 +9,7 @@ use serde_json::Value;
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The file of settings beside weights.
 const CONFIG: &str = "config.json";
@@ -52,7 +53,8 @@ pub fn open_weights(
 /// Weights that files are about to give, frozen as they come: a device that computes in bf16 never holds them in f32.
 pub(crate) fn frozen_weights(autoencoder: &Autoencoder, device: &ComputeDevice) -> Weights {
     let layout = autoencoder.layout();
-    Weights::init_adapters_on_frozen(layout.clone(), 0, device, &vec![false; layout.len()])
+    let frozen = vec![false; layout.len()];
+    Weights::init_adapters_on_frozen(layout.clone(), 0, device, &frozen, Arc::from([]))
 }
 
 /// The settings of the autoencoder in `path`, a folder as [`open`] takes one; its weights may be missing.

@@ -1,5 +1,6 @@
 //! Errors of this crate.
 
+use crate::low_precision::LowPrecisionFormat;
 use flow_registry::Refusal;
 
 /// What can go wrong below the model.
@@ -23,6 +24,17 @@ pub enum CoreError {
         expected: Vec<usize>,
         /// Shape given.
         found: Vec<usize>,
+    },
+    /// A weight that is to be stored in low precision holds a value that is not finite.
+    #[error(
+        "weight `{name}` holds a value that is not finite, for which there is no code in {format}; keep its layer as it is (`keep` of the \
+         accelerator `low_precision`), or use another file"
+    )]
+    NotFinite {
+        /// Name of the weight.
+        name: String,
+        /// How it was to be stored.
+        format: LowPrecisionFormat,
     },
     /// Two weights were declared under one name.
     #[error("weight `{0}` is declared twice")]

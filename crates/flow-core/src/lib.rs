@@ -8,6 +8,7 @@ pub mod device;
 pub mod error;
 pub mod exec;
 mod latent;
+pub mod low_precision;
 pub mod model;
 pub mod ops;
 pub mod params;
@@ -28,6 +29,7 @@ pub use exec::{
     ReuseDriver, RowKey, RunAllBlocks, Site, Stack, StackDriver, Stage, TrainingPass, TrajectoryId,
     VelocityDriver,
 };
+pub use low_precision::{LowPrecision, LowPrecisionFormat, LowPrecisionRule};
 pub use model::{AttentionShape, Condition, LatentShape, ModelInput, ModelSpec, RegionKind, TextWidth};
 pub use ops::{
     Activation, AdamWFactors, AdamWParam, AdamWScalars, AdamWStep, Attended, AttentionBackend, AttentionCall,

@@ -24,6 +24,8 @@ pub mod frequencies;
 #[allow(missing_docs)]
 pub mod gated_residual;
 #[allow(missing_docs)]
+pub mod low_precision;
+#[allow(missing_docs)]
 pub mod modulated_layer_norm;
 mod multi_tensor;
 #[allow(missing_docs)]

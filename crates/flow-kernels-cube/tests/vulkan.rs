@@ -51,6 +51,11 @@ fn norms_and_borders_of_pictures_and_softmax_over_long_rows_hold_in_f32() {
 }
 
 #[test]
+fn matrices_in_low_precision_hold_in_f32() {
+    holds("low_precision", Element::F32);
+}
+
+#[test]
 fn experts_hold_in_f32() {
     holds("experts", Element::F32);
 }

@@ -62,6 +62,7 @@ fn linear_layers(rows: usize, channels: usize) {
             }
         };
         let weights = LinearWeights {
+            low_precision: None,
             weight: base(&[outputs, inputs]),
             bias: Some(base(&[outputs])),
             adapter: rank.map(|rank| {

@@ -161,6 +161,7 @@ fn a_linear_layer_of_values_that_bf16_holds_has_the_output_and_gradients_of_f64(
     };
     check(&operands, &reference, &|inputs| {
         let weights = LinearWeights {
+            low_precision: None,
             weight: inputs[1].clone(),
             bias: Some(inputs[2].clone()),
             adapter: None,
@@ -190,6 +191,7 @@ fn adapter_and_activation_stay_within_the_rounding_of_bf16() {
             &[true; 4],
             &|inputs| {
                 let weights = LinearWeights {
+                    low_precision: None,
                     weight: inputs[1].clone(),
                     bias: None,
                     adapter: Some((inputs[2].clone(), inputs[3].clone(), 1.5)),

@@ -95,6 +95,7 @@ impl Case {
     fn weights(&self, inputs: &[DispatchTensor]) -> LinearWeights {
         let last = inputs.len() - 1;
         LinearWeights {
+            low_precision: None,
             weight: inputs[0].clone(),
             bias: self.bias.then(|| inputs[1].clone()),
             adapter: self

@@ -41,6 +41,7 @@ impl Case {
     fn weights(&self, inputs: &[DispatchTensor]) -> LinearWeights {
         let last = inputs.len() - 1;
         LinearWeights {
+            low_precision: None,
             weight: inputs[1].clone(),
             bias: self.bias.then(|| inputs[2].clone()),
             adapter: self

@@ -5,7 +5,7 @@ use crate::lora::OriginalLayer;
 use flow_config::{ModelKind, Rules};
 use flow_core::device::ComputeDevice;
 use flow_core::exec::Linear;
-use flow_core::{BlockWeights, FlowModel, ParamLayout, Weights};
+use flow_core::{BlockWeights, FlowModel, LowPrecision, ParamLayout, Weights};
 use flow_registry::{NameTaken, Registry};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -71,15 +71,16 @@ pub fn initialize_adapters(
 }
 
 /// As [`initialize_adapters`], where only some weights are `trained`, one flag each: what the file gives for the others never lies on the
-/// device in f32 ([`Weights::init_adapters_on_frozen`]).
+/// device in f32, and what `low_precision` has a form for not even in 16 bits ([`Weights::init_adapters_on_frozen`]).
 pub fn initialize_adapters_on_frozen(
     model: &dyn Architecture,
     layout: &Arc<ParamLayout>,
     seed: u64,
     device: &ComputeDevice,
     trained: &[bool],
+    low_precision: Arc<[Option<LowPrecision>]>,
 ) -> Weights {
-    let weights = Weights::init_adapters_on_frozen(layout.clone(), seed, device, trained);
+    let weights = Weights::init_adapters_on_frozen(layout.clone(), seed, device, trained, low_precision);
     with_buffers(weights, model)
 }
 

@@ -6,11 +6,13 @@
 mod readme {}
 
 mod nearest;
+mod pattern;
 mod refusal;
 mod registry;
 mod unknown;
 
 pub use nearest::{likeness, nearest, nearest_within};
+pub use pattern::names_layer;
 pub use refusal::Refusal;
 pub use registry::{NameTaken, NotFound, Registry, Removed};
 pub use unknown::UnknownName;

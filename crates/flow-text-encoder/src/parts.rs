@@ -74,6 +74,7 @@ pub(crate) fn patch_tokens(
         .permute([0, 2, 4, 1, 3, 5])
         .reshape([batch, rows * columns, values]);
     let weights = LinearWeights {
+        low_precision: None,
         weight: kernel.reshape([channels, values]).into_dispatch(),
         bias: bias.map(Tensor::into_dispatch),
         adapter: None,

@@ -4,7 +4,7 @@
 //!
 //! | part | values |
 //! |---|---|
-//! | weights | `W`; on a GPU that computes in bf16, half of what is frozen, and of what is trained if it is stored in bf16; of the frozen weights of blocks, an even share on several processes that share them out |
+//! | weights | `W`; on a GPU that computes in bf16, half of what is frozen, and of what is trained if it is stored in bf16; of the frozen weights of blocks, an even share on several processes that share them out; what the accelerator `low_precision` stores takes a byte a value and an f32 a row, and the largest such matrix stands there widened as well |
 //! | a whole block | where processes share out weights: the largest block as it is stored, and three times in f32: on its way from two processes, and to this one |
 //! | gradients | `2 T`: those added up over micro-batches, and those of the call under way, which may be bf16 |
 //! | moments | `2 T`: AdamW's first and second; half of it in bf16; on several processes that share the optimizer's state, an even share of it |
@@ -29,16 +29,16 @@
 //! so that a run may fit where the sum does not: a warning.
 
 use crate::checkpoint_policy;
-use crate::codes::{BUDGET_TOO_SMALL, TOO_MUCH_MEMORY};
 use crate::companions::{Companion, Companions};
 use crate::features::is_bf16_gpu;
+use crate::low_precision::LowPrecisionLoad;
 use crate::phase::Phase;
 use flow_checkpoint::Policy;
 use flow_config::{
-    Branching, Catalog, Config, Diagnostic, DistillationFacts, Dynamics, Finetune, GradientStorage,
-    MomentStorage, Shard, TextConfig, WeightStorage, Window,
+    Branching, Catalog, Config, DistillationFacts, Dynamics, Finetune, GradientStorage, MomentStorage, Shard,
+    TextConfig, WeightStorage, Window,
 };
-use flow_core::{ModelSpec, ParamKind, ParamLayout, ParamSpec, Rows};
+use flow_core::{LowPrecisionRule, ModelSpec, ParamKind, ParamLayout, ParamSpec, Rows};
 use std::collections::BTreeMap;
 
 const BYTES: f64 = 4.0;
@@ -70,6 +70,8 @@ pub struct Load {
     pub moment_shards: usize,
     /// Processes over which the frozen weights of blocks are shared out; 1 where each has all.
     pub weight_shards: usize,
+    /// Frozen weights in low precision.
+    pub low_precision: LowPrecisionLoad,
 }
 
 /// Frozen models that a distillation learns from.
@@ -187,7 +189,21 @@ impl Load {
             },
             moment_shards: 1,
             weight_shards: 1,
+            low_precision: LowPrecisionLoad::default(),
         }
+    }
+
+    /// With frozen weights of `layout` in low precision, as far as `rule` is about them; without one, as before.
+    #[must_use]
+    pub fn with_low_precision(
+        mut self,
+        rule: Option<&LowPrecisionRule>,
+        layout: &ParamLayout,
+        spec: &ModelSpec,
+    ) -> Self {
+        let of = |rule| LowPrecisionLoad::of(rule, layout, spec);
+        self.low_precision = rule.map(of).unwrap_or_default();
+        self
     }
 
     /// That of one of `ranks` processes which train as one run.
@@ -250,6 +266,8 @@ impl MemoryEstimate {
         let per_row = activations_per_row(layout, spec, load);
         let bytes = |one: usize, values: f64| one as f64 * values;
         let stored = load.stored;
+        let low = load.low_precision;
+        let widened = bytes(stored.activation, low.largest as f64);
         let latents = |of_one: usize| BYTES * latent * load.images as f64 * of_one as f64;
         let blocks = frozen_blocks(layout, spec, load);
         let (of_blocks, largest) = (
@@ -257,9 +275,9 @@ impl MemoryEstimate {
             blocks.values().copied().fold(0.0, f64::max),
         );
         let elsewhere = of_blocks * (1.0 - 1.0 / load.weight_shards as f64);
-        let frozen = bytes(stored.frozen, all - trained - elsewhere);
+        let frozen = bytes(stored.frozen, all - trained - low.values as f64 - elsewhere) + low.bytes as f64;
         Self {
-            weights: bytes(stored.trained, trained) + frozen,
+            weights: bytes(stored.trained, trained) + frozen + widened,
             whole_block: bytes(stored.frozen, largest) + 3.0 * BYTES * largest,
             gradients: bytes(stored.gradient, trained),
             sums: BYTES * trained,
@@ -370,7 +388,7 @@ impl MemoryEstimate {
     }
 
     /// The parts of [`certain`](Self::certain).
-    fn least(self) -> Self {
+    pub(crate) fn least(self) -> Self {
         Self {
             sums: 0.0,
             trajectories: self.unshared_trajectories,
@@ -432,14 +450,15 @@ fn activations_per_row(layout: &ParamLayout, spec: &ModelSpec, load: &Load) -> f
     kept + inputs + largest
 }
 
-/// Values of the weights of each block that are shared out, by stack and block; of none where weights are whole.
+/// Values of the weights of each block that are shared out, by stack and block; of none where weights are whole, as all are where some are
+/// in low precision.
 fn frozen_blocks<'a>(
     layout: &ParamLayout,
     spec: &'a ModelSpec,
     load: &Load,
 ) -> BTreeMap<(&'a str, usize), f64> {
     let mut blocks = BTreeMap::new();
-    if load.weight_shards < 2 {
+    if load.weight_shards < 2 || load.low_precision.values > 0 {
         return blocks;
     }
     for weight in layout
@@ -474,150 +493,4 @@ pub fn gib(bytes: f64) -> String {
         gib if gib >= 0.1 => format!("{gib:.1} GiB"),
         gib => format!("{gib:.4} GiB"),
     }
-}
-
-/// A run whose estimate is above `available` bytes.
-pub(crate) fn check(
-    config: &Config,
-    catalog: &Catalog,
-    estimate: &MemoryEstimate,
-    available: u64,
-) -> Option<Diagnostic> {
-    let available = available as f64;
-    let (peak, most) = estimate.peak();
-    if most <= available {
-        return None;
-    }
-    let fits = estimate.certain() <= available;
-    let (phase, parts) = match fits {
-        true => (peak, estimate.parts(peak)),
-        false => (Phase::Update, estimate.least().parts(Phase::Update)),
-    };
-    let parts = parts.into_iter().filter(|(_, bytes)| *bytes > 0.0);
-    let parts: Vec<String> = parts
-        .map(|(name, bytes)| format!("{name} {}", gib(bytes)))
-        .collect();
-    let (needs, needed) = match fits {
-        true => ("may need about", most),
-        false => ("needs at least", estimate.certain()),
-    };
-    let message = format!(
-        "the run {needs} {} of memory{}, and the device has {}: {}",
-        gib(needed),
-        match phase {
-            Phase::Update => String::new(),
-            phase => format!(" {}", phase.in_words()),
-        },
-        gib(available),
-        parts.join(", ")
-    );
-    let dimensions = catalog.model(config).map(|kind| {
-        let name = kind.plugin.name();
-        kind.size_keys.map(|key| format!("model.{name}.{key}"))
-    });
-    let dimensions: Vec<&str> = dimensions.iter().flatten().map(String::as_str).collect();
-    let (first, help) = match fitting_micro_batch(config, estimate, available) {
-        _ if phase != Phase::Update => advice(config, phase),
-        Some(fitting) => (
-            "sampling.micro_batch",
-            format!(
-                "`sampling.micro_batch = {fitting}` would fit ({} is set)",
-                config.sampling.micro_batch
-            ),
-        ),
-        None if config.model.finetune == Finetune::Full && estimate.weights < available => (
-            "model.finetune",
-            "train adapters with `model.finetune = \"lora\"`, which need neither gradients nor moments of the whole \
-             model, or choose a smaller model or a device with more memory"
-                .into(),
-        ),
-        None => (
-            "model.architecture",
-            "choose a smaller model, fewer images per iteration, or a device with more memory".into(),
-        ),
-    };
-    // A smaller micro-batch takes fewer activations, and nothing else.
-    let related = (fits && phase == Phase::Update)
-        .then_some("sampling.micro_batch")
-        .into_iter()
-        .chain(dimensions);
-    let diagnostic = match fits {
-        true => Diagnostic::warning,
-        false => Diagnostic::error,
-    };
-    Some(
-        diagnostic(TOO_MUCH_MEMORY, message)
-            .path(first)
-            .related(related.filter(|key| *key != first))
-            .help(help),
-    )
-}
-
-/// The key to look at, and what to do where another phase than the update takes most.
-fn advice(config: &Config, phase: Phase) -> (&'static str, String) {
-    let model = match config.model.path {
-        Some(_) => "model.path",
-        None => "model.architecture",
-    };
-    match phase {
-        Phase::Loading | Phase::Update => (
-            model,
-            "choose a smaller model or a device with more memory; weights that are trained are read in f32 before they are stored in bf16, \
-             so that adapters (`model.finetune = \"lora\"`) take less"
-                .into(),
-        ),
-        Phase::Encoding if matches!(config.text, TextConfig::Bert(_)) => (
-            "text.micro_batch",
-            "encode fewer texts at a time (`text.micro_batch`), or take a smaller encoder (`text.path`)".into(),
-        ),
-        Phase::Encoding => (
-            model,
-            "encode the prompts on a device of the same kind with more memory, and name its `prompt-cache` in `text.cache`; or leave an \
-             encoder out where the pipeline allows it (`\"text_encoder_3\": [null, null]` in the `model_index.json` of SD3)"
-                .into(),
-        ),
-        Phase::Rollout if config.model.own_autoencoder().is_some() => (
-            "sampling.micro_batch",
-            "decode fewer images at a time (`sampling.micro_batch`), or take a smaller autoencoder (`model.autoencoder`)".into(),
-        ),
-        Phase::Rollout => (
-            "model.width",
-            "make smaller pictures or shorter videos (`model.width`, `model.height`, `model.frames`)".into(),
-        ),
-    }
-}
-
-/// The largest micro-batch below the config's that divides the images and fits.
-fn fitting_micro_batch(config: &Config, estimate: &MemoryEstimate, available: f64) -> Option<usize> {
-    let sampling = &config.sampling;
-    let per_image = estimate.activations / sampling.micro_batch.max(1) as f64;
-    let rest = estimate.at(Phase::Update) - estimate.activations;
-    let fits = |images: &usize| {
-        sampling.images_per_step().is_multiple_of(*images) && rest + per_image * *images as f64 <= available
-    };
-    (1..sampling.micro_batch).rev().find(fits)
-}
-
-/// A budget of activation checkpointing that the weights and what grows with them exceed.
-pub(crate) fn check_budget(config: &Config, estimate: &MemoryEstimate) -> Option<Diagnostic> {
-    let Policy::Budget { peak_gib } = checkpoint_policy(config) else {
-        return None;
-    };
-    let budget = peak_gib * (1u64 << 30) as f64;
-    if estimate.state() <= budget {
-        return None;
-    }
-    let message = format!(
-        "`checkpointing.peak_gib = {peak_gib}` is less than the {} of weights, gradients, moments and copies",
-        gib(estimate.state())
-    );
-    Some(
-        Diagnostic::error(BUDGET_TOO_SMALL, message)
-            .path("checkpointing.peak_gib")
-            .related(["model.finetune"])
-            .help(
-                "raise it, or train adapters with `model.finetune = \"lora\"`; recomputation saves activations, and these \
-                 are none",
-            ),
-    )
 }

@@ -96,12 +96,13 @@ fn of_model(config: &Config, model: &Trained<'_>, estimate: &MemoryEstimate) -> 
         ..
     } = model.load.stored;
     let all = model.layout.count_values(|_| true);
-    let rest = all - model.values;
+    let rest = all - model.values - model.load.low_precision.values;
     let of_trained = match config.model.finetune {
         Finetune::Lora => "adapters",
         Finetune::Full => "model",
     };
     let values = count(model.values);
+    let low_precision = of_low_precision(model.load);
     let mut rows = vec![
         MemoryRow {
             part: "model".into(),
@@ -115,21 +116,17 @@ fn of_model(config: &Config, model: &Trained<'_>, estimate: &MemoryEstimate) -> 
                     shards => format!(", those of blocks shared out over {shards} processes"),
                 }
             ),
-            bytes: estimate.weights - trained as f64 * model.values as f64,
+            bytes: estimate.weights - low_precision.bytes - trained as f64 * model.values as f64,
             when: WITH_MODEL.into(),
         },
+        low_precision,
         MemoryRow {
             part: of_trained.into(),
             what: format!("{values} values, trained, in {}", dtype(trained)),
             bytes: trained as f64 * model.values as f64,
             when: WITH_MODEL.into(),
         },
-        MemoryRow {
-            part: "a whole block".into(),
-            what: "the largest one while it computes, and on its way between processes".into(),
-            bytes: estimate.whole_block,
-            when: vec![Phase::Rollout, Phase::Update],
-        },
+        of_whole_block(estimate),
         MemoryRow {
             part: "optimizer".into(),
             what: format!(
@@ -188,6 +185,30 @@ fn of_model(config: &Config, model: &Trained<'_>, estimate: &MemoryEstimate) -> 
         rows.insert(0, read);
     }
     rows
+}
+
+/// Frozen weights in low precision, and room for the largest matrix of them.
+fn of_low_precision(load: &Load) -> MemoryRow {
+    let low = load.low_precision;
+    MemoryRow {
+        part: "model, low precision".into(),
+        what: format!(
+            "{} values, frozen, in 8 bits with a scale for each row, and the largest matrix of them widened",
+            count(low.values)
+        ),
+        bytes: low.bytes as f64 + load.stored.activation as f64 * low.largest as f64,
+        when: WITH_MODEL.into(),
+    }
+}
+
+/// A block that is whole while it computes, where processes have parts of it.
+fn of_whole_block(estimate: &MemoryEstimate) -> MemoryRow {
+    MemoryRow {
+        part: "a whole block".into(),
+        what: "the largest one while it computes, and on its way between processes".into(),
+        bytes: estimate.whole_block,
+        when: vec![Phase::Rollout, Phase::Update],
+    }
 }
 
 fn of_companions(companions: &Companions, stored: Stored, latent: &flow_core::LatentShape) -> Vec<MemoryRow> {

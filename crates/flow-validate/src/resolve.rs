@@ -4,7 +4,7 @@ use crate::check::path;
 use crate::codes::{
     BAD_PARAMETERS, CONFLICT, DUPLICATE, NOTHING_OUTSIDE_WINDOW, ORDER, REFUSED, REMOVED, UNKNOWN, UNUSABLE,
 };
-use crate::{Entry, Trainer, check, errors};
+use crate::{Entry, Trainer, check, errors, low_precision};
 use flow_accel::{AccelerationError, Accelerator, AcceleratorRegistry, Arrangement, Safety, Slot, StepScope};
 use flow_config::{AcceleratorEntry, Config, Diagnostic, Severity};
 use flow_core::{Backends, ModelSpec};
@@ -58,10 +58,13 @@ pub fn resolve(
             safety: each.accelerator.safety(base),
         };
         let idle = nothing_outside_window(config, each.slot, &entry);
+        let rule = each.accelerator.low_precision();
+        let stored = rule.map(|rule| low_precision::of_entry(config, rule, &entry.name, each.position));
         found.extend(
             check(&[entry], trainer)
                 .into_iter()
                 .chain(idle)
+                .chain(stored)
                 .map(|one| (place, one)),
         );
     }

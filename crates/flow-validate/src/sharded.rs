@@ -3,10 +3,20 @@
 use crate::checkpoint_policy;
 use crate::codes::NOT_ON_SEVERAL;
 use flow_checkpoint::Policy;
-use flow_config::{AdapterLayout, Config, Diagnostic, DistillationFacts, Finetune, Shard};
+use flow_config::{AcceleratorEntry, AdapterLayout, Config, Diagnostic, DistillationFacts, Finetune, Shard};
 
-/// The accelerator whose recordings hold the places of all weights.
-const RECORDER: &str = "graph_capture";
+/// Accelerators that weights in parts are not for, and why.
+const WITHOUT: [(&str, &str); 2] = [
+    (
+        "graph_capture",
+        "recorded calls read weights where they were, and with `distributed.shard = \"weights\"` a block has them only while it computes",
+    ),
+    (
+        "low_precision",
+        "`distributed.shard = \"weights\"` cuts frozen weights into parts and sends them as numbers, and `low_precision` stores them as codes \
+         with a scale for each row",
+    ),
+];
 
 /// Everything that forbids a config whose `ranks` processes share out the weights of blocks; nothing where they do not. `distillation` is
 /// what its algorithm asks for, if that is a distillation.
@@ -53,14 +63,12 @@ pub fn sharded_weights(
         ("exploration.accelerators", &config.exploration.accelerators),
     ];
     for (list, entries) in lists {
-        let is_recorder = |name: &str| name.replace('-', "_").eq_ignore_ascii_case(RECORDER);
-        if let Some(at) = entries.iter().position(|entry| is_recorder(&entry.name)) {
-            refuse(
-                &format!("{list}.{at}.name"),
-                "recorded calls read weights where they were, and with `distributed.shard = \"weights\"` a block has them only while it \
-                 computes",
-                "remove it, or set `distributed.shard = \"optimizer\"`",
-            );
+        for (name, why) in WITHOUT {
+            let is_it = |entry: &AcceleratorEntry| entry.name.replace('-', "_").eq_ignore_ascii_case(name);
+            if let Some(at) = entries.iter().position(is_it) {
+                let help = "remove it, or set `distributed.shard = \"optimizer\"`";
+                refuse(&format!("{list}.{at}.name"), why, help);
+            }
         }
     }
     if config.lora.export.contains(&AdapterLayout::Merged) {

@@ -2,7 +2,7 @@
 
 use crate::codes::LARGE_LEARNING_RATE;
 use crate::{Companions, Gpu, Load, MemoryEstimate};
-use crate::{Trainer, features, kernels, memory, resolve, resolve_exploration};
+use crate::{Trainer, features, kernels, low_precision, memory_check, resolve, resolve_exploration};
 use flow_accel::AcceleratorRegistry;
 use flow_config::{Catalog, Config, Diagnostic, Severity};
 use flow_core::{Backends, ModelSpec, ParamLayout};
@@ -96,6 +96,7 @@ pub fn validate(question: &Question<'_>) -> Vec<Diagnostic> {
     if let (Some(plan), Some(model)) = (plan, model) {
         let (of_run, arrangement) = resolve(config, accelerators, plan, model.spec, trainer);
         found.extend(of_run);
+        found.extend(low_precision::of_model(config, accelerators, &model));
         let exploring = arrangement.map(|run| resolve_exploration(config, accelerators, &run).0);
         found.extend(exploring.into_iter().flatten());
     }
@@ -113,12 +114,15 @@ pub fn validate(question: &Question<'_>) -> Vec<Diagnostic> {
         );
     }
     if let (true, Some(model)) = (training, model) {
-        let load = Load::of(config, catalog).on_ranks(config, ranks);
+        let rule = accelerators.low_precision(&config.acceleration.shared);
+        let load = Load::of(config, catalog)
+            .on_ranks(config, ranks)
+            .with_low_precision(rule.as_ref(), model.layout, model.spec);
         let estimate = MemoryEstimate::new(model.layout, model.spec, model.trained, &load);
         let estimate = companions.map_or(estimate, |all| estimate.with_companions(all, load.stored));
-        found.extend(memory::check_budget(config, &estimate));
+        found.extend(memory_check::check_budget(config, &estimate));
         if let Some(available) = machine.memory_bytes {
-            found.extend(memory::check(config, catalog, &estimate, available));
+            found.extend(memory_check::check(config, catalog, &estimate, available));
         }
     }
     found

@@ -412,6 +412,8 @@ fn weights_are_shared_out_below_adapters_alone_and_where_every_block_is_computed
     assert_eq!(skipped(2), ["checkpointing.policy"]);
     let recorded = changed(|config| config.acceleration.shared = vec![listed("Graph-Capture", 0.5.into())]);
     assert_eq!(recorded, ["acceleration.shared.0.name"]);
+    let narrow = changed(|config| config.acceleration.shared = vec![listed("low_precision", 0.5.into())]);
+    assert_eq!(narrow, ["acceleration.shared.0.name"]);
     let merged = changed(|config| config.lora.export.push(AdapterLayout::Merged));
     assert_eq!(merged, ["lora.export"]);
     let facts = |networks: usize| DistillationFacts {

@@ -18,7 +18,7 @@ fn linear_flops(x: &DispatchTensor, weights: &LinearWeights) -> (u64, u64) {
     let rows: usize = dims[..dims.len() - 1].iter().product();
     let product = |weight: &DispatchTensor| 2 * (rows * shape(weight).iter().product::<usize>()) as u64;
     let wanted = |tensor: &DispatchTensor| u64::from(is_tracked(tensor));
-    let main = product(&weights.weight);
+    let main = 2 * (rows * weights.channels().iter().product::<usize>()) as u64;
     let (mut forward, mut backward) = (main, main * (wanted(x) + wanted(&weights.weight)));
     if let Some((down, up, _)) = &weights.adapter {
         let (a, b) = (product(down), product(up));

@@ -280,6 +280,18 @@ impl ComputeDevice {
         Tensor::from_data(TensorData::new(values, shape), &self.device)
     }
 
+    /// A tensor of 32-bit words whose rank is erased, from host values.
+    pub fn words(&self, values: Vec<i32>) -> RawTensor {
+        let count = values.len();
+        let data = TensorData::new(values, [count]);
+        Tensor::<1, Int>::from_data(data, (&self.device, burn::tensor::DType::I32)).into_dispatch()
+    }
+
+    /// Words of zero, made where they lie.
+    pub fn zero_words(&self, count: usize) -> RawTensor {
+        Tensor::<1, Int>::zeros([count], (&self.device, burn::tensor::DType::I32)).into_dispatch()
+    }
+
     /// Zeros in f32, made where they lie.
     pub fn zeros(&self, shape: &[usize]) -> RawTensor {
         let count = shape.iter().product();

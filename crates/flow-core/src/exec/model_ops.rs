@@ -59,8 +59,10 @@ impl Exec<'_> {
     fn weights(&self, layer: &Linear) -> LinearWeights {
         let get = |handle: Handle<2>| self.params.get(handle).into_dispatch();
         let adapter = self.params.adapter(layer.weight);
+        let (weight, low_precision) = self.params.matrix(layer.weight);
         LinearWeights {
-            weight: get(layer.weight),
+            weight,
+            low_precision,
             bias: layer.bias.map(|bias| self.params.get(bias).into_dispatch()),
             adapter: adapter.map(|a| (get(a.down), get(a.up), a.scale)),
         }

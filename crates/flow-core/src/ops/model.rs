@@ -1,7 +1,8 @@
 //! The operations of a model besides attention and experts, and what they are told.
 
 use super::Stash;
-use crate::tensors::RawTensor;
+use crate::low_precision::LowPrecision;
+use crate::tensors::{RawTensor, shape};
 use burn::backend::DispatchTensor;
 use std::fmt::Debug;
 
@@ -19,8 +20,11 @@ pub enum Activation {
 /// A linear layer's weights, and its adapter if one is on.
 #[derive(Clone, Debug)]
 pub struct LinearWeights {
-    /// `[out, in]`.
+    /// `[out, in]`, or the words of a matrix in low precision.
     pub weight: DispatchTensor,
+    /// The form of a matrix in low precision. It is frozen; whoever multiplies widens it to f32 or the type of activations right before,
+    /// keeps the words alone for backward, and widens them there again.
+    pub low_precision: Option<LowPrecision>,
     /// `[out]`.
     pub bias: Option<DispatchTensor>,
     /// `A [rank, in]`, `B [out, rank]` and the scale of a low-rank adapter.
@@ -28,6 +32,17 @@ pub struct LinearWeights {
 }
 
 impl LinearWeights {
+    /// Output and input channels.
+    pub fn channels(&self) -> [usize; 2] {
+        match self.low_precision {
+            Some(of) => [of.rows, of.columns],
+            None => {
+                let shape = shape(&self.weight);
+                [shape[0], shape[1]]
+            }
+        }
+    }
+
     /// Weight, bias, and `A` and `B` of the adapter, as far as they are there: the order of an operation's inputs.
     pub fn tensors(&self) -> impl Iterator<Item = &DispatchTensor> {
         let adapter = self.adapter.iter().flat_map(|(down, up, _)| [down, up]);

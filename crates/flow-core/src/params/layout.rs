@@ -2,7 +2,7 @@
 
 use super::Init;
 use crate::CoreError;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// A typed reference to one weight of rank `D`. Only a [`LayoutBuilder`] makes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -74,6 +74,7 @@ pub struct ParamLayout {
     specs: Vec<ParamSpec>,
     by_name: HashMap<String, u32>,
     adapters: BTreeMap<u32, Adapter>,
+    matrices: BTreeSet<u32>,
 }
 
 impl ParamLayout {
@@ -119,6 +120,12 @@ impl ParamLayout {
                 nearest: flow_registry::nearest(name, names).map(str::to_owned),
             }
         })
+    }
+
+    /// Whether the weight at `index` is the matrix of a linear layer, which a model reads in products only
+    /// ([`LayoutBuilder::matrix`]).
+    pub fn is_matrix(&self, index: usize) -> bool {
+        u32::try_from(index).is_ok_and(|index| self.matrices.contains(&index))
     }
 
     /// The adapter of a linear weight.
@@ -220,6 +227,17 @@ impl<'a> LayoutBuilder<'a> {
     /// If the name is taken: a bug of the model.
     pub fn param<const D: usize>(&mut self, name: &str, shape: [usize; D], init: Init) -> Handle<D> {
         self.declare(name, shape, init, ParamKind::Base)
+    }
+
+    /// Declares the matrix of a linear layer, `[out, in]`. A model reads it through [`Exec::linear`](crate::Exec::linear) and its
+    /// like only, so it may be stored in another form than a tensor of numbers.
+    ///
+    /// # Panics
+    /// As [`param`](Self::param).
+    pub fn matrix(&mut self, name: &str, shape: [usize; 2], init: Init) -> Handle<2> {
+        let handle = self.param(name, shape, init);
+        self.layout.matrices.insert(handle.0);
+        handle
     }
 
     /// Declares a constant that files may hold.

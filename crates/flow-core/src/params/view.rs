@@ -2,6 +2,7 @@
 
 use super::{Adapter, BlockWeights, Handle, ParamLayout, Weights, WeightsVersion};
 use crate::autograd::{self, Gradients};
+use crate::low_precision::LowPrecision;
 use crate::tensors::{RawTensor, buffer, leaf};
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
@@ -17,6 +18,7 @@ pub struct ParamView {
     blocks: Option<Arc<dyn BlockWeights>>,
     // The whole ones of the block that this view is of.
     gathered: Option<Arc<BTreeMap<usize, RawTensor>>>,
+    low_precision: Arc<[Option<LowPrecision>]>,
     trained: Option<Arc<[bool]>>,
     // Leaves are made when a model first asks for them, so a replay of one block makes that block's only.
     leaves: Arc<Mutex<BTreeMap<u32, DispatchTensor>>>,
@@ -41,6 +43,7 @@ impl ParamView {
             values: weights.shared(),
             blocks: weights.blocks().cloned(),
             gathered: None,
+            low_precision: weights.forms().clone(),
             trained: None,
             leaves: Arc::default(),
             read: None,
@@ -158,8 +161,31 @@ impl ParamView {
     }
 
     /// The weight behind `handle`.
+    ///
+    /// # Panics
+    /// If it is stored in low precision: only the [matrices](super::LayoutBuilder::matrix) of linear layers are, which products
+    /// read.
     pub fn get<const D: usize>(&self, handle: Handle<D>) -> Tensor<D> {
+        assert!(
+            self.low_precision(handle.index()).is_none(),
+            "weight `{}` is stored in low precision and read outside of a product",
+            self.layout.specs()[handle.index()].name
+        );
         Tensor::from_dispatch(self.dispatch(handle.0))
+    }
+
+    /// The matrix of a linear layer as it is stored: numbers, or if it is in low precision its words and their form.
+    pub fn matrix(&self, handle: Handle<2>) -> (DispatchTensor, Option<LowPrecision>) {
+        (self.dispatch(handle.0), self.low_precision(handle.index()))
+    }
+
+    /// Number of weights in low precision.
+    pub fn count_low_precision(&self) -> usize {
+        self.low_precision.iter().flatten().count()
+    }
+
+    fn low_precision(&self, index: usize) -> Option<LowPrecision> {
+        self.low_precision.get(index).copied().flatten()
     }
 
     /// The adapter of `weight`, if it has one and adapters are on.

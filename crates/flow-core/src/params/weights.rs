@@ -1,25 +1,26 @@
 //! The values of a layout's weights.
 
+mod storage;
+
 use super::{BlockWeights, ParamKind, ParamLayout, ParamSpec, WeightStorage, WeightsUpdate};
 use crate::device::{ComputeDevice, cpu};
 use crate::error::CoreError;
+use crate::low_precision::LowPrecision;
 use crate::ops::Kernels;
 use crate::rng::Purpose;
 use crate::split_f32::{self, SplitF32};
 use crate::tensors::{RawTensor, cast};
 use burn::backend::TensorMetadata;
-use burn::tensor::{DType, FloatDType};
+use burn::tensor::FloatDType;
 use rayon::prelude::*;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-/// Bytes of values that are replaced by others before the device gives back what they took.
-const REPLACED_BYTES: usize = 1 << 30;
-
 /// One value per weight of a layout. Cloning shares the values; a changed value is a new one.
 ///
 /// On a device that computes in 16 bits, models see copies in that type; they are made when first asked for after a change.
-/// The values themselves stay f32, unless [`store`](Self::store) says otherwise.
+/// The values themselves stay f32, unless [`store`](Self::store) says otherwise. Frozen matrices may be stored in low precision
+/// ([`low_precision`](Self::low_precision)): there is no other form of them, and products widen them.
 #[derive(Clone, Debug)]
 pub struct Weights {
     layout: Arc<ParamLayout>,
@@ -31,6 +32,18 @@ pub struct Weights {
     stored: Option<Stored>,
     /// Those that other processes have parts of. In their place `values` has one zero each.
     blocks: Option<Arc<dyn BlockWeights>>,
+    /// By place in the layout; shorter where none is in low precision.
+    low_precision: Arc<[Option<LowPrecision>]>,
+}
+
+/// The form of a value that is made.
+#[derive(Clone, Copy, Debug)]
+enum Form {
+    F32,
+    Narrow(FloatDType),
+    LowPrecision(LowPrecision),
+    /// One zero in the type that models compute with: the value itself is in parts.
+    Elsewhere,
 }
 
 /// Which weights are trained, and how these are stored.
@@ -43,17 +56,18 @@ struct Stored {
 impl Weights {
     /// Initial values drawn from `seed`.
     pub fn init(layout: Arc<ParamLayout>, seed: u64, device: &ComputeDevice) -> Self {
-        Self::drawn(layout, (seed, device), |_| true, |_| None, |_| false)
+        Self::drawn(layout, (seed, device), |_| true, |_| Form::F32)
     }
 
     /// Adapters drawn from `seed` as [`init`](Self::init) draws them, and zeros for what a file is about to give.
     pub fn init_adapters(layout: Arc<ParamLayout>, seed: u64, device: &ComputeDevice) -> Self {
         let is_adapter = |spec: &ParamSpec| spec.kind == ParamKind::Adapter;
-        Self::drawn(layout, (seed, device), is_adapter, |_| None, |_| false)
+        Self::drawn(layout, (seed, device), is_adapter, |_| Form::F32)
     }
 
     /// As [`init_adapters`](Self::init_adapters), where only some are `trained` (one flag each): what the file gives for the others is
-    /// [frozen](Self::freeze) as it comes, so that a device never holds them in f32.
+    /// [frozen](Self::freeze) as it comes, so that a device never holds them in f32, and those that `low_precision` has a form for (by
+    /// place; it may be shorter than the layout) never in 16 bits.
     ///
     /// # Panics
     /// If `trained` has another length than the layout.
@@ -62,12 +76,13 @@ impl Weights {
         seed: u64,
         device: &ComputeDevice,
         trained: &[bool],
+        low_precision: Arc<[Option<LowPrecision>]>,
     ) -> Self {
-        Self::on_frozen(layout, (seed, device), trained, None)
+        Self::on_frozen(layout, (seed, device), trained, low_precision, None)
     }
 
-    /// As [`init_adapters_on_frozen`](Self::init_adapters_on_frozen), of which `blocks` has some in parts: of what the file gives for these,
-    /// only this process's part goes to the device.
+    /// As [`init_adapters_on_frozen`](Self::init_adapters_on_frozen), none in low precision, of which `blocks` has some in parts: of
+    /// what the file gives for these, only this process's part goes to the device.
     ///
     /// # Panics
     /// If `trained` has another length than the layout, or a weight in parts is trained.
@@ -78,13 +93,14 @@ impl Weights {
         trained: &[bool],
         blocks: Arc<dyn BlockWeights>,
     ) -> Self {
-        Self::on_frozen(layout, (seed, device), trained, Some(blocks))
+        Self::on_frozen(layout, (seed, device), trained, Arc::from([]), Some(blocks))
     }
 
     fn on_frozen(
         layout: Arc<ParamLayout>,
         place: (u64, &ComputeDevice),
         trained: &[bool],
+        low_precision: Arc<[Option<LowPrecision>]>,
         blocks: Option<Arc<dyn BlockWeights>>,
     ) -> Self {
         assert_eq!(trained.len(), layout.len(), "one flag per weight");
@@ -96,8 +112,14 @@ impl Weights {
             "what processes have parts of is frozen"
         );
         let is_adapter = |spec: &ParamSpec| spec.kind == ParamKind::Adapter;
-        let frozen = |index: usize| device.compute_dtype().filter(|_| !trained[index]);
-        let mut weights = Self::drawn(layout, place, is_adapter, frozen, is_in_parts);
+        let form = |index: usize| match (form_of(&low_precision, index), device.compute_dtype()) {
+            _ if is_in_parts(index) => Form::Elsewhere,
+            (Some(of), _) => Form::LowPrecision(of),
+            (None, Some(dtype)) if !trained[index] => Form::Narrow(dtype),
+            _ => Form::F32,
+        };
+        let mut weights = Self::drawn(layout, place, is_adapter, form);
+        weights.low_precision = low_precision;
         weights.blocks = blocks;
         if device.compute_dtype().is_some() {
             weights.stored = Some(Stored {
@@ -111,7 +133,7 @@ impl Weights {
 
     /// All zero: for values that a file is about to give.
     pub fn zeros(layout: Arc<ParamLayout>, device: &ComputeDevice) -> Self {
-        Self::drawn(layout, (0, device), |_| false, |_| None, |_| false)
+        Self::drawn(layout, (0, device), |_| false, |_| Form::F32)
     }
 
     /// Weights of what `value` gives for each weight of the layout, asked for one after another: so files of many gigabytes are never on
@@ -125,10 +147,25 @@ impl Weights {
         device: &ComputeDevice,
         value: impl Fn(usize, &ParamSpec) -> Result<RawTensor, E>,
     ) -> Result<Self, E> {
+        Self::from_stored(layout, device, Arc::from([]), value)
+    }
+
+    /// As [`from_values`](Self::from_values), where `value` gives those that `low_precision` has a form for in that form: what
+    /// [`stored`](Self::stored) gives of other weights.
+    ///
+    /// # Errors
+    /// As [`from_values`](Self::from_values).
+    pub fn from_stored<E: From<CoreError>>(
+        layout: Arc<ParamLayout>,
+        device: &ComputeDevice,
+        low_precision: Arc<[Option<LowPrecision>]>,
+        value: impl Fn(usize, &ParamSpec) -> Result<RawTensor, E>,
+    ) -> Result<Self, E> {
         let checked = |(index, spec): (usize, &ParamSpec)| {
             let given = value(index, spec)?;
             let found = given.shape().to_vec();
-            if found != spec.shape {
+            let in_form = form_of(&low_precision, index).map(|of| of.is_stored_in(&given));
+            if !in_form.unwrap_or(found == spec.shape) {
                 return Err(E::from(CoreError::Shape {
                     name: spec.name.clone(),
                     expected: spec.shape.clone(),
@@ -139,17 +176,19 @@ impl Weights {
         };
         let specs = layout.specs().iter().enumerate();
         let values = specs.map(checked).collect::<Result<_, E>>()?;
-        Ok(Self::new(layout.clone(), values, device))
+        Ok(Self {
+            low_precision: low_precision.clone(),
+            ..Self::new(layout.clone(), values, device)
+        })
     }
 
-    /// Initial values, drawn from a seed, of those that are `wanted`, and zeros for the others: one zero for those that are `elsewhere`. In
-    /// f32, or the type that `dtype` has for the place of a weight.
+    /// Initial values, drawn from a seed, of those that are `wanted`, and zeros for the others; in the form that `form` has for the
+    /// place of a weight.
     fn drawn(
         layout: Arc<ParamLayout>,
         (seed, device): (u64, &ComputeDevice),
         wanted: fn(&ParamSpec) -> bool,
-        dtype: impl Fn(usize) -> Option<FloatDType> + Sync,
-        elsewhere: impl Fn(usize) -> bool + Sync,
+        form: impl Fn(usize) -> Form + Sync,
     ) -> Self {
         let draw = |spec: &ParamSpec| {
             if !wanted(spec) {
@@ -164,15 +203,7 @@ impl Weights {
         };
         // Some at a time, so that the host never holds them all.
         let several = 2 * rayon::current_num_threads();
-        let (dtype, elsewhere) = (&dtype, &elsewhere);
-        let zeros = |index: usize, spec: &ParamSpec| {
-            let shape: &[usize] = if elsewhere(index) { &[1] } else { &spec.shape };
-            match dtype(index) {
-                None => device.zeros(shape),
-                Some(dtype) => device.zeros_in(shape, dtype),
-            }
-        };
-        let zeros = &zeros;
+        let form = &form;
         let values = layout
             .specs()
             .chunks(several)
@@ -180,10 +211,19 @@ impl Weights {
             .flat_map(|(chunk, specs)| {
                 let drawn: Vec<Option<Vec<f32>>> = specs.par_iter().map(draw).collect();
                 let drawn = (chunk * several..).zip(drawn.into_iter().zip(specs));
-                drawn.map(move |(index, (values, spec))| match (values, dtype(index)) {
-                    (Some(values), None) => device.plain(values, &spec.shape),
-                    (Some(values), Some(dtype)) => cast(&device.plain(values, &spec.shape), dtype),
-                    (None, _) => zeros(index, spec),
+                drawn.map(move |(index, (values, spec))| match (values, form(index)) {
+                    (Some(values), Form::F32) => device.plain(values, &spec.shape),
+                    (Some(values), Form::Narrow(dtype)) => cast(&device.plain(values, &spec.shape), dtype),
+                    (Some(values), Form::LowPrecision(of)) => {
+                        device.words(of.quantise(&values).expect("drawn values are finite"))
+                    }
+                    (None, Form::F32) => device.zeros(&spec.shape),
+                    (None, Form::Narrow(dtype)) => device.zeros_in(&spec.shape, dtype),
+                    (None, Form::LowPrecision(of)) => device.zero_words(of.words()),
+                    (_, Form::Elsewhere) => match device.compute_dtype() {
+                        Some(dtype) => device.zeros_in(&[1], dtype),
+                        None => device.zeros(&[1]),
+                    },
                 })
             });
         let values = device.with_persistent_allocation(|| values.collect());
@@ -199,12 +239,65 @@ impl Weights {
             copies: OnceLock::new(),
             stored: None,
             blocks: None,
+            low_precision: Arc::from([]),
         }
     }
 
     /// The weights of blocks that other processes have parts of, if there are some.
     pub fn blocks(&self) -> Option<&Arc<dyn BlockWeights>> {
         self.blocks.as_ref()
+    }
+
+    /// The form of the weight at `index` if it is stored in low precision.
+    pub fn low_precision(&self, index: usize) -> Option<LowPrecision> {
+        form_of(&self.low_precision, index)
+    }
+
+    /// The forms of all weights, by place; shorter than the layout where none is in low precision.
+    pub fn forms(&self) -> &Arc<[Option<LowPrecision>]> {
+        &self.low_precision
+    }
+
+    /// Stores the weights that `low_precision` has a form for in that form, and keeps those in it that are replaced later. They
+    /// must not be trained.
+    ///
+    /// # Errors
+    /// [`CoreError::NotFinite`] if a value has no code. Weights before it are stored then.
+    ///
+    /// # Panics
+    /// If processes have parts of one of them.
+    pub fn store_in_low_precision(
+        &mut self,
+        low_precision: Arc<[Option<LowPrecision>]>,
+    ) -> Result<(), CoreError> {
+        for index in 0..self.layout.len() {
+            let Some(of) = form_of(&low_precision, index) else {
+                continue;
+            };
+            if self.low_precision(index) != Some(of) {
+                let value = self.in_low_precision(index, of, &self.host(index))?;
+                self.replace(index, value);
+            }
+        }
+        self.low_precision = low_precision;
+        // What was replaced.
+        self.device.release_unused();
+        Ok(())
+    }
+
+    /// The values of the weight at `index` in a form of low precision, in memory that lasts.
+    fn in_low_precision(
+        &self,
+        index: usize,
+        of: LowPrecision,
+        values: &[f32],
+    ) -> Result<RawTensor, CoreError> {
+        let words = of.quantise(values).map_err(|_| CoreError::NotFinite {
+            name: self.layout.specs()[index].name.clone(),
+            format: of.format,
+        })?;
+        let device = &self.device;
+        Ok(device.with_persistent_allocation(|| device.words(words)))
     }
 
     /// The layout.
@@ -238,19 +331,33 @@ impl Weights {
         let Some(dtype) = self.device.compute_dtype() else {
             return self.values.clone();
         };
-        if self.values.iter().all(|value| value.dtype() == dtype.into()) {
+        let is_computed_with = |(index, value): (usize, &RawTensor)| {
+            self.low_precision(index).is_some() || value.dtype() == dtype.into()
+        };
+        if self.values.iter().enumerate().all(is_computed_with) {
             return self.values.clone();
         }
-        let cast_all = || self.values.iter().map(|value| cast(value, dtype)).collect();
+        let copy = |(index, value): (usize, &RawTensor)| match self.low_precision(index) {
+            Some(_) => value.clone(),
+            None => cast(value, dtype),
+        };
+        let cast_all = || self.values.iter().enumerate().map(copy).collect();
         let copies = || Arc::new(self.device.with_persistent_allocation(cast_all));
         self.copies.get_or_init(copies).clone()
     }
 
-    /// Replaces the value at `index`; of one that processes have parts of, each keeps its own.
+    /// Replaces the value at `index`. What is in low precision takes a value in its form, too; of what processes have parts of, each keeps
+    /// its own.
     ///
     /// # Errors
-    /// [`CoreError::Shape`] if its shape is not the declared one.
+    /// [`CoreError::Shape`] if its shape is not the declared one; [`CoreError::NotFinite`] if what is in low precision has no code for
+    /// a value.
     pub fn set(&mut self, index: usize, value: RawTensor) -> Result<(), CoreError> {
+        let form = self.low_precision(index);
+        if form.is_some_and(|of| of.is_stored_in(&value)) {
+            self.replace(index, value);
+            return Ok(());
+        }
         let spec = &self.layout.specs()[index];
         let found = value.shape().to_vec();
         if found != spec.shape {
@@ -263,6 +370,10 @@ impl Weights {
         if self.is_in_parts(index) {
             return self.set_host(index, cpu::to_host(&value));
         }
+        let value = match form {
+            Some(of) => self.in_low_precision(index, of, &cpu::to_host(&value))?,
+            None => value,
+        };
         self.replace(index, value);
         Ok(())
     }
@@ -302,14 +413,15 @@ impl Weights {
     /// The type that the weight at `index` is kept in, if that is not f32: what is not trained is frozen as it comes.
     fn frozen_dtype(&self, index: usize) -> Option<FloatDType> {
         let stored = self.stored.as_ref()?;
-        self.device.compute_dtype().filter(|_| !stored.trained[index])
+        let is_frozen = !stored.trained[index] && self.low_precision(index).is_none();
+        self.device.compute_dtype().filter(|_| is_frozen)
     }
 
     /// Replaces the value at `index` by bf16 values as files have them, row-major and little-endian, in memory that lasts. What is
     /// frozen in bf16 takes them without a copy in f32.
     ///
     /// # Errors
-    /// [`CoreError::Shape`] if there are not as many as the declared shape has.
+    /// As [`set_host`](Self::set_host).
     pub fn set_host_bf16(&mut self, index: usize, bytes: &[u8]) -> Result<(), CoreError> {
         let spec = &self.layout.specs()[index];
         let whole = bytes.len() == 2 * spec.shape.iter().product::<usize>();
@@ -329,7 +441,8 @@ impl Weights {
     /// Replaces the value at `index` by host values, row-major, in memory that lasts.
     ///
     /// # Errors
-    /// [`CoreError::Shape`] if there are not as many as the declared shape has.
+    /// [`CoreError::Shape`] if there are not as many as the declared shape has; [`CoreError::NotFinite`] if what is in low precision has
+    /// no code for a value.
     pub fn set_host(&mut self, index: usize, values: Vec<f32>) -> Result<(), CoreError> {
         let spec = &self.layout.specs()[index];
         if values.len() != spec.shape.iter().product::<usize>() {
@@ -338,6 +451,11 @@ impl Weights {
                 expected: spec.shape.clone(),
                 found: vec![values.len()],
             });
+        }
+        if let Some(of) = self.low_precision(index) {
+            let value = self.in_low_precision(index, of, &values)?;
+            self.replace(index, value);
+            return Ok(());
         }
         let (part, shape) = self.here(index);
         if part.is_empty() {
@@ -396,110 +514,6 @@ impl Weights {
         )
     }
 
-    /// Keeps weights that are not `trained` (one flag each) in the type that models compute with, and in no other: what
-    /// models see stays the same.
-    ///
-    /// # Panics
-    /// If `trained` has another length than the layout.
-    pub fn freeze(&mut self, trained: &[bool]) {
-        assert_eq!(trained.len(), self.layout.len(), "one flag per weight");
-        let Some(dtype) = self.device.compute_dtype() else {
-            return;
-        };
-        self.stored = Some(Stored {
-            trained: trained.into(),
-            storage: WeightStorage::Whole,
-        });
-        // Of what was in halves the lower one goes.
-        self.convert(|index, value| (!trained[index]).then(|| (cast(value, dtype), None)));
-    }
-
-    /// [`Freezes`](Self::freeze) weights that are not `trained`, and stores the others as `storage` says, on a device where models
-    /// compute in bf16; elsewhere all stay f32. What models see of a trained weight is the nearest bf16 either way; of two
-    /// equally near ones [`SplitF32`](WeightStorage::SplitF32) take the one farther from zero, the others the even one.
-    ///
-    /// # Panics
-    /// As [`freeze`](Self::freeze).
-    pub fn store(&mut self, trained: &[bool], storage: WeightStorage, kernels: &dyn Kernels) {
-        if self
-            .stored
-            .as_ref()
-            .is_some_and(|before| before.storage != storage)
-        {
-            *self = self.whole(kernels);
-        }
-        self.freeze(trained);
-        if self.device.compute_dtype() != Some(FloatDType::BF16) {
-            return;
-        }
-        if let Some(stored) = &mut self.stored {
-            stored.storage = storage;
-        }
-        self.convert(|index, value| match storage {
-            _ if !trained[index] || value.dtype() != DType::F32 => None,
-            WeightStorage::Whole => None,
-            WeightStorage::SplitF32 => {
-                let SplitF32 { upper, lower } = kernels.ops().weights.split(value);
-                Some((upper, Some(lower)))
-            }
-            WeightStorage::Narrow => Some((cast(value, FloatDType::BF16), None)),
-        });
-    }
-
-    /// Stores values that were replaced since [`store`](Self::store) as it said.
-    pub fn settle(&mut self, kernels: &dyn Kernels) {
-        if let Some(Stored { trained, storage }) = self.stored.clone() {
-            self.store(&trained, storage, kernels);
-        }
-    }
-
-    /// The same values, those that are trained in f32, in one piece.
-    #[must_use]
-    pub fn whole(&self, kernels: &dyn Kernels) -> Self {
-        let mut whole = self.clone();
-        if let Some(stored) = &mut whole.stored {
-            stored.storage = WeightStorage::Whole;
-            let trained = stored.trained.clone();
-            let joined = |index: usize, value: &RawTensor| {
-                let narrow = trained[index] && value.dtype() != DType::F32;
-                narrow.then(|| {
-                    let value = self.values(&[index], kernels).remove(0);
-                    (cast(&value, FloatDType::F32), None)
-                })
-            };
-            whole.convert(joined);
-        }
-        whole
-    }
-
-    /// Replaces values, with their lower halves, by what `into` makes of them, in memory that lasts.
-    fn convert(&mut self, into: impl Fn(usize, &RawTensor) -> Option<(RawTensor, Option<RawTensor>)> + Sync) {
-        let device = self.device.clone();
-        self.copies = OnceLock::new();
-        let (values, lowers) = (Arc::make_mut(&mut self.values), Arc::make_mut(&mut self.lowers));
-        let mut next = 0;
-        while next < values.len() {
-            next = device.with_persistent_allocation(|| {
-                let mut replaced = 0;
-                let all = values.iter_mut().zip(lowers.iter_mut()).enumerate();
-                for (index, (value, lower)) in all.skip(next) {
-                    if let Some(converted) = into(index, value) {
-                        if converted.0.dtype() != value.dtype() {
-                            replaced += value.shape().num_elements() * value.dtype().size();
-                        }
-                        (*value, *lower) = converted;
-                    }
-                    if replaced >= REPLACED_BYTES {
-                        return index + 1;
-                    }
-                }
-                usize::MAX
-            });
-            // What was replaced, before more is made: else a device holds both of all weights.
-            device.release_unused();
-        }
-    }
-
     /// The values at `index` on the host, row-major.
     ///
     /// # Panics
@@ -510,6 +524,9 @@ impl Weights {
             "the weight `{}` is shared out over processes, none of which has all of it",
             self.layout.specs()[index].name
         );
+        if let Some(of) = self.low_precision(index) {
+            return of.host(&self.values[index]);
+        }
         match &self.lowers[index] {
             Some(lower) => {
                 let (uppers, lowers) = (split_f32::bits(&self.values[index]), split_f32::bits(lower));
@@ -521,4 +538,9 @@ impl Weights {
             None => cpu::to_host(&self.values[index]),
         }
     }
+}
+
+/// The form of the weight at `index` if it is in low precision.
+fn form_of(forms: &[Option<LowPrecision>], index: usize) -> Option<LowPrecision> {
+    forms.get(index).copied().flatten()
 }

@@ -6,6 +6,7 @@ mod elementwise;
 mod experts;
 mod feature_cache;
 mod latents;
+mod low_precision;
 mod normals;
 mod norms;
 mod pictures;
@@ -22,13 +23,14 @@ use cubecl::prelude::*;
 pub type Group = (&'static str, fn(&mut Checker<'_>));
 
 /// All groups.
-pub const GROUPS: [Group; 9] = [
+pub const GROUPS: [Group; 10] = [
     ("norms", norms::check),
     ("elementwise", elementwise::check),
     ("latents", latents::check),
     ("normals", normals::check),
     ("updates", updates::check),
     ("storage", storage::check),
+    ("low_precision", low_precision::check),
     ("experts", experts::check),
     ("feature_cache", feature_cache::check),
     ("pictures", pictures::check),

@@ -7,10 +7,28 @@ use burn::backend::DispatchTensor;
 use flow_core::cpu::{CpuTensor, from_vec};
 use flow_core::ops::{LinearWeights, Stash};
 use flow_core::tensors::is_tracked;
-use flow_core::{Activation, RawTensor, autograd};
+use flow_core::{Activation, LowPrecision, RawTensor, autograd};
 use std::sync::Arc;
 
-/// Values of a layer's weights.
+/// A layer's weights as they are stored: what backward keeps.
+#[derive(Clone, Debug)]
+pub(crate) struct StoredValues {
+    weight: StoredMatrix,
+    bias: Option<CpuTensor>,
+    adapter: Option<Adapter>,
+    inputs: usize,
+    outputs: usize,
+    precision: Precision,
+}
+
+/// A matrix `[out, in]` as it is stored.
+#[derive(Clone, Debug)]
+enum StoredMatrix {
+    Numbers(CpuTensor),
+    LowPrecision(LowPrecision, RawTensor),
+}
+
+/// Values of a layer's weights, the matrix widened: for one pass, forward or backward.
 #[derive(Clone, Debug)]
 pub(crate) struct Values {
     /// `[out, in]`.
@@ -50,7 +68,8 @@ pub(crate) fn linear(
     let keep_x = has_trained_matrix(weights);
     autograd::apply("linear", &inputs, |plain, tracked| {
         let x = CpuTensor::read(&plain[0]);
-        let values = Values::read(&plain[1..], weights, precision);
+        let stored = StoredValues::read(&plain[1..], weights, precision);
+        let values = stored.widened();
         let shape = [&x.shape()[..x.shape().len() - 1], &[values.outputs]].concat();
         let keep_sum = activation != Activation::None && (tracked || stash.keeps("linear"));
         let mut activated = None;
@@ -74,7 +93,7 @@ pub(crate) fn linear(
         let x_shape = x.shape().to_vec();
         let x = keep_x.then_some(x);
         let backward: autograd::Backward = Arc::new(move |incoming| {
-            values.backward(
+            stored.widened().backward(
                 x.as_ref(),
                 &x_shape,
                 sum.as_ref(),
@@ -106,11 +125,32 @@ pub(crate) fn activated_again(sum: &RawTensor, activation: Activation) -> RawTen
     from_vec(output, sum.shape())
 }
 
-impl Values {
+impl StoredMatrix {
+    /// The numbers, in memory of their own if the matrix is in low precision.
+    fn widened(&self) -> CpuTensor {
+        match self {
+            Self::Numbers(numbers) => numbers.clone(),
+            Self::LowPrecision(of, words) => {
+                CpuTensor::read(&from_vec(of.host(words), &[of.rows, of.columns]))
+            }
+        }
+    }
+}
+
+impl StoredValues {
     /// `plain` holds the values of [`LinearWeights::tensors`].
     pub(crate) fn read(plain: &[RawTensor], weights: &LinearWeights, precision: Precision) -> Self {
-        let weight = CpuTensor::read(&plain[0]);
-        let (outputs, inputs) = weight.rows_and_columns();
+        let (weight, (outputs, inputs)) = match weights.low_precision {
+            Some(of) => (
+                StoredMatrix::LowPrecision(of, plain[0].clone()),
+                (of.rows, of.columns),
+            ),
+            None => {
+                let numbers = CpuTensor::read(&plain[0]);
+                let shape = numbers.rows_and_columns();
+                (StoredMatrix::Numbers(numbers), shape)
+            }
+        };
         let bias = weights.bias.as_ref().map(|_| CpuTensor::read(&plain[1]));
         let adapter = weights.adapter.as_ref().map(|(_, _, scale)| {
             let [down, up] = [plain.len() - 2, plain.len() - 1].map(|at| CpuTensor::read(&plain[at]));
@@ -133,6 +173,20 @@ impl Values {
         }
     }
 
+    /// The values to compute with.
+    pub(crate) fn widened(&self) -> Values {
+        Values {
+            weight: self.weight.widened(),
+            bias: self.bias.clone(),
+            adapter: self.adapter.clone(),
+            inputs: self.inputs,
+            outputs: self.outputs,
+            precision: self.precision,
+        }
+    }
+}
+
+impl Values {
     /// Length of a row of the result.
     pub(crate) fn outputs(&self) -> usize {
         self.outputs

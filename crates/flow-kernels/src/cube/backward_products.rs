@@ -48,6 +48,7 @@ mod tests {
             let plain = |shape: [usize; 2]| device.plain(vec![0.5; shape[0] * shape[1]], &shape);
             let tracked = |shape| leaf(&plain(shape));
             let weights = LinearWeights {
+                low_precision: None,
                 weight: if rank == 0 {
                     tracked([8, 10])
                 } else {

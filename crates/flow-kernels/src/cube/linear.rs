@@ -2,6 +2,7 @@
 
 use super::adapter::{Adapter, Factors, factors};
 use super::elementwise::{Gated, activated, activation_gradient, function};
+use super::low_precision::StoredMatrix;
 use super::operand::Operand;
 use super::products::{Products, matrix};
 use crate::cpu::linear::has_trained_matrix;
@@ -18,11 +19,10 @@ use std::sync::Arc;
 /// The name under which results pass through the stash.
 pub(super) const LINEAR: &str = "linear";
 
-/// A layer's weights in the type that products take.
+/// A layer's weights in the type that products take, but for a matrix in low precision, which each product widens.
 #[derive(Debug)]
 pub(super) struct Layer {
-    /// `[out, in]`.
-    weight: Operand,
+    weight: StoredMatrix,
     /// `[out]`.
     bias: Option<Operand>,
     adapter: Option<Adapter>,
@@ -149,7 +149,7 @@ impl Layer {
         element: Element,
         products: &Arc<Products>,
     ) -> Self {
-        let weight = Operand::read_as(&plain[0], element);
+        let weight = StoredMatrix::read(&plain[0], weights.low_precision, element);
         let (outputs, _) = weight.rows_and_columns();
         let bias = weights
             .bias
@@ -265,7 +265,8 @@ impl Layer {
         let low_rank = adapter.map(|adapter| [adapter.reduced(x, &self.products), adapter.up.clone()]);
         let bias = self.bias.as_ref().map(|bias| bias.buffer().handle);
         let other = other.map(matrix);
-        let (a, b, d) = (matrix(x), matrix(&self.weight), matrix(output));
+        let weight = self.weight.widened();
+        let (a, b, d) = (matrix(x), matrix(&weight), matrix(output));
         let operands = Operands {
             low_rank: low_rank.as_ref().map(|[t, u]| [t, u]),
             bias: bias.as_ref(),
@@ -302,7 +303,8 @@ impl Layer {
         let low_rank = reduced.zip(self.adapter.as_ref());
         let low_rank = low_rank.map(|(reduced, adapter)| [matrix(reduced), matrix(&adapter.down)]);
         let other = other.map(matrix);
-        let (a, b, d) = (matrix(gradient), matrix(&self.weight), matrix(&output));
+        let weight = self.weight.widened();
+        let (a, b, d) = (matrix(gradient), matrix(&weight), matrix(&output));
         let operands = Operands {
             low_rank: low_rank.as_ref().map(|[t, u]| [t, u]),
             other: other.as_ref(),

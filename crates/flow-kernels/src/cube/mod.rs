@@ -9,6 +9,7 @@ mod feature_cache;
 mod fused;
 mod latents;
 mod linear;
+mod low_precision;
 mod norm;
 mod operand;
 mod optimizer;

@@ -135,6 +135,14 @@ impl Operand {
         }
     }
 
+    /// Room on the device of `like`, whatever type that has, its values unspecified.
+    pub fn empty_beside(like: &CubeTensor, shape: &[usize], element: Element) -> Self {
+        Self {
+            tensor: cube::empty_like(like, shape, dtype(element)),
+            element,
+        }
+    }
+
     /// Room for 32-bit integers on the same device.
     pub fn empty_indices(&self, shape: &[usize]) -> CubeTensor {
         cube::empty_like(&self.tensor, shape, DType::I32)

@@ -181,6 +181,7 @@ fn a_gradient_of_a_matrix_in_bf16_is_the_f32_one_rounded_and_others_stay_f32() {
 
 fn biased(weights: &[DispatchTensor]) -> LinearWeights {
     LinearWeights {
+        low_precision: None,
         weight: weights[0].clone(),
         bias: Some(weights[1].clone()),
         adapter: None,

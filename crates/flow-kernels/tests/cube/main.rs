@@ -9,6 +9,7 @@ mod cache_drivers;
 mod experts;
 mod feature_cache;
 mod fused;
+mod low_precision;
 mod model;
 mod operations;
 mod optimizer;

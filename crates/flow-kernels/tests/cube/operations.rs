@@ -36,6 +36,7 @@ fn linear_layers_with_bias_adapter_and_activation() {
     let frozen: [Input<'_>; 2] = [(&[7, 20], true), (&[30, 20], false)];
     compare("linear without bias, frozen", 30, &frozen, &|side, inputs| {
         let weights = LinearWeights {
+            low_precision: None,
             weight: inputs[1].clone(),
             bias: None,
             adapter: None,

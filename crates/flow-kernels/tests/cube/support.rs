@@ -120,6 +120,7 @@ pub fn compare(name: &str, terms: usize, of: &[Input<'_>], operation: Operation<
 pub fn layer(inputs: &[DispatchTensor], first: usize) -> LinearWeights {
     let at = |number: usize| inputs[first + number].clone();
     LinearWeights {
+        low_precision: None,
         weight: at(0),
         bias: Some(at(1)),
         adapter: Some((at(2), at(3), 0.5)),

@@ -60,7 +60,7 @@ impl<'a> Parts<'a> {
 
     fn any_linear(&mut self, name: impl Display, shape: [usize; 2], init: Init, has_bias: bool) -> Linear {
         let mut part = self.builder.under(name);
-        let weight = part.param("weight", shape, init);
+        let weight = part.matrix("weight", shape, init);
         let bias = has_bias.then(|| part.param("bias", [shape[0]], Init::Zeros));
         let linear = Linear { weight, bias };
         self.linears.push(linear);

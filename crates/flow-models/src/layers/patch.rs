@@ -50,6 +50,7 @@ impl<const AXES: usize> PatchEmbedding<AXES> {
         let weight = exec.params().get(self.weight);
         let [hidden, values] = [weight.dims()[0], patches.dims()[2]];
         let weights = LinearWeights {
+            low_precision: None,
             weight: weight.reshape([hidden, values]).into_dispatch(),
             bias: Some(exec.params().get(self.bias).into_dispatch()),
             adapter: None,

@@ -19,6 +19,7 @@ pub(crate) use read::is_made_of_factors;
 
 use crate::{Architecture, ModelError};
 use flow_core::{ParamKind, ParamLayout};
+use flow_registry::names_layer;
 use std::sync::Arc;
 
 /// What all adapters of a model have in common, in the form [`add_lora`] takes.
@@ -67,7 +68,7 @@ pub fn add_lora(
     if let Some(problem) = pattern::unmatched(targets, &names) {
         return error(problem);
     }
-    let chosen = |name: &String| targets.iter().any(|target| pattern::matches(target, name));
+    let chosen = |name: &String| targets.iter().any(|target| names_layer(target, name));
     let chosen: Vec<_> = model
         .linears()
         .iter()

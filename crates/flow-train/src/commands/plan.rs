@@ -150,7 +150,11 @@ impl Describe<'_> {
             }
             elsewhere => Computing::elsewhere(elsewhere, config),
         };
+        let rule = environment
+            .accelerators
+            .low_precision(&config.acceleration.shared);
         let load = Load::of(config, &environment.plugins.catalog());
+        let load = load.with_low_precision(rule.as_ref(), &outline.layout, spec);
         let around = memory::Around::of(environment);
         let companions = memory::companions(config, around, (spec, &load)).or_bad_input()?;
         let described = Described {

@@ -7,6 +7,7 @@ use crate::interrupt::Interrupt;
 use crate::output::Output;
 use crate::progress::Count;
 use crate::{command_line, progress, terminal};
+use flow_accelerators::LowPrecisionAccelerator;
 use flow_config::{Config, Finetune};
 use flow_data::{CaptionedImages, CaptionedPictures, Dataset, Digits};
 use flow_exchange::Exchange;
@@ -411,6 +412,9 @@ pub fn fresh(config: &Config) -> Config {
         config.model.weights = None;
         config.model.adapter = None;
         config.model.finetune = Finetune::Full;
+        // No weight is frozen.
+        let stores = |name: &str| name.eq_ignore_ascii_case(LowPrecisionAccelerator::NAME);
+        config.acceleration.shared.retain(|entry| !stores(&entry.name));
     }
     config.run.seed = config.pretrain.seed;
     // There is no rollout.

@@ -197,8 +197,15 @@ impl Asked<'_> {
         outline: &ModelOutline,
         machine: &Machine,
     ) -> Result<(Option<Companions>, MemoryTable), TrainError> {
-        let load = Load::of(config, self.known.1).on_ranks(config, self.ranks);
         let spec = outline.model.spec();
+        let rule = self
+            .known
+            .0
+            .accelerators
+            .low_precision(&config.acceleration.shared);
+        let load = Load::of(config, self.known.1)
+            .on_ranks(config, self.ranks)
+            .with_low_precision(rule.as_ref(), &outline.layout, spec);
         let (base, folders) = self.folder;
         let around = memory::Around {
             base,

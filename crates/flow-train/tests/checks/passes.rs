@@ -59,6 +59,7 @@ fn entry() -> impl Strategy<Value = String> {
         "{ name = \"exact_reuse\", params = { limit_mib = 1 } }",
         "{ name = \"fused_kernels\", params = { mode = \"regional\" } }",
         "{ name = \"fused_kernels\", params = { mode = \"full\" } }",
+        "{ name = \"low_precision\", params = { compute = \"storage\", format = \"int8\" } }",
     ]);
     let other = one_of(&[
         "{ name = \"fusion\" }",

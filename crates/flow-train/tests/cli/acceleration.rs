@@ -193,6 +193,7 @@ fn the_lists_name_the_accelerators_and_the_backends() {
             "fused_kernels",
             "fusion",
             "graph_capture",
+            "low_precision",
             "floor: refused",
         ],
     );

@@ -98,6 +98,7 @@ fn good_params(name: &str) -> Json {
         "attention_backend" => json!({ "backend": "reference" }),
         "feature_cache" => good_policy("first_block"),
         "fused_kernels" => json!({ "mode": "regional" }),
+        "low_precision" => json!({ "compute": "storage", "format": "fp8" }),
         _ => json!({}),
     }
 }

@@ -276,6 +276,13 @@ pub const RULES: &[(&str, Rule)] = &[
     ("runtime", SPEED),
 ];
 
+/// Parameters of the accelerator `low_precision`, which say what the frozen weights are.
+const STORED: [&str; 3] = [
+    "acceleration.shared[].params.compute",
+    "acceleration.shared[].params.format",
+    "acceleration.shared[].params.keep",
+];
+
 /// The rule of a key (with `[]` for places of lists) that changes from `before` to `after`.
 pub fn of(key: &str, before: &Value, after: &Value) -> Rule {
     if key == "ema.enabled" && *before == Value::Bool(false) && *after == Value::Bool(true) {
@@ -284,6 +291,10 @@ pub fn of(key: &str, before: &Value, after: &Value) -> Rule {
     // A window of another kind has no seed, or has one where there was none.
     if key == "scheduler.window.seed" && (before.is_null() || after.is_null()) {
         return PATH;
+    }
+    // The names of a list's entries say nothing of these: parameters of one accelerator alone, which asks for each.
+    if STORED.iter().any(|stored| is_below(key, stored)) {
+        return Fixed("the frozen weights are stored in another form, which is another policy");
     }
     let fits = RULES.iter().filter(|(section, _)| is_below(key, section));
     let longest = fits.max_by_key(|(section, _)| section.len());

@@ -6,7 +6,7 @@ use super::paths::{hub_help, start_in_config};
 use crate::absent_file::AbsentFile;
 use crate::error::TrainError;
 use flow_config::{Config, Finetune};
-use flow_core::{FlowModel, ParamLayout, WeightStorage, Weights, device::ComputeDevice};
+use flow_core::{FlowModel, LowPrecision, ParamLayout, WeightStorage, Weights, device::ComputeDevice};
 use flow_models::{ModelRegistry, Trained, add_lora, trained_mask};
 use std::path::Path;
 use std::sync::Arc;
@@ -115,15 +115,26 @@ pub(super) fn model_with_absent_files(
         adapted,
     } = outline;
     let seed = config.lora.seed.unwrap_or(config.run.seed);
+    let forms = low_precision(config, environment, &*model, &layout)?;
     let mut weights = match (&config.model.weights, blocks) {
         (None, _) => flow_models::initialize(&*model, &layout, seed, device),
         (Some(_), None) => {
-            flow_models::initialize_adapters_on_frozen(&*model, &layout, seed, device, &trained)
+            let forms = forms.clone();
+            flow_models::initialize_adapters_on_frozen(&*model, &layout, seed, device, &trained, forms)
+        }
+        // An accelerator of another program may store weights so, too.
+        (Some(_), Some(_)) if forms.iter().any(Option::is_some) => {
+            return Err(TrainError::Setting(
+                "an accelerator in `acceleration.shared` stores frozen weights in low precision, and `distributed.shard = \"weights\"` shares \
+                 them out as numbers; remove its entry, or set `distributed.shard = \"optimizer\"`"
+                    .into(),
+            ));
         }
         (Some(_), Some(blocks)) => {
             flow_models::initialize_adapters_on_parts(&*model, &layout, (seed, device), &trained, blocks)
         }
     };
+    weights.store_in_low_precision(forms)?;
     let mut absent = Vec::new();
     if let Some(path) = &config.model.weights {
         let file = environment.base.join(path);
@@ -169,6 +180,34 @@ pub(super) fn model_with_absent_files(
         adapted,
         absent,
     })
+}
+
+/// How weights are stored in low precision, by place, if an accelerator asks for it.
+///
+/// # Errors
+/// If a layer is to be kept as it is that there is not.
+fn low_precision(
+    config: &Config,
+    environment: &Environment<'_>,
+    model: &dyn FlowModel,
+    layout: &ParamLayout,
+) -> Result<Arc<[Option<LowPrecision>]>, TrainError> {
+    let Some(rule) = environment
+        .accelerators
+        .low_precision(&config.acceleration.shared)
+    else {
+        return Ok(Arc::from([]));
+    };
+    if layout.has_adapters()
+        && let Some(pattern) = rule.idle_patterns(layout, model.spec()).first()
+    {
+        return Err(TrainError::Setting(format!(
+            "`keep` of the accelerator `low_precision` has `{pattern}`, which names no layer that would be stored in {}; layers outside of \
+             the model's blocks stay as they are anyway. Remove it, or write a layer's name as `lora.targets` has it",
+            rule.format
+        )));
+    }
+    Ok(rule.select(layout, model.spec()))
 }
 
 /// What to do where `model.weights` names nothing.

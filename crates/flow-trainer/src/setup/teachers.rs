@@ -84,7 +84,9 @@ fn adapted(
             false => device.with_persistent_allocation(|| device.zeros(&spec.shape)),
         })
     };
-    let mut weights = Weights::from_values(Arc::new(layout), device, value)?;
+    // As the run's: those of the base come first in both layouts.
+    let forms = model.weights.forms().iter().take(base).copied().collect();
+    let mut weights = Weights::from_stored(Arc::new(layout), device, forms, value)?;
     adapter.fill(&mut weights)?;
     weights.freeze(&frozen);
     Ok(weights)
@@ -107,7 +109,8 @@ fn whole(
     }
     let layout = architecture.layout().clone();
     let frozen = vec![false; layout.len()];
-    let mut weights = initialize_adapters_on_frozen(architecture, &layout, 0, &environment.device, &frozen);
+    let device = &environment.device;
+    let mut weights = initialize_adapters_on_frozen(architecture, &layout, 0, device, &frozen, Arc::from([]));
     load_into(&mut weights, file)?;
     weights.freeze(&frozen);
     Ok(weights)

@@ -528,3 +528,26 @@ fn prompts_of_a_file_are_compared_by_what_they_say_and_not_by_where_they_lie() {
     let moved = older.changes(&of("moved.jsonl", 1), &test_catalog::CATALOG);
     assert_eq!(keys(&moved), ["data.path"]);
 }
+
+#[test]
+fn the_form_of_frozen_weights_may_not_change_and_other_accelerators_may() {
+    let entry = |params: &str| {
+        let entry = format!("name = \"low_precision\", params = {{ compute = \"storage\", {params} }}");
+        format!("acceleration.shared=[{{ {entry} }}]")
+    };
+    let [fp8, int8] = ["fp8", "int8"].map(|format| entry(&format!("format = \"{format}\"")));
+    let kept = entry("format = \"fp8\", keep = [\"to_q\"]");
+    let none: &[&str] = &[];
+    for (before, after) in [
+        (none, &[&*fp8][..]),
+        (&[&*fp8][..], none),
+        (&[&*fp8][..], &[&*int8][..]),
+        (&[&*fp8][..], &[&*kept][..]),
+    ] {
+        let changes = changes(before, after);
+        assert!(!forbidden(&changes).is_empty(), "{before:?} to {after:?}");
+    }
+    assert!(changes(&[&*fp8], &[&*fp8]).is_empty());
+    let other = changes(none, &["acceleration.shared=[{ name = \"exact_reuse\" }]"]);
+    assert!(!other.is_empty() && forbidden(&other).is_empty(), "{other:?}");
+}

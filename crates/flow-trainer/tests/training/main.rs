@@ -11,6 +11,7 @@ mod guards;
 mod guidance;
 mod loss_pass;
 mod losses;
+mod low_precision;
 mod networks;
 mod on_policy;
 mod optimizer;

@@ -9,8 +9,8 @@ use flow_core::params::LayoutBuilder;
 use flow_core::{AttentionShape, Backends, Init, ModelSpec, ParamLayout, RegionKind, Rows};
 use flow_kernels::CpuKernels;
 use flow_validate::{
-    Capabilities, Companion, Companions, Load, Machine, MemoryEstimate, MemoryTable, Operations, Phase,
-    Question, Stored, Teachers, Trained, Trainer, errors, explain, gib, validate,
+    Capabilities, Companion, Companions, Load, LowPrecisionLoad, Machine, MemoryEstimate, MemoryTable,
+    Operations, Phase, Question, Stored, Teachers, Trained, Trainer, errors, explain, gib, validate,
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;

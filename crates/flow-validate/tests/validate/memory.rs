@@ -1,6 +1,7 @@
 //! What a run takes of a device's memory, and what is said of it.
 
 use super::*;
+use flow_core::{LowPrecisionFormat, LowPrecisionRule};
 
 #[test]
 fn the_estimate_is_the_documented_sum_and_is_refused_above_the_memory_only() {
@@ -30,6 +31,7 @@ fn the_estimate_is_the_documented_sum_and_is_refused_above_the_memory_only() {
             text_tokens: WordsText::default().tokens,
             moment_shards: 1,
             weight_shards: 1,
+            low_precision: LowPrecisionLoad::default(),
         }
     );
     let mut spec = spec();
@@ -367,4 +369,32 @@ fn networks_of_rewards_stay_in_memory_as_long_as_the_run_lasts() {
     let table = MemoryTable::new(&config(text), model, Some(&companions), None);
     let row = table.rows.iter().find(|row| row.part == "reward clip-score");
     assert_eq!(row.map(|row| row.bytes), Some(2000.0));
+}
+
+#[test]
+fn frozen_weights_in_low_precision_take_a_byte_a_value_and_a_scale_a_row() {
+    let mut layout = ParamLayout::default();
+    let mut builder = LayoutBuilder::new(&mut layout);
+    builder.matrix("embed.weight", [4, 5], Init::Zeros);
+    let mut blocks = builder.under("blocks");
+    let weight = blocks.under(0).matrix("to_q.weight", [10, 18], Init::Zeros);
+    layout.add_adapter(weight, 1, 1.0).expect("the first adapter");
+    let spec = ModelSpec {
+        stacks: vec![("blocks".into(), 1)],
+        ..spec()
+    };
+    let rule = LowPrecisionRule {
+        format: LowPrecisionFormat::Int8,
+        keep: Vec::new(),
+    };
+    let load = Load::of(&config(""), &CATALOG);
+    let plain = MemoryEstimate::new(&layout, &spec, 28, &load);
+    let load = load.with_low_precision(Some(&rule), &layout, &spec);
+    let stored = MemoryEstimate::new(&layout, &spec, 28, &load);
+    // 28 values of adapters and 20 of the embedding in f32; 10 rows of 18 values in 5 words, and a scale each.
+    let weights = 4.0 * (28.0 + 20.0) + 10.0 * 4.0 * (5.0 + 1.0);
+    assert_eq!(stored.loading, weights);
+    assert_eq!(stored.weights, weights + 4.0 * 180.0, "with the matrix widened");
+    assert_eq!(plain.weights, 4.0 * (28.0 + 20.0 + 180.0));
+    assert_eq!(stored.activations, plain.activations);
 }

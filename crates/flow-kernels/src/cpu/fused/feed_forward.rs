@@ -3,7 +3,7 @@
 use super::gated_linear::Gated;
 use super::{LINEAR, Normed, build_rows, layer_rows};
 use crate::cpu::activation::activation_gradient;
-use crate::cpu::linear::{Values, activated_again, has_trained_matrix};
+use crate::cpu::linear::{StoredValues, Values, activated_again, has_trained_matrix};
 use crate::host::{math, matrix::Precision, threads};
 use burn::backend::DispatchTensor;
 use flow_core::cpu::{CpuTensor, from_vec};
@@ -37,13 +37,14 @@ pub(crate) fn modulated_feed_forward(
     let keep_branch = is_tracked(modulation) || stash.keeps(LINEAR);
     autograd::apply("modulated_feed_forward", &inputs, |plain, tracked| {
         let normed = Normed::read(&plain[0], &plain[1], chunks);
-        let part = Part {
+        let stored = StoredPart {
             gated: Gated::new(normed.x.clone(), normed.modulation.clone(), gate),
             normed,
-            up: Values::read(&plain[2..first_down], &weights.up, precision),
+            up: StoredValues::read(&plain[2..first_down], &weights.up, precision),
             activation: weights.activation,
-            down: Values::read(&plain[first_down..], &weights.down, precision),
+            down: StoredValues::read(&plain[first_down..], &weights.down, precision),
         };
+        let part = stored.widened();
         if !tracked && !stash.keeps(LINEAR) {
             let nothing: autograd::Backward = Arc::new(|incoming| vec![None; incoming.wanted.len()]);
             return (part.forward(), nothing);
@@ -57,10 +58,34 @@ pub(crate) fn modulated_feed_forward(
         };
         let backward: autograd::Backward = Arc::new(move |incoming| {
             let (up, down) = incoming.wanted.split_at(first_down);
+            let part = stored.widened();
             part.backward(&sum, branch.as_ref(), train, incoming.gradient(), (up, down))
         });
         (output, backward)
     })
+}
+
+/// The operands, the layers as they are stored: what backward keeps.
+#[derive(Debug)]
+struct StoredPart {
+    normed: Normed,
+    up: StoredValues,
+    activation: Activation,
+    down: StoredValues,
+    gated: Gated,
+}
+
+impl StoredPart {
+    /// The operands to compute with.
+    fn widened(&self) -> Part {
+        Part {
+            normed: self.normed.clone(),
+            up: self.up.widened(),
+            activation: self.activation,
+            down: self.down.widened(),
+            gated: self.gated.clone(),
+        }
+    }
 }
 
 /// The operands.

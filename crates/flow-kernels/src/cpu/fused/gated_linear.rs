@@ -2,7 +2,7 @@
 
 use super::{LINEAR, build_rows, layer_rows};
 use crate::cpu::gated_residual::GateLayout;
-use crate::cpu::linear::{Values, has_trained_matrix};
+use crate::cpu::linear::{StoredValues, has_trained_matrix};
 use crate::host::{matrix::Precision, threads};
 use burn::backend::DispatchTensor;
 use flow_core::cpu::{CpuTensor, from_vec};
@@ -66,7 +66,8 @@ pub(crate) fn linear_gated_residual(
     autograd::apply("linear_gated_residual", &inputs, |plain, _| {
         let x = CpuTensor::read(&plain[1]);
         let gated = Gated::new(CpuTensor::read(&plain[0]), CpuTensor::read(&plain[2]), gate);
-        let layer = Values::read(&plain[3..], weights, precision);
+        let stored = StoredValues::read(&plain[3..], weights, precision);
+        let layer = stored.widened();
         let (rows, columns) = gated.residual.rows_and_columns();
         let (work, shape) = (layer.work(rows), gated.residual.shape().to_vec());
         let inputs = x.rows_and_columns().1;
@@ -103,6 +104,7 @@ pub(crate) fn linear_gated_residual(
             });
             let mut gradients = vec![wanted[0].then(|| incoming.gradient().clone()), None, dmodulation];
             if wanted[1] || wanted[3..].contains(&true) {
+                let layer = stored.widened();
                 let dbranch = layout.branch_gradient(gradient.values(), modulation.values());
                 gradients[1] = wanted[1].then(|| from_vec(layer.input_gradient(&dbranch), &x_shape));
                 let x = x.as_ref().map(CpuTensor::values);

@@ -2,7 +2,7 @@
 
 use super::{LINEAR, Normed, build_rows};
 use crate::cpu::activation::activation_gradient;
-use crate::cpu::linear::{Values, activated_again, has_trained_matrix};
+use crate::cpu::linear::{StoredValues, activated_again, has_trained_matrix};
 use crate::host::{math, matrix::Precision};
 use burn::backend::DispatchTensor;
 use flow_core::cpu::{CpuTensor, from_vec};
@@ -28,7 +28,8 @@ pub(crate) fn modulated_linear(
     let train_matrix = has_trained_matrix(weights);
     autograd::apply("modulated_linear", &inputs, |plain, tracked| {
         let normed = Normed::read(&plain[0], &plain[1], chunks);
-        let layer = Values::read(&plain[2..], weights, precision);
+        let stored = StoredValues::read(&plain[2..], weights, precision);
+        let layer = stored.widened();
         let keep_sum = activation != Activation::None && (tracked || stash.keeps(LINEAR));
         let (output, sum) = if keep_sum {
             let mut kept = stash.through(LINEAR, &mut || vec![normed.layer(&layer)]);
@@ -51,7 +52,7 @@ pub(crate) fn modulated_linear(
             let through = sum.map(|sum| activation_gradient(activation, sum.values(), gradient.values()));
             let gradient = through.as_deref().unwrap_or(gradient.values());
             let (dx, dmodulation, weights) =
-                normed.layer_gradients(&layer, train_matrix, gradient, incoming.wanted);
+                normed.layer_gradients(&stored.widened(), train_matrix, gradient, incoming.wanted);
             let mut gradients = vec![
                 dx.map(|values| from_vec(values, normed.x.shape())),
                 dmodulation.map(|values| from_vec(values, normed.modulation.shape())),

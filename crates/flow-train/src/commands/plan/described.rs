@@ -111,15 +111,20 @@ impl<'a> Described<'a> {
         environment: &Environment<'_>,
         parts: &'a Parts<A>,
     ) -> Self {
-        let load = Load::of(config, &environment.plugins.catalog());
         let spec = parts.sampler.policy.model.spec();
+        let layout = parts.state.weights.current.layout();
+        let rule = environment
+            .accelerators
+            .low_precision(&config.acceleration.shared);
+        let load = Load::of(config, &environment.plugins.catalog());
+        let load = load.with_low_precision(rule.as_ref(), layout, spec);
         // What cannot be measured has been refused: the parts are there.
         let companions = memory::companions(config, memory::Around::of(environment), (spec, &load));
         Self {
             load,
             companions: companions.unwrap_or_default(),
             spec,
-            layout: parts.state.weights.current.layout(),
+            layout,
             trained: parts.state.optimizer.trained(),
             geometry: &parts.settings.geometry,
             schedule: &parts.schedule,

@@ -1,0 +1,159 @@
+//! `low_precision`: frozen weights stored in 8 bits, in rollout and training alike.
+//!
+//! Weights are stored by whoever makes them, who asks the accelerator for its rule; kernels widen them. What is left to do here is
+//! to say no where nothing is stored so, and to count the products of widened matrices.
+
+use burn::tensor::Tensor;
+use flow_accel::{Accelerator, AcceleratorStage, Engagement, Meter, Refusal, Safety, Target};
+use flow_core::low_precision::MIN_COLUMNS;
+use flow_core::{
+    Backends, Exec, FlowModel, LowPrecisionFormat, LowPrecisionRule, ModelInput, VelocityDriver, Weights,
+};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// Parameters of `low_precision`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LowPrecisionParams {
+    /// In what precision products are computed.
+    pub compute: LowPrecisionCompute,
+    /// How frozen weights are stored.
+    pub format: LowPrecisionFormatParam,
+    /// Layers whose weights stay as they are, beside those outside of the model's blocks: whole names or their ends from a dot
+    /// on, `*` standing for any characters, as in `lora.targets`.
+    #[serde(default)]
+    #[schemars(length(max = 1000), inner(length(min = 1, max = 200)))]
+    pub keep: Vec<String>,
+}
+
+/// In what precision products are computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum LowPrecisionCompute {
+    /// In that of the run: weights are widened right before a product.
+    Storage,
+}
+
+/// How frozen weights are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum LowPrecisionFormatParam {
+    /// FP8 e4m3 with an f32 scale for each row.
+    Fp8,
+    /// Integers of 8 bits with an f32 scale for each row.
+    Int8,
+}
+
+impl From<LowPrecisionFormatParam> for LowPrecisionFormat {
+    fn from(format: LowPrecisionFormatParam) -> Self {
+        match format {
+            LowPrecisionFormatParam::Fp8 => Self::Fp8,
+            LowPrecisionFormatParam::Int8 => Self::Int8,
+        }
+    }
+}
+
+/// Stores frozen matrices in 8 bits.
+#[derive(Clone, Debug)]
+pub struct LowPrecisionAccelerator {
+    rule: LowPrecisionRule,
+}
+
+impl LowPrecisionAccelerator {
+    /// The name in configs.
+    pub const NAME: &'static str = "low_precision";
+
+    /// With `params`.
+    pub fn new(params: LowPrecisionParams) -> Self {
+        let LowPrecisionParams {
+            // There is one.
+            compute: LowPrecisionCompute::Storage,
+            format,
+            keep,
+        } = params;
+        let rule = LowPrecisionRule {
+            format: format.into(),
+            keep,
+        };
+        Self { rule }
+    }
+}
+
+impl Accelerator for LowPrecisionAccelerator {
+    fn name(&self) -> &str {
+        Self::NAME
+    }
+
+    fn stage(&self) -> AcceleratorStage {
+        AcceleratorStage::Both
+    }
+
+    // Rollout and training widen the same words by the same kernel, and multiply by the same kernels as without it.
+    fn safety(&self, _: &Backends) -> Safety {
+        Safety::Lossless
+    }
+
+    fn low_precision(&self) -> Option<&LowPrecisionRule> {
+        Some(&self.rule)
+    }
+
+    fn set_up(&self, weights: &Weights) -> Result<(), Refusal> {
+        if weights.forms().iter().any(Option::is_some) {
+            return Ok(());
+        }
+        Err(Refusal::new(
+            format!(
+                "no weight of the run is stored in {}: it stores the frozen matrices of adapter runs (`model.finetune = \"lora\"`) in \
+                 the model's blocks, of {MIN_COLUMNS} input channels and more, that `keep` does not name",
+                self.rule.format
+            ),
+            "Set `model.finetune = \"lora\"`, name fewer layers in `keep`, or remove the entry",
+        ))
+    }
+
+    fn apply(&self, plan: Backends, target: &Target<'_>) -> Result<Backends, Refusal> {
+        if target.model.stacks.is_empty() {
+            return Err(Refusal::new(
+                format!(
+                    "the model `{}` declares no repeated blocks, and layers outside of blocks stay as they are",
+                    target.model.architecture
+                ),
+                "Remove the entry",
+            ));
+        }
+        let velocities = Arc::new(Counting {
+            inner: plan.velocities.clone(),
+            meter: target.meter.clone(),
+        });
+        Ok(Backends { velocities, ..plan })
+    }
+
+    fn why_idle(&self) -> String {
+        "the model was not called with weights in low precision; remove the entry".into()
+    }
+}
+
+/// Counts the matrices that a call widens. It is the driver within in all else, its name included: others ask for that.
+#[derive(Debug)]
+struct Counting {
+    inner: Arc<dyn VelocityDriver>,
+    meter: Meter,
+}
+
+impl VelocityDriver for Counting {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn run(&self, exec: &Exec<'_>, model: &dyn FlowModel, input: ModelInput) -> Tensor<2> {
+        let widened = exec.params().count_low_precision();
+        self.meter.count(Engagement::KernelReplaced, widened as u64);
+        self.inner.run(exec, model, input)
+    }
+
+    fn computes_every_row(&self) -> bool {
+        self.inner.computes_every_row()
+    }
+}

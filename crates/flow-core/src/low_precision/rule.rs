@@ -1,0 +1,72 @@
+//! Which frozen matrices are stored in low precision.
+
+use super::{LowPrecision, LowPrecisionFormat};
+use crate::model::ModelSpec;
+use crate::params::{ParamKind, ParamLayout, ParamSpec};
+use flow_registry::names_layer;
+use std::sync::Arc;
+
+/// Input channels of the narrowest layer that is stored in low precision: of fewer, a row's scale takes what its codes save.
+pub const MIN_COLUMNS: usize = 16;
+
+/// What a config says of frozen matrices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LowPrecisionRule {
+    /// How a value is stored.
+    pub format: LowPrecisionFormat,
+    /// Layers that stay as they are: whole names or their ends from a dot on, `*` standing for any characters.
+    pub keep: Vec<String>,
+}
+
+impl LowPrecisionRule {
+    /// How each weight of `layout` is stored: in low precision the matrices of linear layers in the model's repeated blocks, of at
+    /// least [`MIN_COLUMNS`] input channels, that no pattern keeps. None if the layout has no adapters, since all is trained then. So
+    /// layers before and behind the blocks, norms, biases, tables and experts stay as they are.
+    pub fn select(&self, layout: &ParamLayout, spec: &ModelSpec) -> Arc<[Option<LowPrecision>]> {
+        let of = |(index, weight): (usize, &ParamSpec)| {
+            let is_kept = self
+                .keep
+                .iter()
+                .any(|pattern| names_layer(pattern, layer(weight)));
+            let matrix = candidate(layout, spec, index)?;
+            (!is_kept).then_some(LowPrecision {
+                format: self.format,
+                rows: matrix[0],
+                columns: matrix[1],
+            })
+        };
+        layout.specs().iter().enumerate().map(of).collect()
+    }
+
+    /// Patterns of `keep` that name none of the layers that would be stored in low precision.
+    pub fn idle_patterns<'a>(&'a self, layout: &ParamLayout, spec: &ModelSpec) -> Vec<&'a str> {
+        let weights = layout.specs().iter().enumerate();
+        let candidates = weights.filter(|(index, _)| candidate(layout, spec, *index).is_some());
+        let layers: Vec<&str> = candidates.map(|(_, weight)| layer(weight)).collect();
+        let patterns = self.keep.iter().map(String::as_str);
+        patterns
+            .filter(|pattern| !layers.iter().any(|layer| names_layer(pattern, layer)))
+            .collect()
+    }
+}
+
+/// The name of a weight's layer.
+fn layer(weight: &ParamSpec) -> &str {
+    weight.name.strip_suffix(".weight").unwrap_or(&weight.name)
+}
+
+/// The shape of a weight that may be stored in low precision.
+fn candidate(layout: &ParamLayout, spec: &ModelSpec, index: usize) -> Option<[usize; 2]> {
+    let weight = &layout.specs()[index];
+    let of_block = |(stack, _): &(String, usize)| {
+        let rest = weight.name.strip_prefix(stack.as_str());
+        rest.is_some_and(|rest| rest.starts_with('.'))
+    };
+    let is_frozen = layout.has_adapters() && weight.kind == ParamKind::Base;
+    let [rows, columns] = weight.shape[..] else {
+        return None;
+    };
+    let chosen =
+        is_frozen && layout.is_matrix(index) && spec.stacks.iter().any(of_block) && columns >= MIN_COLUMNS;
+    chosen.then_some([rows, columns])
+}

@@ -1,0 +1,205 @@
+//! Codes against their definitions in f64, bounds of errors, and which weights are stored so.
+
+use super::{LowPrecision, LowPrecisionFormat, LowPrecisionRule, NotFinite, SMALLEST_SCALE};
+use crate::model::ModelSpec;
+use crate::params::{Init, LayoutBuilder, ParamLayout};
+use crate::rng::{Purpose, Stream};
+
+const FORMATS: [LowPrecisionFormat; 2] = LowPrecisionFormat::ALL;
+
+/// The value of a code by the definition of its format; none for those that do not occur.
+fn value(format: LowPrecisionFormat, code: u8) -> Option<f64> {
+    match format {
+        LowPrecisionFormat::Int8 => (code != 0x80).then(|| f64::from(code as i8)),
+        LowPrecisionFormat::Fp8 => {
+            let (exponent, mantissa) = (i32::from((code >> 3) & 0xF), f64::from(code & 7));
+            let magnitude = match exponent {
+                0 => mantissa / 8.0 * 2f64.powi(-6),
+                _ => (1.0 + mantissa / 8.0) * 2f64.powi(exponent - 7),
+            };
+            let is_nan = code & 0x7F == 0x7F;
+            let sign = if code & 0x80 == 0 { 1.0 } else { -1.0 };
+            (!is_nan).then_some(sign * magnitude)
+        }
+    }
+}
+
+/// The nearest value of a format, of two equally near ones that of the even code.
+fn nearest(format: LowPrecisionFormat, of: f64) -> f64 {
+    let values = (0..=255).filter_map(|code| Some((code, value(format, code)?)));
+    let key = |(code, value): &(u8, f64)| ((value - of).abs(), code & 1);
+    let smaller = |a: (u8, f64), b: (u8, f64)| if key(&b) < key(&a) { b } else { a };
+    values.reduce(smaller).expect("there are codes").1
+}
+
+#[test]
+fn every_code_is_the_number_that_its_format_defines_and_is_found_again() {
+    for format in FORMATS {
+        for code in 0..=255 {
+            let Some(value) = value(format, code) else {
+                continue;
+            };
+            let decoded = format.decode(code);
+            assert_eq!(f64::from(decoded), value, "{format} {code:02x}");
+            assert_eq!(format.encode(decoded), code, "{format} {code:02x}");
+        }
+    }
+}
+
+#[test]
+fn a_value_gets_the_nearest_code_and_of_two_the_even_one() {
+    let mut draws = Stream::new(5, Purpose::Test).at(0, 0);
+    for format in FORMATS {
+        let all: Vec<f64> = (0..=255).filter_map(|code| value(format, code)).collect();
+        // Halves of the way to the neighbours, where ties are, a step beside them, and random values.
+        let mut tried: Vec<f32> = Vec::new();
+        for value in &all {
+            let above = all.iter().filter(|other| *other > value).copied();
+            let Some(next) = above.reduce(f64::min) else {
+                continue;
+            };
+            let middle = ((value + next) / 2.0) as f32;
+            tried.extend([middle, middle.next_up(), middle.next_down()]);
+        }
+        tried.extend((0..2000).map(|_| (draws.normal() * 100.0) as f32));
+        tried.extend((0..2000).map(|_| (draws.normal() * 0.01) as f32));
+        tried.extend([0.0, -0.0, f32::MIN_POSITIVE, f32::from_bits(1), 1e30, -1e30]);
+        for value in tried {
+            let found = f64::from(format.decode(format.encode(value)));
+            assert_eq!(found, nearest(format, f64::from(value)), "{format} {value:e}");
+        }
+    }
+}
+
+/// Rows of random values of very different size; the first is zero, the second tiny, and values of the third differ by orders.
+fn matrix(rows: usize, columns: usize) -> Vec<f32> {
+    let mut draws = Stream::new(9, Purpose::Test).at(columns as u64, 0);
+    let mut value = |row: usize, column: usize| match row {
+        0 => 0.0,
+        1 => f32::from_bits(1 + column as u32),
+        2 => (draws.normal() * 10f64.powi(-(column as i32 % 9))) as f32,
+        _ => (draws.normal() * 10f64.powi(row as i32 % 20 - 10)) as f32,
+    };
+    (0..rows * columns)
+        .map(|at| value(at / columns, at % columns))
+        .collect()
+}
+
+#[test]
+fn a_widened_value_is_within_the_documented_bound_and_is_stored_again_as_the_same_bits() {
+    for format in FORMATS {
+        for [rows, columns] in [[1, 1], [3, 7], [5, 16], [24, 130]] {
+            let of = LowPrecision {
+                format,
+                rows,
+                columns,
+            };
+            let values = matrix(rows, columns);
+            let words = of.quantise(&values).expect("finite values");
+            assert_eq!(words.len(), of.words());
+            let widened = of.widen(&words);
+            for (at, (value, found)) in values.iter().zip(&widened).enumerate() {
+                let row = &values[at / columns * columns..][..columns];
+                let largest = row
+                    .iter()
+                    .fold(0.0, |largest: f64, x| largest.max(f64::from(x.abs())));
+                let scale = (largest / f64::from(format.largest()) * (1.0 + 2f64.powi(-8)))
+                    .max(f64::from(SMALLEST_SCALE));
+                let bound = match format {
+                    LowPrecisionFormat::Fp8 => (f64::from(value.abs()) / 16.0).max(scale / 1024.0),
+                    LowPrecisionFormat::Int8 => scale / 2.0,
+                };
+                let error = (f64::from(*value) - f64::from(*found)).abs();
+                assert!(
+                    error <= bound * 1.000_001,
+                    "{format} {at}: {value:e} as {found:e}"
+                );
+            }
+            assert!(
+                widened[..columns].iter().all(|value| *value == 0.0),
+                "zeros stay zero"
+            );
+            assert_eq!(of.quantise(&widened), Ok(words), "{format} {rows} x {columns}");
+        }
+    }
+}
+
+#[test]
+fn what_is_not_finite_has_no_code() {
+    for format in FORMATS {
+        let of = LowPrecision {
+            format,
+            rows: 2,
+            columns: 3,
+        };
+        for wrong in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let values = [1.0, -2.0, 0.5, 0.0, wrong, 3.0];
+            assert_eq!(of.quantise(&values), Err(NotFinite), "{format} {wrong}");
+        }
+    }
+}
+
+/// A model of two blocks with an adapter, and layers before and behind them.
+fn layout(has_adapter: bool) -> (ParamLayout, ModelSpec) {
+    let mut layout = ParamLayout::default();
+    let mut builder = LayoutBuilder::new(&mut layout);
+    builder.matrix("embed.weight", [24, 32], Init::Zeros);
+    let mut first = None;
+    for block in 0..2 {
+        let mut blocks = builder.under("blocks");
+        let mut part = blocks.under(block);
+        let to_q = part.matrix("attn.to_q.weight", [24, 24], Init::Zeros);
+        part.matrix("mlp.up.weight", [40, 24], Init::Zeros);
+        part.matrix("narrow.weight", [24, 15], Init::Zeros);
+        part.param("table.weight", [24, 24], Init::Zeros);
+        part.param("mlp.up.bias", [40], Init::Zeros);
+        first.get_or_insert(to_q);
+    }
+    builder.matrix("blocks_end.weight", [24, 24], Init::Zeros);
+    if has_adapter {
+        let weight = first.expect("a block");
+        layout.add_adapter(weight, 2, 2.0).expect("the first adapter");
+    }
+    let spec = ModelSpec {
+        stacks: vec![("blocks".into(), 2)],
+        ..ModelSpec::default()
+    };
+    (layout, spec)
+}
+
+#[test]
+fn large_frozen_matrices_of_blocks_are_stored_so_but_for_those_that_are_kept() {
+    let names = |keep: &[&str], has_adapter| -> Vec<String> {
+        let (layout, spec) = layout(has_adapter);
+        let rule = LowPrecisionRule {
+            format: LowPrecisionFormat::Fp8,
+            keep: keep.iter().map(|pattern| (*pattern).to_owned()).collect(),
+        };
+        let forms = rule.select(&layout, &spec);
+        let chosen = layout.specs().iter().zip(forms.iter());
+        chosen
+            .filter_map(|(weight, form)| {
+                let form = (*form)?;
+                assert_eq!(weight.shape, [form.rows, form.columns]);
+                Some(weight.name.clone())
+            })
+            .collect()
+    };
+    let all = [
+        "blocks.0.attn.to_q.weight",
+        "blocks.0.mlp.up.weight",
+        "blocks.1.attn.to_q.weight",
+        "blocks.1.mlp.up.weight",
+    ];
+    assert_eq!(names(&[], true), all);
+    assert_eq!(names(&["mlp.*"], true), [all[0], all[2]]);
+    assert_eq!(names(&["blocks.0.*"], true), all[2..]);
+    assert!(names(&[], false).is_empty(), "all is trained");
+
+    let (layout, spec) = layout(true);
+    let rule = LowPrecisionRule {
+        format: LowPrecisionFormat::Int8,
+        keep: ["attn.to_q", "embed", "mpl.*"].map(str::to_owned).to_vec(),
+    };
+    assert_eq!(rule.idle_patterns(&layout, &spec), ["embed", "mpl.*"]);
+}
