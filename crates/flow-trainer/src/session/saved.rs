@@ -3,7 +3,7 @@
 use super::Session;
 use super::state::PolicyWeights;
 use super::tally::Tally;
-use crate::algorithm::Algorithm;
+use crate::algorithm::{Algorithm, Memory};
 use crate::description::Description;
 use crate::error::TrainError;
 use crate::frozen::FrozenSaved;
@@ -47,6 +47,9 @@ pub(super) struct Meta {
     /// Optimizer steps of the fake score.
     #[serde(default)]
     pub fake_steps: Option<u64>,
+    /// What the algorithm remembers.
+    #[serde(default)]
+    pub memory: Memory,
 }
 
 /// The lanes of checkpoints that do not say.
@@ -86,6 +89,7 @@ impl<A: Algorithm> Session<A> {
             accelerators: self.parts.acceleration.learned(),
             frozen: Some(self.parts.frozen.saved()),
             fake_steps: state.fake_score.as_ref().map(|network| network.optimizer.steps()),
+            memory: state.memory.clone(),
         };
         let meta = serde_json::to_value(&meta).map_err(|error| TrainError::Setting(error.to_string()))?;
         let mut writer = CheckpointWriter::new(state.iteration, meta);

@@ -142,6 +142,7 @@ impl Visit for CheckOpd {
                 device: context.device,
                 batch: context.batch,
                 advantages: context.advantages.clone(),
+                gates: context.gates.clone(),
                 noise: None,
                 before: None,
                 compared: Vec::new(),

@@ -102,6 +102,7 @@ fn found(
         device: context.device,
         batch: context.batch,
         advantages: context.advantages.clone(),
+        gates: context.gates.clone(),
         noise: context.noise.clone(),
         before: None,
         compared: Vec::new(),

@@ -104,6 +104,7 @@ fn check(
         device: context.device,
         batch: context.batch,
         advantages: context.advantages.clone(),
+        gates: context.gates.clone(),
         noise: context.noise.clone(),
         before: context.before.clone(),
         compared: context.compared.clone(),

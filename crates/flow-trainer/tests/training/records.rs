@@ -164,6 +164,7 @@ impl Visit for CheckLoss {
                 device: context.device,
                 batch: context.batch,
                 advantages: context.advantages.clone(),
+                gates: context.gates.clone(),
                 noise: context.noise.clone(),
                 before: None,
                 compared: Vec::new(),
