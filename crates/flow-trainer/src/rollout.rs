@@ -94,16 +94,31 @@ pub struct SampleRequest<'a> {
     pub steps: &'a [StepCoefficients],
 }
 
-/// `[B, 5]`, the row `a, b, c, k, offset` of [`SamplerOps::sde_step`](flow_core::ops::SamplerOps::sde_step) repeated.
+/// `[B, 5]`, the row `a, b, c, k, offset` of [`SamplerOps::sde_step`](flow_core::ops::SamplerOps::sde_step) repeated. `c` is that of
+/// noise, or of what a step has in its place.
 pub fn coefficient_rows(device: &ComputeDevice, step: &StepCoefficients, batch: usize) -> RawTensor {
     let log_prob = step.log_prob.as_ref();
+    let added = if step.history == 0.0 {
+        step.noise
+    } else {
+        step.history
+    };
     let row = [
         step.mean_x,
         step.mean_v,
-        step.noise,
+        added,
         log_prob.map_or(0.0, |coefficients| coefficients.scale),
         log_prob.map_or(0.0, |coefficients| coefficients.offset),
     ];
+    repeated(device, row, batch)
+}
+
+/// `[B, 5]`, the coefficients with which a step arrives at the image that a velocity points at, `x - sigma v`.
+fn image_rows(device: &ComputeDevice, sigma: f64, batch: usize) -> RawTensor {
+    repeated(device, [1.0, -sigma, 0.0, 0.0, 0.0], batch)
+}
+
+fn repeated(device: &ComputeDevice, row: [f64; 5], batch: usize) -> RawTensor {
     device.plain(row.map(|value| value as f32).repeat(batch), &[batch, row.len()])
 }
 
@@ -148,6 +163,8 @@ impl Sampler {
         let mut x = self.noise(initial, starts, 0, values);
         // The noise of steps that have none: made once, on the device.
         let mut still = None;
+        // The image that the step before pointed at, where a step reads it: a solver of second order.
+        let mut image: Option<RawTensor> = None;
         // One number per sample, the same for those whose latents are the same bits; none once all may differ.
         let mut alike = Some(starts);
         let mut records = Vec::new();
@@ -188,16 +205,30 @@ impl Sampler {
                     &self.device,
                 )
             } else {
-                let noise = still.get_or_insert_with(|| self.device.zeros(&[batch, values]));
+                let zeros = still.get_or_insert_with(|| self.device.zeros(&[batch, values]));
+                let added = match &image {
+                    Some(image) if step.history != 0.0 => image,
+                    _ => &*zeros,
+                };
                 self.kernels.ops().sampler.sde_step(
                     SdeStep {
                         x: &x,
                         v: &v,
                         coefficients: &coefficients,
                     },
-                    noise,
+                    added,
                 )
             };
+            let is_read = steps.get(index + 1).is_some_and(|next| next.history != 0.0);
+            image = is_read.then(|| {
+                let zeros = still.get_or_insert_with(|| self.device.zeros(&[batch, values]));
+                let step = SdeStep {
+                    x: &x,
+                    v: &v,
+                    coefficients: &image_rows(&self.device, step.sigma, batch),
+                };
+                self.kernels.ops().sampler.sde_step(step, zeros).x_next
+            });
             if site.stage == Stage::Rollout && keeps(step) {
                 records.push(StepRecord {
                     step: *step,

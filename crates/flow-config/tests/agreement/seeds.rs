@@ -372,6 +372,8 @@ split = true
 "#,
     r#"
 config_version = 1
+[scheduler.after_window]
+kind = "euler"
 [scheduler.window]
 kind = "sliding"
 size = 3
@@ -388,6 +390,9 @@ kind = "contiguous"
 size = 3
 range = [1, 7]
 seed = 5
+[scheduler.after_window]
+kind = "dpm-solver"
+share = 0.5
 "#,
     r#"
 config_version = 1
