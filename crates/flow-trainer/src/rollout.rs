@@ -113,11 +113,6 @@ pub fn coefficient_rows(device: &ComputeDevice, step: &StepCoefficients, batch: 
     repeated(device, row, batch)
 }
 
-/// `[B, 5]`, the coefficients with which a step arrives at the image that a velocity points at, `x - sigma v`.
-fn image_rows(device: &ComputeDevice, sigma: f64, batch: usize) -> RawTensor {
-    repeated(device, [1.0, -sigma, 0.0, 0.0, 0.0], batch)
-}
-
 fn repeated(device: &ComputeDevice, row: [f64; 5], batch: usize) -> RawTensor {
     device.plain(row.map(|value| value as f32).repeat(batch), &[batch, row.len()])
 }
@@ -193,41 +188,24 @@ impl Sampler {
             );
             let v = plain(&v.into_dispatch());
             let coefficients = coefficient_rows(&self.device, step, batch);
+            let taken = SdeStep {
+                x: &x,
+                v: &v,
+                coefficients: &coefficients,
+            };
+            let sampler = self.kernels.ops().sampler;
             let done = if step.is_stochastic() {
                 let noise = self.addressed(added, own, index as u32 + 1, values);
-                self.kernels.ops().sampler.sde_step_drawn(
-                    SdeStep {
-                        x: &x,
-                        v: &v,
-                        coefficients: &coefficients,
-                    },
-                    &noise,
-                    &self.device,
-                )
+                sampler.sde_step_drawn(taken, &noise, &self.device)
             } else {
                 let zeros = still.get_or_insert_with(|| self.device.zeros(&[batch, values]));
-                let added = match &image {
-                    Some(image) if step.history != 0.0 => image,
-                    _ => &*zeros,
-                };
-                self.kernels.ops().sampler.sde_step(
-                    SdeStep {
-                        x: &x,
-                        v: &v,
-                        coefficients: &coefficients,
-                    },
-                    added,
-                )
+                let before = image.as_ref().filter(|_| step.history != 0.0);
+                sampler.sde_step(taken, before.unwrap_or(zeros))
             };
             let is_read = steps.get(index + 1).is_some_and(|next| next.history != 0.0);
             image = is_read.then(|| {
                 let zeros = still.get_or_insert_with(|| self.device.zeros(&[batch, values]));
-                let step = SdeStep {
-                    x: &x,
-                    v: &v,
-                    coefficients: &image_rows(&self.device, step.sigma, batch),
-                };
-                self.kernels.ops().sampler.sde_step(step, zeros).x_next
+                self.image((&x, &v), (step.sigma, batch), zeros)
             });
             if site.stage == Stage::Rollout && keeps(step) {
                 records.push(StepRecord {
@@ -256,6 +234,18 @@ impl Sampler {
             clean: x,
             size: self.size,
         }
+    }
+
+    /// The images that velocities `v` at latents `x` of a noise level point at, all `[B, N]`.
+    fn image(
+        &self,
+        (x, v): (&RawTensor, &RawTensor),
+        (sigma, batch): (f64, usize),
+        zeros: &RawTensor,
+    ) -> RawTensor {
+        let coefficients = &repeated(&self.device, [1.0, -sigma, 0.0, 0.0, 0.0], batch);
+        let sampler = self.kernels.ops().sampler;
+        sampler.sde_step(SdeStep { x, v, coefficients }, zeros).x_next
     }
 
     /// Standard normal values, `[B, N]`, each row addressed by its sample and the step.
