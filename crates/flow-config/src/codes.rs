@@ -271,6 +271,11 @@ codes! {
         "Without a teacher there is nothing to learn from, and what is compared has to be of one kind at all steps.",
         "[algorithm]\nkind = \"diffusion-opd\"",
         "[algorithm]\nkind = \"diffusion-opd\"\nteachers = [{ name = \"sketch\", adapter = \"sketch.safetensors\" }]";
+    /// The algorithm asks for a reward by its name that is not there, or that counts as what it is not.
+    RULE_REWARD_ROLE = "rule::reward-role",
+        "What says how unlike the others an image is, or whether its reward is to be doubted, is one of `[[rewards]]`; where that is all it says, its weight is 0.",
+        "[algorithm]\nkind = \"gardo\"\ndiversity = \"none\"\njudges = [\"aesthetic\"]\n[[rewards]]\nkind = \"jpeg-compressibility\"",
+        "[algorithm]\nkind = \"gardo\"\ndiversity = \"none\"\njudges = [\"target-colour\"]\n[[rewards]]\nkind = \"jpeg-compressibility\"\n[[rewards]]\nkind = \"target-colour\"\nrgb = [1, 1, 1]\nweight = 0";
     /// GDPO normalises over the batch by definition.
     RULE_AGGREGATION = "rule::aggregation",
         "A key that says otherwise would be passed over.",

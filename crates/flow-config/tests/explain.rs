@@ -56,10 +56,10 @@ fn a_choice_has_its_values_with_their_meaning() {
 #[test]
 fn a_variant_key_lists_the_variants() {
     let doc = explain("algorithm.kind").expect("known");
-    assert_eq!(doc.allowed.len(), 13);
+    assert_eq!(doc.allowed.len(), 14);
     assert!(doc.required);
     let doc = explain("rewards.kind").expect("known");
-    assert_eq!(doc.allowed.len(), 15);
+    assert_eq!(doc.allowed.len(), 17);
 }
 
 #[test]
@@ -69,6 +69,7 @@ fn a_key_of_some_variants_names_them() {
         [
             "kind = \"awm\"",
             "kind = \"dgpo\"",
+            "kind = \"gardo\"",
             "kind = \"grpo\"",
             "kind = \"grpo-guard\""
         ]

@@ -70,6 +70,8 @@ pub enum Join {
     Advantage,
     /// The algorithm.
     Algorithm,
+    /// How steps are taken.
+    Dynamics,
     /// Which steps are random.
     Window,
     /// Batches, devices and accumulation.
@@ -82,6 +84,8 @@ pub enum Join {
     OldPolicy,
     /// The centre and the slower copies of CRD.
     Crd,
+    /// Teachers, and the part of the path on which a loss is taken.
+    Distillation,
     /// The moving average.
     Ema,
     /// Size, steps and guidance of evaluation, whose defaults depend on those of training.

@@ -19,12 +19,12 @@ pub fn batch_problem(batch_size: usize) -> Option<String> {
     (!is_allowed).then(|| format!("`batch_size`: {batch_size} is not from 1 to 1024"))
 }
 
-/// Scores `samples` batch by batch.
-pub fn in_batches(
+/// Scores `samples` batch by batch, or what else `score` makes of each.
+pub fn in_batches<T>(
     samples: &[RewardSample<'_>],
     batch_size: usize,
-    score: impl Fn(&[RewardSample<'_>]) -> Result<Vec<f32>, BadItem>,
-) -> Result<Vec<f32>, RewardError> {
+    score: impl Fn(&[RewardSample<'_>]) -> Result<Vec<T>, BadItem>,
+) -> Result<Vec<T>, RewardError> {
     let mut scores = Vec::with_capacity(samples.len());
     for batch in samples.chunks(batch_size) {
         let of_batch = score(batch).map_err(|bad| RewardError::Sample {

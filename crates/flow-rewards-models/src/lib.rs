@@ -5,6 +5,7 @@
 mod aesthetic;
 mod batches;
 mod clip;
+mod clip_diversity;
 mod clip_score;
 mod computation;
 mod hpsv2;
@@ -18,6 +19,7 @@ mod problem;
 mod weight_file;
 
 pub use aesthetic::{Aesthetic, AestheticSettings};
+pub use clip_diversity::{ClipDiversity, ClipDiversitySettings};
 pub use clip_score::{ClipScore, ClipScoreFormula, ClipScorePreprocessing, ClipScoreSettings};
 pub use computation::{Computation, RewardDevice};
 pub use hpsv2::{HpsV2, HpsV2Settings};
@@ -33,6 +35,7 @@ use flow_rewards::RewardRegistry;
 /// [`NameTaken`] if there is a reward of one of their names.
 pub fn register(registry: &mut RewardRegistry) -> Result<(), NameTaken> {
     ClipScore::register(registry)?;
+    ClipDiversity::register(registry)?;
     PickScore::register(registry)?;
     Aesthetic::register(registry)?;
     HpsV2::register(registry)?;

@@ -5,8 +5,9 @@ mod common;
 use common::{Recorded, copy_clip_to, fixture};
 use flow_rewards::{Lent, Reward, RewardError, RewardRegistry, RewardSample, score_videos};
 use flow_rewards_models::{
-    Aesthetic, AestheticSettings, ClipScore, ClipScoreFormula, ClipScorePreprocessing, ClipScoreSettings,
-    Computation, HpsV2, HpsV2Settings, PickScore, PickScoreSettings,
+    Aesthetic, AestheticSettings, ClipDiversity, ClipDiversitySettings, ClipScore, ClipScoreFormula,
+    ClipScorePreprocessing, ClipScoreSettings, Computation, HpsV2, HpsV2Settings, PickScore,
+    PickScoreSettings,
 };
 
 fn clip_score(change: impl FnOnce(&mut ClipScoreSettings)) -> ClipScore {
@@ -63,6 +64,24 @@ fn hpsv2_is_that_of_open_clips_file_and_of_a_folder_of_transformers() {
     };
     let reward = HpsV2::new(&settings, &Computation::processor()).unwrap();
     recorded.scores_are(&reward, "hpsv2_of_transformers");
+}
+
+#[test]
+fn the_diversity_of_an_image_is_0_beside_its_copy_and_whatever_the_batches_are() {
+    let mut recorded = Recorded::read();
+    recorded.images[2] = recorded.images[0].clone();
+    let diversity = |batch_size: usize| {
+        let settings = ClipDiversitySettings {
+            batch_size,
+            ..ClipDiversitySettings::new(fixture("clip"))
+        };
+        let reward = ClipDiversity::new(&settings, &Computation::processor()).unwrap();
+        reward.score(&recorded.samples()).unwrap()
+    };
+    let scores = diversity(16);
+    assert_eq!((scores[0], scores[2]), (0.0, 0.0));
+    assert!(scores[1] > 0.0 && scores[1] <= 2.0, "{scores:?}");
+    assert_eq!(diversity(1), scores);
 }
 
 #[test]

@@ -12,6 +12,7 @@
 //! | `jpeg-compressibility` | pointwise | minus the size as JPEG, in kB (1000 bytes) |
 //! | `target-colour` | pointwise | minus the distance of the mean colour to a target |
 //! | `rank-in-group` | group-wise | the rank of another reward within the group, 0 to 1 |
+//! | `diversity-in-group` | group-wise | how far the image is from the nearest other one of the group, 0 to 2 |
 //!
 //! ```
 //! use flow_data::{CaptionedImages, Digits};
@@ -31,6 +32,7 @@
 pub mod classifier;
 mod colour;
 mod digits;
+mod diversity;
 mod error;
 mod jpeg;
 mod lent;
@@ -43,6 +45,7 @@ mod workers;
 
 pub use colour::{ColourSpace, TargetColour, TargetColourSettings};
 pub use digits::{ClassifierMode, ClassifierWeights, DigitClassifier, DigitClassifierSettings};
+pub use diversity::{DiversityInGroup, DiversityInGroupSettings, diversity};
 pub use error::RewardError;
 pub use jpeg::{JpegCompressibility, JpegSettings};
 pub use lent::Lent;

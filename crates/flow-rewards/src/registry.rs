@@ -199,7 +199,7 @@ impl RewardRegistry {
     /// A registry with the rewards of this crate.
     ///
     /// # Errors
-    /// None in practice: the five names differ.
+    /// None in practice: the six names differ.
     pub fn with_built_in() -> Result<Self, NameTaken> {
         let mut registry = Self::new();
         crate::DigitClassifier::register(&mut registry)?;
@@ -207,6 +207,7 @@ impl RewardRegistry {
         crate::JpegCompressibility::register(&mut registry)?;
         crate::TargetColour::register(&mut registry)?;
         crate::RankInGroup::register(&mut registry)?;
+        crate::DiversityInGroup::register(&mut registry)?;
         Ok(registry)
     }
 

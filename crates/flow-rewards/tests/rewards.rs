@@ -215,6 +215,20 @@ fn ranks_run_from_zero_to_one_and_equal_scores_share_theirs() {
 }
 
 #[test]
+fn the_diversity_of_a_group_is_0_for_images_that_are_there_twice() {
+    let reward = build("diversity-in-group", json!({ "side": 2 }));
+    assert_eq!(reward.kind(), RewardKind::Groupwise);
+    let prompt = digit_prompt("bold 7");
+    let mut half = grey(4, 1.0);
+    half.pixels_chw[..8].fill(-1.0);
+    let images = [grey(4, 0.5), half, grey(4, 0.5), grey(4, -0.25)];
+    let samples: Vec<_> = images.iter().map(|image| sample(image, &prompt)).collect();
+    // Cells (-1, -1, 1, 1) are at right angles to those that are all the same, and black is opposite to white.
+    assert_eq!(reward.score(&samples).unwrap(), [0.0, 1.0, 0.0, 1.0]);
+    assert_eq!(reward.score(&samples[..1]).unwrap(), [0.0]);
+}
+
+#[test]
 fn no_score_leaves_the_range_that_its_reward_names() {
     let infinite = f64::INFINITY;
     let cases = [
@@ -240,6 +254,7 @@ fn no_score_leaves_the_range_that_its_reward_names() {
             json!({ "reward": "jpeg-compressibility" }),
             (0.0, 1.0),
         ),
+        ("diversity-in-group", json!({}), (0.0, 2.0)),
         ("shapes-rules", json!({}), (0.0, 1.0)),
     ];
     let prompt = digit_prompt("thin 3");
@@ -270,6 +285,7 @@ fn every_reward_refuses_images_that_are_not_finite() {
             "rank-in-group",
             json!({ "reward": "digit-classifier", "params": built_in() }),
         ),
+        ("diversity-in-group", json!({ "side": 3 })),
     ] {
         let error = build(name, params)
             .score(&[sample(&good, &prompt), sample(&bad, &prompt)])
@@ -289,8 +305,8 @@ fn an_unknown_reward_lists_what_exists_and_the_nearest_name() {
     let error = refusal("digit-clasifier", Value::Null);
     assert_eq!(
         error,
-        "there is no reward `digit-clasifier`; available: digit-classifier, jpeg-compressibility, rank-in-group, \
-         shapes-rules, target-colour. The nearest name is `digit-classifier`"
+        "there is no reward `digit-clasifier`; available: digit-classifier, diversity-in-group, \
+         jpeg-compressibility, rank-in-group, shapes-rules, target-colour. The nearest name is `digit-classifier`"
     );
     assert!(refusal("aesthetic", Value::Null).starts_with("there is no reward `aesthetic`; available: "));
     assert_eq!(build("Digit_Classifier", built_in()).name(), "digit-classifier");
@@ -385,7 +401,7 @@ fn a_reward_from_outside_registers_itself_once() {
     registry.register(factory()).unwrap();
     let names: Vec<_> = registry.iter().map(|factory| factory.name()).collect();
     assert_eq!(names.last(), Some(&"words"));
-    assert_eq!(names.len(), 6);
+    assert_eq!(names.len(), 7);
     let reward = registry
         .build("words", &table(json!({ "factor": 0.5 })), Path::new("."))
         .unwrap();

@@ -337,6 +337,7 @@ impl Job {
                     device: &self.device,
                     batch,
                     advantages: self.device.tensor(advantages, [rows]),
+                    gates: None,
                     noise: None,
                     before: None,
                     compared: Vec::new(),

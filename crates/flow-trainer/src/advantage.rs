@@ -236,6 +236,17 @@ pub fn compute_advantages(
     Ok(Advantages { values, metrics })
 }
 
+impl Advantages {
+    /// Puts others in their place, one per sample.
+    pub(crate) fn replace(&mut self, values: Vec<f32>) {
+        let wide = || values.iter().map(|value| f64::from(*value));
+        self.metrics.advantage_abs_mean = wide().map(f64::abs).sum::<f64>() / values.len().max(1) as f64;
+        self.metrics.advantage_min = wide().fold(f64::INFINITY, f64::min);
+        self.metrics.advantage_max = wide().fold(f64::NEG_INFINITY, f64::max);
+        self.values = values;
+    }
+}
+
 fn check(
     rewards: &[RewardColumn<'_>],
     groups: &[u64],

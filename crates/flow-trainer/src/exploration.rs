@@ -144,7 +144,7 @@ pub fn rank_correlation(a: &[f64], b: &[f64]) -> Option<f64> {
 }
 
 /// Ranks from 1, the mean of them for equal values.
-fn ranks(values: &[f64]) -> Vec<f64> {
+pub(crate) fn ranks(values: &[f64]) -> Vec<f64> {
     let rank = |value: &f64| {
         let below = values.iter().filter(|other| *other < value).count();
         let equal = values.iter().filter(|other| *other == value).count();

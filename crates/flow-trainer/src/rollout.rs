@@ -94,16 +94,26 @@ pub struct SampleRequest<'a> {
     pub steps: &'a [StepCoefficients],
 }
 
-/// `[B, 5]`, the row `a, b, c, k, offset` of [`SamplerOps::sde_step`](flow_core::ops::SamplerOps::sde_step) repeated.
+/// `[B, 5]`, the row `a, b, c, k, offset` of [`SamplerOps::sde_step`](flow_core::ops::SamplerOps::sde_step) repeated. `c` is that of
+/// noise, or of what a step has in its place.
 pub fn coefficient_rows(device: &ComputeDevice, step: &StepCoefficients, batch: usize) -> RawTensor {
     let log_prob = step.log_prob.as_ref();
+    let added = if step.history == 0.0 {
+        step.noise
+    } else {
+        step.history
+    };
     let row = [
         step.mean_x,
         step.mean_v,
-        step.noise,
+        added,
         log_prob.map_or(0.0, |coefficients| coefficients.scale),
         log_prob.map_or(0.0, |coefficients| coefficients.offset),
     ];
+    repeated(device, row, batch)
+}
+
+fn repeated(device: &ComputeDevice, row: [f64; 5], batch: usize) -> RawTensor {
     device.plain(row.map(|value| value as f32).repeat(batch), &[batch, row.len()])
 }
 
@@ -148,6 +158,8 @@ impl Sampler {
         let mut x = self.noise(initial, starts, 0, values);
         // The noise of steps that have none: made once, on the device.
         let mut still = None;
+        // The image that the step before pointed at, where a step reads it: a solver of second order.
+        let mut image: Option<RawTensor> = None;
         // One number per sample, the same for those whose latents are the same bits; none once all may differ.
         let mut alike = Some(starts);
         let mut records = Vec::new();
@@ -176,28 +188,25 @@ impl Sampler {
             );
             let v = plain(&v.into_dispatch());
             let coefficients = coefficient_rows(&self.device, step, batch);
+            let taken = SdeStep {
+                x: &x,
+                v: &v,
+                coefficients: &coefficients,
+            };
+            let sampler = self.kernels.ops().sampler;
             let done = if step.is_stochastic() {
                 let noise = self.addressed(added, own, index as u32 + 1, values);
-                self.kernels.ops().sampler.sde_step_drawn(
-                    SdeStep {
-                        x: &x,
-                        v: &v,
-                        coefficients: &coefficients,
-                    },
-                    &noise,
-                    &self.device,
-                )
+                sampler.sde_step_drawn(taken, &noise, &self.device)
             } else {
-                let noise = still.get_or_insert_with(|| self.device.zeros(&[batch, values]));
-                self.kernels.ops().sampler.sde_step(
-                    SdeStep {
-                        x: &x,
-                        v: &v,
-                        coefficients: &coefficients,
-                    },
-                    noise,
-                )
+                let zeros = still.get_or_insert_with(|| self.device.zeros(&[batch, values]));
+                let before = image.as_ref().filter(|_| step.history != 0.0);
+                sampler.sde_step(taken, before.unwrap_or(zeros))
             };
+            let is_read = steps.get(index + 1).is_some_and(|next| next.history != 0.0);
+            image = is_read.then(|| {
+                let zeros = still.get_or_insert_with(|| self.device.zeros(&[batch, values]));
+                self.image((&x, &v), (step.sigma, batch), zeros)
+            });
             if site.stage == Stage::Rollout && keeps(step) {
                 records.push(StepRecord {
                     step: *step,
@@ -225,6 +234,18 @@ impl Sampler {
             clean: x,
             size: self.size,
         }
+    }
+
+    /// The images that velocities `v` at latents `x` of a noise level point at, all `[B, N]`.
+    fn image(
+        &self,
+        (x, v): (&RawTensor, &RawTensor),
+        (sigma, batch): (f64, usize),
+        zeros: &RawTensor,
+    ) -> RawTensor {
+        let coefficients = &repeated(&self.device, [1.0, -sigma, 0.0, 0.0, 0.0], batch);
+        let sampler = self.kernels.ops().sampler;
+        sampler.sde_step(SdeStep { x, v, coefficients }, zeros).x_next
     }
 
     /// Standard normal values, `[B, N]`, each row addressed by its sample and the step.

@@ -9,6 +9,7 @@ use crate::sections::{
 pub(super) fn check(rules: &mut Rules<'_>) {
     noise_level(rules);
     window(rules);
+    after_window(rules);
     coupled(rules);
     initial_noise(rules);
     shift(rules);
@@ -219,6 +220,31 @@ fn candidates(window: &Window, steps: usize) -> Vec<usize> {
     }
 }
 
+/// Behind a window of all steps there is one step, whatever takes it.
+fn after_window(rules: &mut Rules<'_>) {
+    let scheduler = &rules.config.scheduler;
+    let last = candidates(&scheduler.window, scheduler.steps).into_iter().max();
+    let ends_late = match &scheduler.window {
+        Window::All(_) => true,
+        Window::List(_) => last.is_some_and(|last| last + 2 >= scheduler.steps),
+        Window::Random(_) | Window::Sliding(_) | Window::Contiguous(_) => false,
+    };
+    if scheduler.dynamics == Dynamics::Ode || !ends_late {
+        return;
+    }
+    if let Some(first) = rules.written_below("scheduler.after_window").first() {
+        rules
+            .warning(
+                codes::RULE_UNUSED,
+                &[first, "scheduler.window"],
+                format!(
+                    "`{first}` saves nothing: behind the steps of `scheduler.window` there is at most one"
+                ),
+            )
+            .help("end the window earlier, for instance `{ kind = \"sliding\", size = 4 }`, or remove it");
+    }
+}
+
 fn coupled(rules: &mut Rules<'_>) {
     let config = rules.config;
     let scheduler = &config.scheduler;
@@ -238,7 +264,11 @@ fn coupled(rules: &mut Rules<'_>) {
                 )
                 .help("set `scheduler.dynamics` to \"flow-sde\", \"dance-sde\" or \"cps\", or `algorithm.kind` to \"nft\"");
         }
-        for key in ["scheduler.noise_level", "scheduler.window"] {
+        for key in [
+            "scheduler.noise_level",
+            "scheduler.window",
+            "scheduler.after_window",
+        ] {
             if let Some(first) = rules.written_below(key).first() {
                 rules
                     .warning(

@@ -4,11 +4,12 @@ use super::Rules;
 use crate::codes;
 
 /// What only a rollout or its rewards read.
-const OF_ROLLOUTS: [&str; 5] = [
+const OF_ROLLOUTS: [&str; 6] = [
     "advantage",
     "audit.drift_groups",
     "audit.drift_every",
     "sampling.initial_noise",
+    "scheduler.after_window",
     "watch.every",
 ];
 

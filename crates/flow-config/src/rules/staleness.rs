@@ -18,7 +18,7 @@ pub(super) fn check(rules: &mut Rules<'_>) {
         );
         rules
             .error(RULE_STALENESS, &[KEY, "algorithm.kind"], message)
-            .help("set `algorithm.kind` to \"grpo\", \"grpo-guard\" or \"dppo\", or remove `sampling.staleness`");
+            .help("set `algorithm.kind` to \"grpo\", \"grpo-guard\", \"dppo\" or \"gardo\", or remove `sampling.staleness`");
     }
     if config.exploration.is_on() {
         let message = "exploration waits for the rewards of its candidates before it samples the rollout, so nothing would run beside the \

@@ -377,6 +377,8 @@ split = true
 "#,
     r#"
 config_version = 1
+[scheduler.after_window]
+kind = "euler"
 [scheduler.window]
 kind = "sliding"
 size = 3
@@ -393,6 +395,9 @@ kind = "contiguous"
 size = 3
 range = [1, 7]
 seed = 5
+[scheduler.after_window]
+kind = "dpm-solver"
+share = 0.5
 "#,
     r#"
 config_version = 1
@@ -566,6 +571,44 @@ query_distribution = "source-uniform"
 fake_score = { updates = 1 }
 [scheduler]
 dynamics = "ode"
+"#,
+    r#"
+config_version = 1
+[algorithm]
+kind = "gardo"
+clip_range = [-1e-5, 1e-5]
+advantage_clip = 4
+diversity = "unlike"
+judges = ["small"]
+kl_beta = 0.07
+inner_epochs = 2
+step_weights = "diffusion"
+[algorithm.gate]
+suspects = "underrated"
+share = 0.2
+share_range = [0.1, 0.3]
+rate = 0.2
+window = 10
+[algorithm.renewal]
+divergence = 1e-4
+iterations = 5
+[[rewards]]
+kind = "digit-classifier"
+weights = "built-in"
+[[rewards]]
+kind = "jpeg-compressibility"
+name = "small"
+weight = 0
+[[rewards]]
+kind = "diversity-in-group"
+name = "unlike"
+weight = 0
+side = 4
+[[eval_rewards]]
+kind = "clip-diversity"
+path = "clip"
+batch_size = 4
+device = "run"
 "#,
     "config_version = 1\n[ema.schedule]\nkind = \"cosine\"\nsteps = 7\n[checkpointing]\npolicy = \"budget\"\npeak_gib = 1.5\n",
     "config_version = 1\n[ema.schedule]\nkind = \"constant\"\ndecay = 0.5\n[checkpointing]\npolicy = \"block-skip\"\nevery = 3\n",

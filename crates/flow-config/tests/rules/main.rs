@@ -57,6 +57,36 @@ fn each_rule_is_reported_at_the_key_to_mend() {
             "rewards.1.name",
             Error,
         ),
+        (
+            "[algorithm]\nkind = \"gardo\"\nkl_beta = 0",
+            "rule::reward-role",
+            "algorithm.diversity",
+            Error,
+        ),
+        (
+            "[algorithm]\nkind = \"gardo\"\ndiversity = \"none\"",
+            "rule::reward-role",
+            "algorithm.judges",
+            Error,
+        ),
+        (
+            "[algorithm]\nkind = \"gardo\"\ndiversity = \"none\"\njudges = [\"small\"]",
+            "rule::reward-role",
+            "algorithm.judges.0",
+            Error,
+        ),
+        (
+            "[algorithm]\nkind = \"gardo\"\nkl_beta = 0\n[[rewards]]\nkind = \"diversity-in-group\"",
+            "rule::reward-role",
+            "rewards.0.weight",
+            Error,
+        ),
+        (
+            "[scheduler]\nsteps = 8\n[scheduler.after_window]\nkind = \"dpm-solver\"",
+            "rule::unused",
+            "scheduler.after_window.kind",
+            Warning,
+        ),
         ("[device]\nindex = 1", "rule::device-index", "device.index", Error),
         (
             "[model.dit]\nhidden = 98\nheads = 7",
@@ -474,6 +504,8 @@ fn what_is_right_is_not_complained_about() {
     for text in [
         "[scheduler]\ndynamics = \"ode\"\n[algorithm]\nkind = \"nft\"",
         "[scheduler.window]\nkind = \"list\"\nsteps = [0, 9]",
+        "[scheduler]\nwindow = { kind = \"sliding\" }\nafter_window = { kind = \"dpm-solver\" }",
+        "[algorithm]\nkind = \"gardo\"\njudges = [\"target-colour\"]\n[[rewards]]\nkind = \"target-colour\"\nrgb = [1, 1, 1]\n[[rewards]]\nkind = \"diversity-in-group\"\nweight = 0",
         "[scheduler]\nsteps = 3\nnoise_level = [0.5, 0.7, 0.0]",
         "[scheduler]\nsteps = 3\nnoise_level = [0.0, 0.7, 0.0]\n[scheduler.window]\nkind = \"list\"\nsteps = [1]",
         "[sampling]\ngroup_size = 3\nprompts_per_step = 7\nmicro_batch = 21",

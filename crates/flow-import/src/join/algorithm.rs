@@ -4,40 +4,33 @@ use toml_edit::Value;
 
 use super::ema::Schedule;
 use super::family::Family;
-use super::{number, table, take_given};
+use super::{number, records, table, take_given};
 use crate::convert;
 use crate::draft::{Draft, Item};
 use crate::note::Rank;
 use crate::rule::Conversion;
 use crate::scalar::Scalar;
 
-/// Flow-Factory's trainers whose keys are not converted, since flow-train does not have them, or ([`OF_RECORDS`]) has other data for
-/// them; and whether they train on trajectories' log-probabilities, as `grpo` does, rather than on clean images at drawn times, as `nft`
-/// does. (All are of the latter kind today.)
-const OTHERS: [(&str, bool); 6] = [
-    ("tdm-r1", false),
-    ("sft", false),
-    ("offline-dpo", false),
-    ("diffusion-opd", false),
-    ("dmd2", false),
-    ("tdm", false),
+/// Flow-Factory's trainers that flow-train has, too, under the same names.
+const HERE: [&str; 13] = [
+    "grpo",
+    "grpo-guard",
+    "nft",
+    "dppo",
+    "awm",
+    "dpo",
+    "dgpo",
+    "crd",
+    "sft",
+    "offline-dpo",
+    "diffusion-opd",
+    "dmd2",
+    "tdm",
 ];
 
-/// Those that flow-train has, and that learn from records of the data set, which are written in another way here; an epoch of them is a pass
-/// over the data.
-const OF_RECORDS: [(&str, &str); 2] = [
-    (
-        "sft",
-        "captioned pictures (`data.kind = \"images\"`), and `sampling.group_size = 1`",
-    ),
-    (
-        "offline-dpo",
-        "pairs of pictures (`data.kind = \"preferences\"`), and `sampling.group_size = 2`",
-    ),
-];
-
-/// Those of them that flow-train has.
-const BY_HAND: [&str; 3] = ["diffusion-opd", "dmd2", "tdm"];
+/// Flow-Factory's trainers that flow-train does not have, and whether they train on trajectories' log-probabilities, as `grpo` does, rather
+/// than on clean images at drawn times, as `nft` does.
+const OTHERS: [(&str, bool); 1] = [("tdm-r1", false)];
 
 fn name(written: &str) -> String {
     written.to_lowercase().replace('_', "-")
@@ -52,9 +45,7 @@ pub(crate) fn choose(draft: &mut Draft<'_>) {
         return;
     }
     let written = name(item.node.text().unwrap_or_default());
-    let kind = ["grpo", "grpo-guard", "nft", "dppo", "awm", "dpo", "dgpo", "crd"]
-        .into_iter()
-        .find(|kind| *kind == written);
+    let kind = HERE.into_iter().find(|kind| *kind == written);
     let other = OTHERS.iter().find(|(theirs, _)| *theirs == written);
     match (kind, other) {
         (Some(kind), _) => draft.set_kind(kind, true),
@@ -77,25 +68,16 @@ pub(super) fn kind(draft: &mut Draft<'_>) {
                 "Flow-Factory does not divide the loss of a step by its -dt, which the official code does",
             );
         }
+        if records::rows(kind).is_some() {
+            let text = "Flow-Factory counts passes over the data set, flow-train iterations of `sampling.prompts_per_step` records: multiply by \
+                        their number per pass";
+            draft.remark("run.steps", text);
+        }
         return;
     }
     // What was asked for stands in the TOML: nothing else is trained in its place.
     let Some(item) = &item else { return };
-    let written = name(item.node.text().unwrap_or_default());
-    if let Some((kind, data)) = OF_RECORDS.iter().find(|(kind, _)| *kind == written) {
-        let because = format!("no conversion of the data of the trainer {kind}");
-        let text = format!(
-            ": set {data}; `run.steps` counts iterations of `sampling.prompts_per_step` records, not passes over all. What only this \
-             trainer reads stands below as comments"
-        );
-        return draft.ask("algorithm.kind", *kind, &origins, &because, &text);
-    }
-    let because = match BY_HAND.contains(&written.as_str()) {
-        true => format!(
-            "no conversion of trainer {written}, though it has the trainer: write `[algorithm]` by hand"
-        ),
-        false => format!("no trainer {}", item.node.flow()),
-    };
+    let because = format!("no trainer {}", item.node.flow());
     let asked = match item.node.text() {
         Some(text) => text.to_owned(),
         None => item.node.flow(),
@@ -136,8 +118,14 @@ pub(super) fn kl(draft: &mut Draft<'_>) {
     ) {
         return;
     }
-    if draft.kind == "dpo" {
-        return reference_of_dpo(draft);
+    match draft.kind {
+        "dpo" | "offline-dpo" => {
+            let reason = "DPO has the reference inside its loss, and no KL term";
+            return without_kl(draft, reason, true);
+        }
+        "dmd2" | "tdm" => return without_kl(draft, "a distillation has no KL term", true),
+        "sft" | "diffusion-opd" => return without_kl(draft, "this trainer has no KL term", false),
+        _ => {}
     }
     let beta = take_given(draft, "train.kl_beta");
     let kind = take_given(draft, "train.kl_type");
@@ -260,15 +248,14 @@ fn pull(draft: &mut Draft<'_>, beta: Option<&Item<'_>>, kind: Option<&Item<'_>>)
     }
 }
 
-/// DPO has its reference inside its loss, and no KL term.
-fn reference_of_dpo(draft: &mut Draft<'_>) {
+/// What has no KL term, and may compare with the reference otherwise.
+fn without_kl(draft: &mut Draft<'_>, reason: &str, has_reference: bool) {
     for from in ["train.kl_beta", "train.kl_type", "train.kl_guidance_scale"] {
         if let Some(item) = take_given(draft, from) {
-            let reason = "DPO has the reference inside its loss, and no KL term";
             draft.keep_as(Rank::Detail, "algorithm", &item.origin, reason);
         }
     }
-    if uses_lora(draft) {
+    if has_reference && uses_lora(draft) {
         draft.set("algorithm.reference", "lora-off", &[], "adapters off");
     }
 }
@@ -319,10 +306,13 @@ pub(super) fn old_policy(draft: &mut Draft<'_>) {
     let awm = draft.kind == "awm";
     if draft.kind != "nft" && !awm {
         for origin in origins {
-            let reason = format!(
-                "`algorithm.kind = \"{}\"` samples with the policy that it trains, in Flow-Factory too",
-                draft.kind
-            );
+            let reason = match records::rows(draft.kind) {
+                Some(_) => records::NO_ROLLOUT.to_owned(),
+                None => format!(
+                    "`algorithm.kind = \"{}\"` samples with the policy that it trains, in Flow-Factory too",
+                    draft.kind
+                ),
+            };
             draft.keep_as(Rank::Detail, "algorithm", origin, reason);
         }
         return;

@@ -2,29 +2,29 @@
 //! makes S optimizer steps of them; flow-train makes the same optimizer steps of the same images on one device, with
 //! batches of B and `prompts * group / (B * S)` of them accumulated. Where that is no whole number, it says so.
 
-use super::{take_given, whole};
+use super::{distillation, records, take_given, whole};
 use crate::convert;
 use crate::draft::{Draft, Item, Origin};
 
 /// flow-train's group, where Flow-Factory's would be one image, whose advantage is always 0.
 const LEAST_GROUP: i64 = 16;
 /// Numbers beyond this are no batch sizes.
-const MOST: i64 = 65_536;
+pub(super) const MOST: i64 = 65_536;
 
 /// A key of the geometry: its number, and where it stood.
-struct Count<'y> {
-    number: i64,
+pub(super) struct Count<'y> {
+    pub number: i64,
     item: Option<Item<'y>>,
 }
 
 impl Count<'_> {
-    fn origin(&self) -> Option<&Origin> {
+    pub fn origin(&self) -> Option<&Origin> {
         self.item.as_ref().map(|item| &item.origin)
     }
 }
 
 /// Takes a key that must be a whole number from 1 on.
-fn count<'y>(draft: &mut Draft<'y>, from: &str, section: &str, default: i64) -> Count<'y> {
+pub(super) fn count<'y>(draft: &mut Draft<'y>, from: &str, section: &str, default: i64) -> Count<'y> {
     let item = take_given(draft, from);
     match item.as_ref().map(whole) {
         None => Count {
@@ -52,6 +52,9 @@ fn count<'y>(draft: &mut Draft<'y>, from: &str, section: &str, default: i64) -> 
 pub(super) fn apply(draft: &mut Draft<'_>) {
     let text = "Flow-Factory computes on GPUs";
     draft.set("device.kind", "cuda", &[], text);
+    if let Some(rows) = records::rows(draft.kind) {
+        return records::geometry(draft, rows);
+    }
     let sampler = Sampler::of(draft);
     let group = group(draft);
     let prompts = count(draft, "train.unique_sample_num_per_epoch", "sampling", 8);
@@ -121,7 +124,7 @@ impl Sampler {
         };
         let mut step = at_once / gcd(group, at_once);
         if peek("train.gradient_accumulation_steps").is_none() {
-            step = step.saturating_mul(peek("train.gradient_step_per_epoch").unwrap_or(2));
+            step = step.saturating_mul(peek("train.gradient_step_per_epoch").unwrap_or(default_steps(draft)));
         }
         if contiguous {
             step = (step / gcd(step, devices)).saturating_mul(devices);
@@ -129,6 +132,11 @@ impl Sampler {
         // Four factors of 65,536 are more than 63 bits hold.
         prompts.saturating_add(step - 1) / step * step
     }
+}
+
+/// Optimizer steps of a rollout where Flow-Factory's config says nothing.
+fn default_steps(draft: &Draft<'_>) -> i64 {
+    if distillation::replays(draft.kind) { 1 } else { 2 }
 }
 
 fn gcd(a: i64, b: i64) -> i64 {
@@ -200,7 +208,8 @@ fn accumulation(draft: &mut Draft<'_>, batches: i64, as_written: bool, devices: 
             None
         }
     });
-    let steps = count(draft, "train.gradient_step_per_epoch", "optimizer", 2);
+    let default = default_steps(draft);
+    let steps = count(draft, "train.gradient_step_per_epoch", "optimizer", default);
     let several = devices.number > 1;
     let wanted = match &accumulate {
         Some((item, number)) => {

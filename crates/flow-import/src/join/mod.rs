@@ -5,6 +5,7 @@
 mod acceleration;
 mod algorithm;
 mod crd;
+mod distillation;
 mod ema;
 mod family;
 mod geometry;
@@ -13,6 +14,7 @@ mod model;
 mod optimizer;
 mod path;
 mod prompts;
+mod records;
 mod rewards;
 
 pub(crate) use algorithm::{NO_TRAINER, choose as choose_algorithm};
@@ -30,12 +32,14 @@ pub(crate) fn apply(join: Join, draft: &mut Draft<'_>) {
         Join::Prompts => prompts::apply(draft),
         Join::Advantage => algorithm::advantage(draft),
         Join::Algorithm => algorithm::kind(draft),
+        Join::Dynamics => path::dynamics(draft),
         Join::Window => path::window(draft),
         Join::Geometry => geometry::apply(draft),
         Join::Optimizer => optimizer::apply(draft),
         Join::Kl => algorithm::kl(draft),
         Join::OldPolicy => algorithm::old_policy(draft),
         Join::Crd => crd::apply(draft),
+        Join::Distillation => distillation::apply(draft),
         Join::Ema => ema::apply(draft),
         Join::Evaluation => path::evaluation(draft),
         Join::Seed => path::seed(draft),

@@ -1,7 +1,7 @@
 //! Settings of AdamW. They stand in `train`, and in newer configs in the list `optimizers`, which has a map for each set
 //! of weights that is trained.
 
-use super::take_given;
+use super::{distillation, take_given};
 use crate::convert;
 use crate::draft::{Draft, Item, Origin, quoted};
 use crate::rule::Conversion;
@@ -85,7 +85,12 @@ fn listed<'y>(draft: &mut Draft<'y>) -> Listed<'y> {
             };
             Listed::One(one(draft, &path, pairs))
         }
-        Some(_) => {
+        Some(maps) => {
+            if let Some((generator, fake)) = roles(draft, maps) {
+                let path = |index: usize| format!("{}.{index}", origin.from);
+                distillation::fake_score(draft, &path(fake), maps[fake]);
+                return Listed::One(one(draft, &path(generator), maps[generator]));
+            }
             let reason = "a map for each set of weights that is trained; flow-train trains one set with one optimizer, AdamW: \
                           write the settings that it is to have into [optimizer], where nothing was added for them";
             draft.keep("optimizer", &origin, reason);
@@ -98,6 +103,14 @@ fn listed<'y>(draft: &mut Draft<'y>) -> Listed<'y> {
             Listed::Unclear
         }
     }
+}
+
+/// The student's map and the fake score's, where the trainer has both.
+fn roles(draft: &Draft<'_>, maps: &[&[Pair]]) -> Option<(usize, usize)> {
+    if !distillation::replays(draft.kind) {
+        return None;
+    }
+    distillation::roles(maps)
 }
 
 /// The settings in the one map; what else it has gets its note here.

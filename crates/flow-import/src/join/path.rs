@@ -2,7 +2,7 @@
 
 use toml_edit::Value;
 
-use super::{table, take_given, whole};
+use super::{distillation, records, table, take_given, whole};
 use crate::convert::{self, is_one_of, list};
 use crate::draft::{Draft, Item, Origin};
 use crate::note::Rank;
@@ -16,6 +16,38 @@ fn steps(draft: &Draft<'_>) -> i64 {
         .unwrap_or(10)
 }
 
+/// How a step goes from one sigma to the next.
+pub(super) fn dynamics(draft: &mut Draft<'_>) {
+    const TO: &str = "scheduler.dynamics";
+    const TEXT: &str = "how a step goes from one sigma to the next";
+    let words = Conversion::Choice(&[
+        ("Flow-SDE", "flow-sde"),
+        ("Dance-SDE", "dance-sde"),
+        ("CPS", "cps"),
+        ("ODE", "ode"),
+    ]);
+    let item = take_given(draft, "scheduler.dynamics_type");
+    let replays = distillation::replays(draft.kind);
+    let mut is_written = false;
+    if let Some(item) = &item {
+        match convert::convert(words, item.node) {
+            Ok(value) if replays && value.as_str() != Some("ode") => {
+                let reason =
+                    "this trainer takes the steps of the rollout once more, which must be deterministic";
+                draft.keep("scheduler", &item.origin, reason);
+            }
+            Ok(value) => {
+                draft.set(TO, value, &[&item.origin], TEXT);
+                is_written = true;
+            }
+            Err(why) => draft.keep("scheduler", &item.origin, format!("{why} ({TO}: {TEXT})")),
+        }
+    }
+    if replays && !is_written {
+        draft.set(TO, "ode", &[], "its trainers dmd2 and tdm take ODE steps");
+    }
+}
+
 pub(super) fn window(draft: &mut Draft<'_>) {
     let number = draft.take("scheduler.num_sde_steps");
     let from = take_given(draft, "scheduler.sde_steps");
@@ -23,9 +55,13 @@ pub(super) fn window(draft: &mut Draft<'_>) {
     let ode = draft
         .peek("scheduler.dynamics_type")
         .is_some_and(|item| is_one_of(item.node, &["ODE"]));
-    if ode {
+    let on_records = records::rows(draft.kind).is_some();
+    if ode || on_records || distillation::replays(draft.kind) {
         for item in [&number, &from, &seed].into_iter().flatten() {
-            let reason = "ODE has no random steps, so this is not read";
+            let reason = match on_records {
+                true => records::NO_ROLLOUT,
+                false => "ODE has no random steps, so this is not read",
+            };
             draft.keep_as(Rank::Detail, "scheduler", &item.origin, reason);
         }
         return;

@@ -1,7 +1,7 @@
 //! Prompts, which Flow-Factory reads from a folder: `train.jsonl` or else `train.txt`, and likewise `test`
 //! (`data_utils/dataset.py`).
 
-use super::take_given;
+use super::{records, take_given};
 use crate::convert::{convert, not_a};
 use crate::draft::{Draft, Item};
 use crate::note::Rank;
@@ -13,6 +13,9 @@ const NEED: &str = "a file of prompts";
 const MEDIA: [&str; 3] = ["data.image_dir", "data.video_dir", "data.audio_dir"];
 
 pub(super) fn apply(draft: &mut Draft<'_>) {
+    if records::rows(draft.kind).is_some() {
+        return records::data(draft);
+    }
     let several = take_given(draft, "data.datasets");
     let folder = take_given(draft, "data.dataset_dir");
     let written = match (&several, &folder) {

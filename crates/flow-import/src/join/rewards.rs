@@ -3,7 +3,7 @@
 use toml_edit::{InlineTable, Value};
 
 use super::known_rewards::{self, Known};
-use super::take_given;
+use super::{records, take_given};
 use crate::convert;
 use crate::draft::{Draft, Item, Origin, quoted};
 use crate::note::Rank;
@@ -36,7 +36,9 @@ pub(super) fn apply(draft: &mut Draft<'_>) {
         let Some(item) = take_given(draft, list) else {
             continue;
         };
-        given |= list == "rewards" && item.node.list().is_none_or(|nodes| !nodes.is_empty());
+        // What learns from records needs rewards for evaluations alone.
+        let counts = list == "rewards" || records::rows(draft.kind).is_some();
+        given |= counts && item.node.list().is_none_or(|nodes| !nodes.is_empty());
         rewards(draft, list, &item.origin, item.node);
     }
     if !given {

@@ -171,12 +171,7 @@ pub(super) const SCHEDULER: &[Rule] = &[
     Rule::new(
         "scheduler.dynamics_type",
         "scheduler.dynamics",
-        Choice(&[
-            ("Flow-SDE", "flow-sde"),
-            ("Dance-SDE", "dance-sde"),
-            ("CPS", "cps"),
-            ("ODE", "ode"),
-        ]),
+        Joint(Join::Dynamics),
         "how a step goes from one sigma to the next",
     ),
     Rule::new(

@@ -14,11 +14,21 @@ const OLD_POLICY: &[&str] = &["nft", "awm"];
 const DRAWN: &[&str] = &["nft", "awm", "dgpo", "crd"];
 const DPPO: &[&str] = &["dppo"];
 const AWM: &[&str] = &["awm"];
-const DPO: &[&str] = &["dpo"];
 const DGPO: &[&str] = &["dgpo"];
 const CRD: &[&str] = &["crd"];
 /// Those that take their loss at drawn times.
-const AT_TIMES: &[&str] = &["nft", "awm", "dpo", "dgpo", "crd"];
+const AT_TIMES: &[&str] = &["nft", "awm", "dpo", "dgpo", "crd", "sft", "offline-dpo"];
+/// Those that compare the better image of a pair with the other.
+const WITH_PAIRS: &[&str] = &["dpo", "offline-dpo"];
+/// Those whose times are drawn by `weighting_scheme`.
+const WEIGHTED: &[&str] = &["dpo", "sft", "offline-dpo"];
+const OPD: &[&str] = &["diffusion-opd"];
+/// Those with a fake score.
+const WITH_FAKE: &[&str] = &["dmd2", "tdm"];
+const DMD2: &[&str] = &["dmd2"];
+const TDM: &[&str] = &["tdm"];
+const REPLAYED: &str =
+    "flow-train logs the difference of a replayed step from the stored one, and stops for none";
 const MODEL_SIZE: &str =
     "pixels of an image or a frame, in whole patches of 16; left out, Flow-Factory takes 512";
 const ON_DEVICE: &str = "in flow-train it lies where the weights lie";
@@ -29,7 +39,7 @@ pub(super) const COMMON: &[Rule] = &[
         "train.trainer_type",
         "algorithm.kind",
         Joint(Join::Algorithm),
-        "`grpo`, `grpo-guard`, `dppo`, `nft`, `awm`, `dpo`, `dgpo` and `crd`; `sft` and `offline-dpo` stand in the TOML with what to set beside them; any other as it is, and flow-train refuses it",
+        "`grpo`, `grpo-guard`, `dppo`, `nft`, `awm`, `dpo`, `dgpo`, `crd`, `sft`, `offline-dpo`, `diffusion-opd`, `dmd2` and `tdm`; any other as it is, and flow-train refuses it",
     ),
     Rule::new(
         "train.resolution",
@@ -299,11 +309,10 @@ pub(super) const ALGORITHMS: &[Rule] = &[
     .kinds(AT_TIMES),
     Rule::new(
         "train.timestep_range",
-        "algorithm.train_timesteps.range",
-        Fraction,
-        "part of the path, from noise (0) to image (1); one number `f` is `[0, f]`",
-    )
-    .kinds(AT_TIMES),
+        "algorithm.train_timesteps.range, algorithm.step_range",
+        Joint(Join::Distillation),
+        "part of the path, from noise (0) to image (1); one number `f` is `[0, f]`; of diffusion-opd the steps of the rollout in it",
+    ),
     Rule::new(
         "train.kl_mask_type",
         "algorithm.mask",
@@ -345,25 +354,25 @@ pub(super) const ALGORITHMS: &[Rule] = &[
         "factor of the pull towards the average; flow-train's is a copy of its own, see `algorithm.old_policy`",
     )
     .kinds(AWM),
-    Rule::new("train.beta", "algorithm.beta", Number, "strength of the preference in DPO").kinds(DPO),
+    Rule::new("train.beta", "algorithm.beta", Number, "strength of the preference in DPO").kinds(WITH_PAIRS),
     Rule::new(
         "train.weighting_scheme",
         "algorithm.train_timesteps.strategy",
         Choice(&[("logit_normal", "logit-normal"), ("uniform", "uniform")]),
-        "how DPO's times are drawn; flow-train draws several of them in equal parts of the range",
+        "how the times of DPO and SFT are drawn; flow-train draws several of DPO's in equal parts of the range",
     )
-    .kinds(DPO),
+    .kinds(WEIGHTED),
     Rule::new(
         "train.logit_mean",
         "",
         Same(&["0", "0.0"]),
-        "mean of DPO's logit; flow-train's is 0",
+        "mean of the logit of times; flow-train's is 0",
     ),
     Rule::new(
         "train.logit_std",
         "",
         Same(&["1", "1.0"]),
-        "standard deviation of DPO's logit; flow-train's is 1",
+        "standard deviation of the logit of times; flow-train's is 1",
     ),
     Rule::new(
         "train.dpo_beta",
@@ -479,6 +488,107 @@ pub(super) const ALGORITHMS: &[Rule] = &[
         "whether CRD pulls better images more",
     )
     .kinds(CRD),
+    Rule::new(
+        "train.teachers",
+        "algorithm.teachers",
+        Joint(Join::Distillation),
+        "the teachers of diffusion-opd: `path` is `adapter`; each prompt names its own in the place of `applicable_datasets`",
+    ),
+    Rule::new("train.teacher_param_device", "", Same(&["cuda"]), ON_DEVICE).no_matter(),
+    Rule::new(
+        "train.loss_target",
+        "algorithm.loss_target",
+        Choice(&[("xt", "mean"), ("v", "velocity"), ("x0", "image")]),
+        "what diffusion-opd compares with a teacher",
+    )
+    .kinds(OPD),
+    Rule::new(
+        "train.self_normalize",
+        "algorithm.self_normalise",
+        Switch,
+        "whether diffusion-opd divides a loss by the size of the difference",
+    )
+    .kinds(OPD),
+    Rule::new(
+        "train.ttur_fake_updates",
+        "algorithm.fake_score.updates",
+        Integer,
+        "optimizer steps of the fake score before each of the student's",
+    )
+    .kinds(WITH_FAKE),
+    Rule::new(
+        "train.real_guidance_scale",
+        "algorithm.real_guidance_scale",
+        Guidance,
+        "guidance of the frozen teacher; left out, that of the rollout",
+    )
+    .kinds(WITH_FAKE),
+    Rule::new(
+        "train.perturbation_timestep_range",
+        "algorithm.perturbation_range",
+        Fraction,
+        "noise levels at which DMD2 compares teacher and fake score",
+    )
+    .kinds(DMD2),
+    Rule::detail("train.replay_rtol", REPLAYED),
+    Rule::detail("train.replay_atol", REPLAYED),
+    Rule::new(
+        "train.use_huber",
+        "algorithm.distance",
+        Choice(&[("true", "huber"), ("false", "square")]),
+        "how TDM's student counts the distance from its target",
+    )
+    .kinds(TDM),
+    Rule::new(
+        "train.huber_c",
+        "algorithm.huber_threshold",
+        Number,
+        "where `huber` goes over from a square to a line",
+    )
+    .kinds(TDM),
+    Rule::new(
+        "train.tdm_snr_gamma",
+        "algorithm.signal_to_noise_clip",
+        Number,
+        "most that a row counts in the fake score's loss by its ratio of signal to noise",
+    )
+    .kinds(TDM),
+    Rule::new(
+        "train.tdm_importance_clip",
+        "algorithm.importance_clip",
+        Number,
+        "most that a row counts in it by its importance",
+    )
+    .kinds(TDM),
+    Rule::new(
+        "train.tdm_query_interval",
+        "algorithm.query_interval",
+        Choice(&[("trajectory", "trajectory"), ("reverse", "reverse")]),
+        "between which noise levels TDM looks at a step",
+    )
+    .kinds(TDM),
+    Rule::new(
+        "train.tdm_query_max_sigma",
+        "algorithm.query_max_sigma",
+        Number,
+        "upper end of `reverse`",
+    )
+    .kinds(TDM),
+    Rule::new(
+        "train.tdm_query_distribution",
+        "algorithm.query_distribution",
+        Choice(&[("actual_uniform", "uniform"), ("source_uniform", "source-uniform")]),
+        "how TDM draws noise levels; `conditional_logit_normal` is not here",
+    )
+    .kinds(TDM),
+    Rule::nothing(
+        "train.tdm_query_logit_mean",
+        "of the distribution `conditional_logit_normal`, which flow-train does not have",
+    ),
+    Rule::nothing(
+        "train.tdm_query_logit_std",
+        "of the distribution `conditional_logit_normal`, which flow-train does not have",
+    ),
 ];
 
 const fn of_schedule(from: &'static str, doc: &'static str) -> Rule {

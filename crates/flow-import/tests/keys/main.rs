@@ -152,23 +152,46 @@ fn a_key_of_another_trainer_says_so() {
 }
 
 #[test]
-fn a_trainer_on_records_says_which_data_to_name() {
-    for (written, kind, data) in [
-        ("sft", "sft", "images"),
-        ("offline_dpo", "offline-dpo", "preferences"),
+fn a_trainer_on_records_takes_records_of_flow_trains_own_form() {
+    for (written, kind, data, path, rows) in [
+        ("sft", "sft", "images", "set", 1),
+        ("offline_dpo", "offline-dpo", "preferences", "set/pairs.jsonl", 2),
     ] {
-        let text = note(
-            &format!("train: {{trainer_type: {written}}}"),
-            "train.trainer_type",
-        )
-        .text;
-        for wanted in [
-            format!("no conversion of the data of the trainer {kind}"),
-            format!("`data.kind = \"{data}\"`"),
-            "run.steps".to_owned(),
-        ] {
-            assert!(text.contains(&wanted), "{wanted}: {text}");
-        }
+        let yaml = format!(
+            "num_processes: 2\ndata: {{dataset_dir: set}}\ntrain: {{trainer_type: {written}, per_device_batch_size: 3, \
+             gradient_accumulation_steps: 4, num_train_timesteps: 2, weighting_scheme: uniform, time_shift: 3, timestep_range: 0.9, \
+             max_epochs: 5}}\neval_rewards: [{{name: a, reward_model: ocr}}]"
+        );
+        let config = config(&yaml);
+        assert_eq!(config.algorithm.kind, kind);
+        assert_eq!(
+            (config.data.kind.as_str(), &config.data.params["path"]),
+            (data, &json!(path))
+        );
+        assert_eq!(
+            (
+                config.sampling.group_size,
+                config.sampling.prompts_per_step,
+                config.sampling.micro_batch
+            ),
+            (rows, 24, 3 * rows)
+        );
+        assert_eq!(config.optimizer.gradient_accumulation, 0);
+        assert_eq!(
+            config.algorithm.params["train_timesteps"],
+            json!({ "count": 2, "strategy": "uniform", "shift": 3.0, "range": [0.0, 0.9] })
+        );
+        let Imported { verdict, notes, .. } = imported(&yaml);
+        assert!(
+            verdict.to_string().contains("as flow-train reads them"),
+            "{verdict}"
+        );
+        assert!(
+            notes
+                .iter()
+                .any(|note| note.to == "run.steps" && note.text.contains("passes"))
+        );
+        assert!(note(&yaml, "data.dataset_dir").needs_attention());
     }
 }
 

@@ -174,3 +174,95 @@ fn decays_of_crd_are_four_numbers_or_a_preset() {
         assert!(note(&yaml, "train.old_model_decay").needs_attention(), "{wrong}");
     }
 }
+
+#[test]
+fn keys_of_offline_dpo_become_those_of_flow_train() {
+    let yaml = "model: {finetune_type: lora}\ndata: {dataset_dir: set}\ntrain: {trainer_type: offline-dpo, beta: 500, kl_beta: 0.1}";
+    let params = config(yaml).algorithm.params;
+    assert_eq!(
+        (&params["beta"], &params["reference"]),
+        (&json!(500.0), &json!("lora-off"))
+    );
+    assert_eq!(note(yaml, "train.kl_beta").outcome, Outcome::Kept);
+}
+
+#[test]
+fn teachers_of_diffusion_opd_are_adapters() {
+    let yaml = "scheduler: {dynamics_type: ODE}\ntrain: {trainer_type: diffusion-opd, loss_target: x0, self_normalize: true, \
+                timestep_range: 0.75, teacher_param_device: cuda, teachers: [{name: sketch, path: loras/sketch, guidance_scale: 4.5}, \
+                {name: photo, path: loras/photo, applicable_datasets: [a]}]}";
+    let opd = config(yaml).algorithm.params;
+    assert_eq!(
+        (&opd["loss_target"], &opd["self_normalise"], &opd["step_range"]),
+        (&json!("image"), &json!(true), &json!([0.0, 0.75]))
+    );
+    assert_eq!(
+        opd["teachers"],
+        json!([
+            { "name": "sketch", "adapter": "loras/sketch", "guidance_scale": 4.5 },
+            { "name": "photo", "adapter": "loras/photo" }
+        ])
+    );
+    assert!(note(yaml, "train.teachers").needs_attention());
+    // Without any the config is refused where they should stand.
+    let verdict = super::imported("train: {trainer_type: diffusion-opd}").verdict;
+    assert!(verdict.to_string().contains("no teachers"), "{verdict}");
+}
+
+#[test]
+fn keys_of_dmd2_and_tdm_become_those_of_flow_train() {
+    let of = |trainer: &str, train: &str, rest: &str| {
+        config(&format!(
+            "model: {{finetune_type: lora}}\ntrain: {{trainer_type: {trainer}, group_size: 4, ttur_fake_updates: 3, \
+             real_guidance_scale: 4.5, {train}}}\n{rest}"
+        ))
+    };
+    let optimizers = "optimizers: [{name: fake, learning_rate: 3.0e-4, betas: [0.0, 0.9]}, {name: generator, learning_rate: 2.0e-5}]";
+    let dmd2 = of(
+        "dmd2",
+        "perturbation_timestep_range: [0.05, 0.9], replay_rtol: 1.0e-3",
+        optimizers,
+    );
+    let params = &dmd2.algorithm.params;
+    assert_eq!(
+        params["fake_score"],
+        json!({ "updates": 3, "learning_rate": 3e-4, "betas": [0.0, 0.9] })
+    );
+    assert_eq!(
+        (
+            &params["real_guidance_scale"],
+            &params["perturbation_range"],
+            &params["reference"]
+        ),
+        (&json!(4.5), &json!([0.05, 0.9]), &json!("lora-off"))
+    );
+    assert_eq!(dmd2.optimizer.learning_rate, 2e-5);
+    // One step of the student for each rollout, whose steps are deterministic, unless something else is said.
+    assert_eq!(dmd2.optimizer.gradient_accumulation, 0);
+    assert_eq!(dmd2.scheduler.dynamics, flow_config::Dynamics::Ode);
+
+    let tdm = of(
+        "tdm",
+        "use_huber: false, tdm_snr_gamma: 3, tdm_importance_clip: 10, tdm_query_interval: reverse, tdm_query_max_sigma: 0.98, \
+         tdm_query_distribution: source_uniform",
+        "scheduler: {dynamics_type: CPS}",
+    );
+    let params = &tdm.algorithm.params;
+    assert_eq!(
+        (
+            &params["distance"],
+            &params["signal_to_noise_clip"],
+            &params["importance_clip"]
+        ),
+        (&json!("square"), &json!(3.0), &json!(10.0))
+    );
+    assert_eq!(
+        (
+            &params["query_interval"],
+            &params["query_max_sigma"],
+            &params["query_distribution"]
+        ),
+        (&json!("reverse"), &json!(0.98), &json!("source-uniform"))
+    );
+    assert_eq!(tdm.scheduler.dynamics, flow_config::Dynamics::Ode);
+}

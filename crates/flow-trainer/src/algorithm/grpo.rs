@@ -20,7 +20,7 @@ use flow_accel::Paradigm;
 use flow_config::AlgorithmFacts;
 use flow_core::ops::SdeStep;
 use flow_core::tensors::plain;
-use flow_core::{CallContext, Exec, RawTensor};
+use flow_core::{CallContext, Exec, InferencePass, RawTensor};
 use flow_registry::NameTaken;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -195,8 +195,18 @@ pub(super) fn kl_per_row(context: &LossContext<'_, '_>, replayed: &Replayed<'_>,
         Some((policy, conditions)) => (policy, conditions),
         None => (context.policy, conditions),
     };
-    let velocity_bn = velocity_at(context, replayed.record, policy, |call| reference.exec(call));
-    let (ours, theirs) = match kl.kind {
+    distance_per_row(context, replayed, (kl.kind, reference), policy)
+}
+
+/// How far a recorded step is from that under other weights, per row, `[B]`; these have the guidance and the conditions of `policy`.
+pub(super) fn distance_per_row(
+    context: &LossContext<'_, '_>,
+    replayed: &Replayed<'_>,
+    (kind, weights): (KlKind, &InferencePass<'_>),
+    policy: (&Policy, &Conditions),
+) -> Tensor<1> {
+    let velocity_bn = velocity_at(context, replayed.record, policy, |call| weights.exec(call));
+    let (ours, theirs) = match kind {
         KlKind::None | KlKind::Velocity => (&replayed.velocity_bn, velocity_bn),
         KlKind::Mean | KlKind::Divergence => {
             let (_, mean_bn) = distribution_at(context, replayed.record, &velocity_bn);
@@ -205,7 +215,7 @@ pub(super) fn kl_per_row(context: &LossContext<'_, '_>, replayed: &Replayed<'_>,
     };
     let (ours, theirs) = (ours.clone().into_dispatch(), plain(&theirs.into_dispatch()));
     let distance_b = Tensor::from_dispatch(context.kernels.ops().loss.mean_squared_distance(&ours, &theirs));
-    match kl.kind {
+    match kind {
         KlKind::None | KlKind::Velocity | KlKind::Mean => distance_b,
         KlKind::Divergence => distance_b * (0.5 / replayed.record.step.std_dev.powi(2)) as f32,
     }

@@ -12,6 +12,7 @@ mod dpo;
 mod dppo;
 mod fake;
 mod forward;
+mod gardo;
 mod grpo;
 mod guard;
 mod idle_keys;
@@ -21,6 +22,7 @@ mod opd;
 mod records;
 mod reference;
 mod registry;
+mod rewarded;
 mod row_times;
 mod rows;
 mod sft;
@@ -41,6 +43,7 @@ pub use dmd2::{Dmd2, Dmd2Settings};
 pub use dpo::{Dpo, DpoSettings, DpoTimesConfig};
 pub use dppo::{Dppo, MaskKind};
 pub use fake::FakeScoreConfig;
+pub use gardo::{Gardo, GardoSettings, GateConfig, RenewalConfig, Suspects};
 pub use grpo::Grpo;
 pub use guard::GrpoGuard;
 pub use nft::{AdvantageMode, Nft, NftSettings};
@@ -49,6 +52,7 @@ pub use opd::{LossTarget, Opd, OpdSettings, TeacherConfig};
 pub use records::RecordKind;
 pub use reference::{KlConfig, KlKind, ReferenceWeights};
 pub use registry::{AlgorithmContext, AlgorithmFactory, AlgorithmRegistry};
+pub use rewarded::{Memory, RewardedRows, RowWeights};
 pub use row_times::{RowTimeSampling, RowTimesConfig};
 pub use rows::StepRows;
 pub use sft::{Sft, SftSettings};
@@ -59,6 +63,7 @@ pub use teacher::{TEACHER_KEY, Taught, Teacher, TeacherSource, teacher_of};
 pub use times::{OldPolicyConfig, TimeSampling, TrainTimestepsConfig};
 
 use crate::audit::ReplayedStep;
+use crate::error::TrainError;
 use crate::policy::{CallSite, Policy};
 use crate::rollout::Trajectories;
 use crate::scheduler::{Schedule, StepCoefficients};
@@ -123,6 +128,8 @@ pub struct LossContext<'a, 'w> {
     pub batch: &'a Trajectories,
     /// One advantage per row, `[B]`.
     pub advantages: Tensor<1>,
+    /// What [`Algorithm::weigh`] said of pulling each row back, `[B]`; none if it said nothing.
+    pub gates: Option<Tensor<1>>,
     /// Noise for [`Position::Time`], [`Position::EachRow`] and [`Position::Step`], `[B, N]`; drawn by the loop.
     pub noise: Option<RawTensor>,
     /// What [`Algorithm::before`] gave for this micro-batch and position, `[B]`.
@@ -188,6 +195,25 @@ pub trait Algorithm: Sync + std::fmt::Debug + Send {
     /// it is.
     fn survives(&self, _copy: SlowCopy, _moment: Moment) -> Option<f64> {
         None
+    }
+
+    /// Advantages of its own, made of the rewards of all images of an iteration, in the place of those of `[advantage]`, and which images
+    /// are pulled back. It is asked once in each iteration, before the first optimizer step.
+    ///
+    /// # Errors
+    /// If it needs a reward that is not there.
+    fn weigh(
+        &self,
+        _rows: &RewardedRows<'_>,
+        _memory: &mut Memory,
+    ) -> Result<Option<RowWeights>, TrainError> {
+        Ok(None)
+    }
+
+    /// Whether a slower copy becomes the trained weights after an iteration; `logged` has the mean of each term of its losses by name.
+    /// It is asked once in each iteration, after [`weigh`](Self::weigh).
+    fn renews(&self, _copy: SlowCopy, _logged: &dyn Fn(&str) -> Option<f64>, _memory: &mut Memory) -> bool {
+        false
     }
 
     /// Guidance scales of its calls of the model beside that of the rollout: where one is not 1, conditions have the empty prompt.
@@ -302,6 +328,14 @@ impl Algorithm for Box<dyn Algorithm> {
 
     fn survives(&self, copy: SlowCopy, moment: Moment) -> Option<f64> {
         (**self).survives(copy, moment)
+    }
+
+    fn weigh(&self, rows: &RewardedRows<'_>, memory: &mut Memory) -> Result<Option<RowWeights>, TrainError> {
+        (**self).weigh(rows, memory)
+    }
+
+    fn renews(&self, copy: SlowCopy, logged: &dyn Fn(&str) -> Option<f64>, memory: &mut Memory) -> bool {
+        (**self).renews(copy, logged, memory)
     }
 
     fn guidance_scales(&self) -> Vec<f64> {

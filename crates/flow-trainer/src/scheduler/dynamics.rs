@@ -84,6 +84,7 @@ impl Dynamics {
                 mean_x: 1.0,
                 mean_v: dt,
                 noise: 0.0,
+                history: 0.0,
                 log_prob: None,
             });
         }
@@ -145,6 +146,7 @@ impl Dynamics {
             mean_x,
             mean_v,
             noise,
+            history: 0.0,
             log_prob,
         })
     }
@@ -208,6 +210,9 @@ pub struct StepCoefficients {
     pub mean_v: f64,
     /// Standard deviation of `x_next` around the mean; 0 for a deterministic step.
     pub noise: f64,
+    /// Coefficient of the image that the step before pointed at, `x - sigma v`, in the next latent; 0 but for steps of a solver of second
+    /// order.
+    pub history: f64,
     /// The log-probability's coefficients, `None` where the step is deterministic and has none.
     pub log_prob: Option<LogProbCoefficients>,
 }

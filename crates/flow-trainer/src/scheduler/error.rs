@@ -99,6 +99,14 @@ pub enum SchedulerError {
         /// The reason, and how to mend it.
         why: &'static str,
     },
+    /// A share of the points behind the window that leaves none, or makes more.
+    #[error(
+        "the share of points behind the window is {share}; it must be above 0 and at most 1, MixGRPO-Flash has 0.4"
+    )]
+    ShareAfterWindow {
+        /// The value given.
+        share: f64,
+    },
     /// Host vectors of different lengths.
     #[error("{what} has {given} elements where {expected} are expected")]
     Length {

@@ -13,6 +13,7 @@
 //! and a model is called with `timestep = 1000 * sigma`. The log-probability is an average over the elements of a
 //! sample, not a sum; the usual clip ranges of about 1e-4 rely on that.
 
+mod after_window;
 mod config;
 mod dynamics;
 mod error;

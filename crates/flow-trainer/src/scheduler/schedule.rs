@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::after_window::AfterWindow;
 use super::{
     Dynamics, SchedulerError, SdeWindow, SdeWindowPlan, SigmaEnds, SigmaGrid, SigmaShift, StepCoefficients,
 };
@@ -26,7 +27,8 @@ pub struct ScheduleOptions {
     pub ends: SigmaEnds,
     /// Shift of the sigma grid.
     pub shift: SigmaShift,
-    /// Dynamics of the steps in the window; the others are Euler steps of the ODE.
+    /// Dynamics of the steps in the window; the others are Euler steps of the ODE, unless
+    /// [`with_solver_after_window`](Schedule::with_solver_after_window) says otherwise.
     pub dynamics: Dynamics,
     /// Noise level of the steps in the window.
     pub noise_level: NoiseLevel,
@@ -44,6 +46,7 @@ pub struct Schedule {
     window: Option<SdeWindowPlan>,
     euler: Vec<StepCoefficients>,
     stochastic: Vec<StepCoefficients>,
+    pub(super) after_window: Option<AfterWindow>,
 }
 
 impl Schedule {
@@ -103,19 +106,26 @@ impl Schedule {
             window,
             euler,
             stochastic,
+            after_window: None,
         })
     }
 
-    /// Coefficients of a rollout's steps at an iteration: the chosen dynamics inside the window, Euler outside.
+    /// Coefficients of a rollout's steps at an iteration: the chosen dynamics inside the window, Euler outside, or behind it the solver of
+    /// [`with_solver_after_window`](Self::with_solver_after_window).
     pub fn steps_for(&self, iteration: u64) -> Vec<StepCoefficients> {
-        self.steps_random_at(&self.trained_steps(iteration))
+        let window = self.trained_steps(iteration);
+        self.steps_random_at(&window, &window)
     }
 
-    /// Coefficients of a rollout's steps of which these are stochastic, and Euler's the others.
-    pub(crate) fn steps_random_at(&self, random: &[usize]) -> Vec<StepCoefficients> {
+    /// Coefficients of a rollout's steps of which these, of the ascending ones of the `window`, are stochastic.
+    pub(crate) fn steps_random_at(&self, random: &[usize], window: &[usize]) -> Vec<StepCoefficients> {
         let mut steps = self.euler.clone();
         for step in random {
             steps[*step] = self.stochastic[*step];
+        }
+        if let (Some(after), Some(last)) = (self.after_window, window.last()) {
+            steps.truncate(last + 1);
+            steps.extend(after.steps(*last, self.grid.sigmas()));
         }
         steps
     }

@@ -60,6 +60,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
                 batch: Cow::Owned(batch),
                 advantages: rows.iter().map(|image| advantages[*image]).collect(),
                 credits: Vec::new(),
+                gates: Vec::new(),
                 noise_of: noise.iter().map(id).collect(),
                 weight: weights[number],
             };

@@ -295,7 +295,8 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             .audited(&rolled.activity, &drift.latent_l1_by_sample);
         let spec = self.sampler.policy.model.spec();
         let branches = if self.sampler.policy.is_guided() { 2 } else { 1 };
-        let rows = self.settings.geometry.samples() * branches * self.schedule.grid().steps();
+        let rows =
+            self.settings.geometry.samples() * branches * self.schedule.steps_for(self.state.iteration).len();
         let blocks: usize = spec.stacks.iter().map(|(_, blocks)| blocks).sum();
         Ok(DriftRun {
             drift,

@@ -1,13 +1,15 @@
 //! One iteration: sample, score, compare, learn, average, write down.
 
+use super::mean::Mean;
+use super::micro_batches::Counted;
 use super::reward_times::RewardTimes;
 use super::stale::both;
 use super::state::Decays;
 use super::tally::DRIVER;
-use super::update::Mean;
+use super::update::UpdateOutcome;
 use super::{RewardWeight, Session};
-use crate::advantage::{RewardColumn, compute_advantages};
-use crate::algorithm::{Algorithm, Moment, SlowCopy};
+use crate::advantage::{Advantages, RewardColumn, compute_advantages};
+use crate::algorithm::{Algorithm, Memory, Moment, RewardedRows, SlowCopy};
 use crate::error::TrainError;
 use crate::observer::{IterationSummary, Observer};
 use crate::rollout::Trajectories;
@@ -21,6 +23,9 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Values of all samples of an iteration, in order, for each of several things.
 type Columns = Vec<Vec<f32>>;
 
+/// What an algorithm logs beside its losses, by name.
+type Logged = Vec<(String, Mean)>;
+
 /// The values of each reward, with its name and weight.
 fn reward_columns<'a>(rewards: &'a [RewardWeight], columns: &'a [Vec<f32>]) -> Vec<RewardColumn<'a>> {
     let column = |(reward, values): (&'a RewardWeight, &'a Vec<f32>)| RewardColumn {
@@ -29,6 +34,23 @@ fn reward_columns<'a>(rewards: &'a [RewardWeight], columns: &'a [Vec<f32>]) -> V
         values,
     };
     rewards.iter().zip(columns).map(column).collect()
+}
+
+/// Puts the algorithm's own advantages, if it has some, in the place of `advantages`. Gives which images it pulls back, none if it says
+/// nothing of it, and what it logs.
+fn weigh(
+    algorithm: &impl Algorithm,
+    rows: &RewardedRows<'_>,
+    advantages: &mut Advantages,
+    memory: &mut Memory,
+) -> Result<(Vec<f32>, Logged), TrainError> {
+    let Some(weighed) = algorithm.weigh(rows, memory)? else {
+        return Ok((Vec::new(), Vec::new()));
+    };
+    advantages.replace(weighed.advantages);
+    let metrics = weighed.metrics.into_iter();
+    let logged = metrics.map(|(name, value)| (name.to_owned(), Mean::of(value)));
+    Ok((weighed.gates, logged.collect()))
 }
 
 impl<A: Algorithm> Session<A> {
@@ -55,24 +77,31 @@ impl<A: Algorithm> Session<A> {
         let names = &self.parts.rewards.1;
         let rewards = reward_columns(names, &columns);
         let options = &self.parts.settings.advantage;
-        let branches = self.parts.branches();
-        let compared = branches.compared_groups(&rolled.groups);
+        let compared = self.parts.branches().compared_groups(&rolled.groups);
         let drift = (rolled.drift)
             .map(|pending| pending.finish(names, &columns, &compared, options))
             .transpose()?;
-        let advantages = compute_advantages(&rewards, &compared, options)?;
-        let credits = branches.credits(&advantages.values, &log_probs);
+        let mut advantages = compute_advantages(&rewards, &compared, options)?;
+        let rows = RewardedRows {
+            rewards: &rewards,
+            groups: &compared,
+        };
+        let memory = &mut self.parts.state.memory;
+        let (gates, logged) = weigh(&self.parts.algorithm, &rows, &mut advantages, memory)?;
+        let credits = (self.parts.branches()).credits(&advantages.values, &log_probs);
         let rewards_s = watch.lap_s();
 
-        let outcome = self.parts.update(
-            &rolled.batches,
-            (&*advantages.values, &*credits),
-            &rolled.groups,
-            ahead,
-            observer,
-        )?;
+        let counted = Counted {
+            advantages: &advantages.values,
+            credits: &credits,
+            gates: &gates,
+        };
+        let mut outcome = self
+            .parts
+            .update(&rolled.batches, counted, &rolled.groups, ahead, observer)?;
+        outcome.terms.extend(logged);
         let images = rolled.groups.len();
-        self.parts.follow();
+        self.parts.follow(&outcome);
         let activity = self.activity(&rolled.activity, observer)?;
         let explored = match explored {
             Some(explored) => Some(self.explored(explored, &columns, observer)?),
@@ -230,9 +259,15 @@ impl<A: Algorithm> Session<A> {
 }
 
 impl<A: Algorithm> super::Parts<A, Acceleration> {
-    /// Lets the moving average and slower copies follow the trained weights after an iteration.
-    pub(super) fn follow(&mut self) {
+    /// Lets the moving average and slower copies follow the trained weights after an iteration, which came to `outcome`.
+    pub(super) fn follow(&mut self, outcome: &UpdateOutcome) {
         let iteration = self.state.iteration;
+        let logged = |name: &str| outcome.terms.get(name).map(Mean::value);
+        for copy in [SlowCopy::Old, SlowCopy::Sampling] {
+            if self.algorithm.renews(copy, &logged, &mut self.state.memory) {
+                self.follow_with(Decays::renewing(copy));
+            }
+        }
         let average = self.settings.average.as_ref();
         let average = average.and_then(|plan| plan.decay_after(iteration));
         let moment = Moment::Iteration {
@@ -250,6 +285,10 @@ impl<A: Algorithm> super::Parts<A, Acceleration> {
             old: survives(SlowCopy::Old),
             sampling: survives(SlowCopy::Sampling),
         };
+        self.follow_with(decays);
+    }
+
+    fn follow_with(&mut self, decays: Decays) {
         let kernels = self.acceleration.training().kernels.clone();
         let (kernels, device) = (&*kernels, &self.sampler.device);
         let trained = self.state.optimizer.trained();

@@ -8,6 +8,17 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+/// What counts for the images of an iteration, in order.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counted<'a> {
+    /// One per image.
+    pub advantages: &'a [f32],
+    /// What counts in the place of advantages at the recorded steps; empty if these count everywhere.
+    pub credits: &'a [EdgeCredits],
+    /// 1 for each image that is pulled back, 0 for the others; empty if nobody says so.
+    pub gates: &'a [f32],
+}
+
 /// A micro-batch with what a loss reads of it.
 pub(super) struct MicroBatch<'a> {
     pub batch: Cow<'a, Trajectories>,
@@ -15,6 +26,8 @@ pub(super) struct MicroBatch<'a> {
     pub advantages: Vec<f32>,
     /// For each recorded step what counts there in the place of `advantages`; empty if these count everywhere.
     pub credits: Vec<EdgeCredits>,
+    /// Whether each row is pulled back, 1 or 0; empty if nobody says so.
+    pub gates: Vec<f32>,
     /// The sample whose noise each row takes.
     pub noise_of: Cow<'a, [u64]>,
     /// What makes its loss count by its rows in the mean of its optimizer step.
@@ -51,8 +64,16 @@ impl MicroBatch<'_> {
 }
 
 impl<'a> PassBatches<'a> {
+    /// Lets this count: at once what replaces advantages, and, unless rows were arranged anew, which of them are pulled back.
+    pub(super) fn count(&mut self, counted: Counted<'_>, geometry: &Geometry) {
+        self.credit(counted.credits, geometry);
+        if !self.arranged {
+            self.gate(counted.gates, geometry);
+        }
+    }
+
     /// Lets these credits, with values for all images of the rollout, count in the place of advantages.
-    pub(super) fn credit(&mut self, credits: &[EdgeCredits], geometry: &Geometry) {
+    fn credit(&mut self, credits: &[EdgeCredits], geometry: &Geometry) {
         let size = geometry.micro_batch_size();
         for (index, micro_batch) in &mut self.micro_batches {
             let rows = index * size..index * size + micro_batch.advantages.len();
@@ -61,6 +82,17 @@ impl<'a> PassBatches<'a> {
                 weights: credits.weights[rows.clone()].to_vec(),
             };
             micro_batch.credits = credits.iter().map(of_rows).collect();
+        }
+    }
+
+    /// Lets the loss pull back the images that `gates`, with values for all images of the rollout, says; empty for no word on it.
+    fn gate(&mut self, gates: &[f32], geometry: &Geometry) {
+        if gates.is_empty() {
+            return;
+        }
+        let size = geometry.micro_batch_size();
+        for (index, micro_batch) in &mut self.micro_batches {
+            micro_batch.gates = gates[index * size..][..micro_batch.advantages.len()].to_vec();
         }
     }
 
@@ -87,6 +119,7 @@ impl<'a> PassBatches<'a> {
             let micro_batch = MicroBatch {
                 advantages: advantages[index * size..][..batch.samples.len()].to_vec(),
                 credits: Vec::new(),
+                gates: Vec::new(),
                 noise_of: match shared_noise {
                     Some(first) => (0..samples.len()).map(|row| first_of_group(first, row)).collect(),
                     None => samples,
@@ -137,12 +170,36 @@ mod tests {
                 advantages: vec![-9.0, 2.0],
                 weights: vec![0.5, 3.0],
             }],
+            gates: Vec::new(),
             noise_of: Cow::Owned(vec![100, 101]),
             weight: 1.0,
         };
         assert_eq!(micro_batch.advantages_at(Position::Recorded(0), 4.0), [-2.0, 6.0]);
         let drawn = Position::Time { sigma: 0.5, draw: 0 };
         assert_eq!(micro_batch.advantages_at(drawn, 4.0), [4.0, -0.5]);
+    }
+
+    #[test]
+    fn each_image_has_the_gate_that_it_was_given() {
+        let geometry = Geometry::new(GeometryRequest {
+            prompts_per_step: 2,
+            group_size: 3,
+            micro_batch: 2,
+            gradient_accumulation: 0,
+        });
+        let geometry = geometry.expect("everything divides");
+        // Of a rank that has the last two micro-batches.
+        let batches: BTreeMap<usize, Trajectories> = (1..3).map(|index| (index, batch(index))).collect();
+        let mut all = PassBatches::as_rolled_out(&batches, &[0.0; 6], &geometry, None);
+        all.gate(&[], &geometry);
+        assert!(all.micro_batches.values().all(|it| it.gates.is_empty()));
+        all.gate(&[0.0, 1.0, 1.0, 0.0, 0.0, 1.0], &geometry);
+        let gates: Vec<f32> = all
+            .micro_batches
+            .values()
+            .flat_map(|it| it.gates.clone())
+            .collect();
+        assert_eq!(gates, [1.0, 0.0, 0.0, 1.0]);
     }
 
     #[test]

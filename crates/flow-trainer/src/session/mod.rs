@@ -12,6 +12,7 @@ mod explore;
 mod fake;
 mod falls;
 mod iterate;
+mod mean;
 mod micro_batches;
 mod record;
 mod records;

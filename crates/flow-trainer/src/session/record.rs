@@ -106,6 +106,11 @@ impl<A: Algorithm> Session<A> {
         let mut record = MetricRecord::new(self.parts.state.iteration, "train");
         if let Some(advantages) = advantages {
             record = with_rewards(record, advantages);
+            // What was recorded is of the iteration before the one that is next.
+            let iteration = self.parts.state.iteration.saturating_sub(1);
+            if let Some(saved) = self.parts.schedule.steps_saved(iteration) {
+                record = record.with("rollout/calls_saved", saved as f64);
+            }
         }
         record = record.with("loss", outcome.loss.value());
         for (name, mean) in &outcome.terms {

@@ -1,7 +1,8 @@
 //! An iteration of a run that learns from records of the data set: read, learn, average, write down. There is no rollout.
 
+use super::mean::Mean;
+use super::micro_batches::Counted;
 use super::tally::DRIVER;
-use super::update::Mean;
 use super::{Parts, Session};
 use crate::algorithm::Algorithm;
 use crate::error::TrainError;
@@ -38,10 +39,12 @@ impl<A: Algorithm> Session<A> {
 
         let images = groups.len();
         let advantages = vec![0.0; images];
-        let outcome = self
-            .parts
-            .update(&batches, (&advantages, &[]), &groups, None, observer)?;
-        self.parts.follow();
+        let counted = Counted {
+            advantages: &advantages,
+            ..Counted::default()
+        };
+        let outcome = (self.parts).update(&batches, counted, &groups, None, observer)?;
+        self.parts.follow(&outcome);
         let activity = self.activity(&[], observer)?;
         self.name_kernels()?;
         let update_s = watch.lap_s();

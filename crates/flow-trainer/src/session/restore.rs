@@ -211,6 +211,7 @@ impl Checkpoint {
         }
         parts.acceleration.restore(&meta.accelerators);
         parts.state.iteration = meta.iteration;
+        parts.state.memory = meta.memory.clone();
         if let Some(records) = &mut parts.records {
             let described = meta.description.as_ref();
             records.expect(described.and_then(Description::records));

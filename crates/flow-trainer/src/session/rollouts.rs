@@ -120,7 +120,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         let schedule = self.at_size(self.evaluation.sizes.of(&drawn[group].prompt)).1;
         let branches = self.branches();
         let random = branches.random_steps(member);
-        let steps = schedule.steps_random_at(random);
+        let steps = schedule.steps_random_at(random, branches.window());
         let ids = self.ids(&candidates);
         let members: Vec<usize> = range.map(|sample| geometry.slot(sample).1).collect();
         let noise_ids = branches.noise_ids(steps.len(), &ids, &members);
@@ -133,7 +133,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             traced,
             on_step,
         );
-        let whole = schedule.steps_random_at(branches.window());
+        let whole = schedule.steps_random_at(branches.window(), branches.window());
         sampled.trajectories.trained = branches.window().iter().map(|step| whole[*step]).collect();
         sampled
     }

@@ -3,7 +3,7 @@
 use super::Session;
 use super::state::PolicyWeights;
 use super::tally::Tally;
-use crate::algorithm::Algorithm;
+use crate::algorithm::{Algorithm, Memory};
 use crate::description::Description;
 use crate::error::TrainError;
 use crate::frozen::FrozenSaved;
@@ -52,6 +52,9 @@ pub(super) struct Meta {
     /// Whether the evaluation of this iteration is still to be done.
     #[serde(default)]
     pub evaluation_due: bool,
+    /// What the algorithm remembers.
+    #[serde(default)]
+    pub memory: Memory,
 }
 
 /// The lanes of checkpoints that do not say.
@@ -93,6 +96,7 @@ impl<A: Algorithm> Session<A> {
             frozen: Some(self.parts.frozen.saved()),
             fake_steps: state.fake_score.as_ref().map(|network| network.optimizer.steps()),
             evaluation_due: self.evaluation_due,
+            memory: state.memory.clone(),
         };
         let meta = serde_json::to_value(&meta).map_err(|error| TrainError::Setting(error.to_string()))?;
         let mut writer = CheckpointWriter::new(state.iteration, meta);

@@ -1,6 +1,6 @@
 //! What a run carries from iteration to iteration.
 
-use crate::algorithm::{SamplingWeights, SlowCopy};
+use crate::algorithm::{Memory, SamplingWeights, SlowCopy};
 use crate::optimizer::AdamW;
 use flow_core::device::ComputeDevice;
 use flow_core::{Changing, CoreError, Kernels, ParamKind, Weights};
@@ -38,6 +38,8 @@ pub struct TrainState {
     pub optimizer: AdamW,
     /// The network that is trained beside the student, if the algorithm has one.
     pub fake_score: Option<TrainedNetwork>,
+    /// What the algorithm remembers.
+    pub memory: Memory,
 }
 
 impl TrainState {
@@ -75,6 +77,23 @@ pub(super) struct Decays {
     pub average: Option<f64>,
     pub old: Option<f64>,
     pub sampling: Option<f64>,
+}
+
+impl Decays {
+    /// Makes a slower copy the trained weights.
+    pub(super) fn renewing(copy: SlowCopy) -> Self {
+        let none = Self::default();
+        match copy {
+            SlowCopy::Old => Self {
+                old: Some(0.0),
+                ..none
+            },
+            SlowCopy::Sampling => Self {
+                sampling: Some(0.0),
+                ..none
+            },
+        }
+    }
 }
 
 impl PolicyWeights {

@@ -1,14 +1,14 @@
 //! The learning half of an iteration: losses at every position, the audit, optimizer steps.
 
 use super::compared::Compared;
-use super::micro_batches::{MicroBatch, PassBatches};
+use super::mean::Mean;
+use super::micro_batches::{Counted, MicroBatch, PassBatches};
 use super::stale::ratio_deviation;
 use super::{AuditMode, Parts};
 use crate::algorithm::{
     Algorithm, LossContext, Moment, Position, ReferenceWeights, RolledOut, SamplingWeights, SlowCopy,
 };
 use crate::audit::{OnPolicyAudit, ReplayedStep};
-use crate::branching::EdgeCredits;
 use crate::distributed::{UnitSeen, UpdateSeen, on_some_rank};
 use crate::error::TrainError;
 use crate::observer::{Observer, Phase};
@@ -27,30 +27,6 @@ pub(super) struct UpdateOutcome {
     pub loss: Mean,
     pub terms: BTreeMap<String, Mean>,
     pub steps: Vec<StepReport>,
-}
-
-/// A running mean, accumulated in f64 in the order of the units.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Mean {
-    sum: f64,
-    count: u64,
-}
-
-impl Mean {
-    fn add(&mut self, values: impl Iterator<Item = f32>) {
-        for value in values {
-            self.sum += f64::from(value);
-            self.count += 1;
-        }
-    }
-
-    pub(super) fn value(&self) -> f64 {
-        if self.count == 0 {
-            0.0
-        } else {
-            self.sum / self.count as f64
-        }
-    }
 }
 
 /// One loss and its gradients.
@@ -164,16 +140,17 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         }
     }
 
-    /// Every inner pass over the rollout; `advantages` and `groups` have one value per sample, in order, and so do `credits`, which count
-    /// in the place of advantages where there are any. Of a rollout that is an update behind `ahead` is its audit by this rank.
+    /// Every inner pass over the rollout; what is counted and `groups` have one value per sample, in order. Of a rollout that is an update
+    /// behind `ahead` is its audit by this rank.
     pub(super) fn update(
         &mut self,
         batches: &BTreeMap<usize, Trajectories>,
-        (advantages, credits): (&[f32], &[EdgeCredits]),
+        counted: Counted<'_>,
         groups: &[u64],
         mut ahead: Option<OnPolicyAudit>,
         observer: &mut dyn Observer,
     ) -> Result<UpdateOutcome, TrainError> {
+        let advantages = counted.advantages;
         let audited = self.algorithm.paradigm() == Paradigm::Coupled && self.settings.audit != AuditMode::Off;
         let is_behind = ahead.is_some();
         let mut outcome = UpdateOutcome {
@@ -185,7 +162,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         for inner in 0..self.algorithm.inner_epochs() {
             let positions = self.positions(inner)?;
             let mut pass = self.pass(batches, (advantages, groups), (inner, &positions), sampling)?;
-            pass.batches.credit(credits, &self.settings.geometry);
+            pass.batches.count(counted, &self.settings.geometry);
             let count = pass.batches.micro_batches.len();
             observer.phase(Phase::Update, count * positions.count());
             for update in pass.batches.steps.clone() {
@@ -448,6 +425,8 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         };
         let advantages = micro_batch.advantages_at(position, self.algorithm.advantage_clip());
         let rows = advantages.len();
+        let gates = &micro_batch.gates;
+        let gates = (!gates.is_empty()).then(|| device.tensor(gates.clone(), [rows]));
         let computed = compute(&LossContext {
             pass: &pass,
             current: &current,
@@ -461,6 +440,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             device,
             batch: &micro_batch.batch,
             advantages: device.tensor(advantages, [rows]),
+            gates,
             noise,
             before,
             compared,

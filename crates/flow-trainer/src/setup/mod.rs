@@ -33,7 +33,7 @@ pub use paths::{start_in_config, start_on_command_line};
 pub use rewards::{BuiltRewards, RewardParts, ScoredPrompts, rewards};
 pub use schedule::{average, deterministic, schedule, step_sigmas};
 
-use crate::algorithm::{Algorithm, AlgorithmContext, FakeScoreConfig, ReferenceWeights, SlowCopy};
+use crate::algorithm::{Algorithm, AlgorithmContext, FakeScoreConfig, Memory, ReferenceWeights, SlowCopy};
 use crate::branching::Branches;
 use crate::conditions::Conditioner;
 use crate::description::Description;
@@ -588,6 +588,7 @@ pub fn parts_of<A: Algorithm>(
             weights,
             optimizer,
             fake_score,
+            memory: Memory::default(),
         },
         distribution,
     })

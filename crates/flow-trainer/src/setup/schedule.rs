@@ -3,17 +3,21 @@
 use crate::ema::EmaPlan;
 use crate::error::TrainError;
 use crate::scheduler::{Dynamics, NoiseLevel, Schedule, ScheduleOptions, SdeWindow, SigmaShift};
-use flow_config::Config;
+use flow_config::{AfterWindow, Config};
 
 /// The schedule of rollouts; `tokens` is the model's sequence length.
 ///
 /// # Errors
 /// A window or noise level that does not fit the steps.
 pub fn schedule(config: &Config, tokens: usize) -> Result<Schedule, TrainError> {
-    Ok(Schedule::new(&ScheduleOptions::from_config(
-        &config.scheduler,
-        tokens,
-    ))?)
+    let schedule = Schedule::new(&ScheduleOptions::from_config(&config.scheduler, tokens))?;
+    match &config.scheduler.after_window {
+        AfterWindow::Euler(_) => Ok(schedule),
+        AfterWindow::DpmSolver(solver) => {
+            let shift = SigmaShift::from_config(&config.scheduler.shift, tokens);
+            Ok(schedule.with_solver_after_window(solver.share, shift)?)
+        }
+    }
 }
 
 /// The sigma at the start of each step of rollouts; empty if the config has no schedule.

@@ -261,6 +261,39 @@ fn steps_outside_the_window_are_eulers() {
 }
 
 #[test]
+fn a_solver_behind_the_window_leaves_the_steps_up_to_it_as_they_are() {
+    let shift = SigmaShift::Static(3.0);
+    let plain = Schedule::new(&options(Dynamics::FlowSde)).unwrap();
+    let solved = plain.clone().with_solver_after_window(0.6, shift).unwrap();
+    // Behind step 5 of 10: 5 points, of which 3 are left.
+    let steps = solved.steps_for(7);
+    assert_eq!(steps[..6], plain.steps_for(7)[..6]);
+    assert_eq!((steps.len(), solved.steps_saved(7)), (8, Some(2)));
+    assert_eq!(plain.steps_saved(7), None);
+    assert_eq!(solved.trained_steps(7), [2, 5]);
+    for (index, step) in steps.iter().enumerate() {
+        assert_eq!(
+            (step.step, step.is_stochastic()),
+            (index, [2, 5].contains(&index))
+        );
+        let next = steps.get(index + 1).map_or(0.0, |next| next.sigma);
+        assert_eq!(step.sigma_next, next, "step {index}");
+    }
+    // Evaluations stay on the grid, and so does a path without noise.
+    assert_eq!(solved.ode_steps(), plain.ode_steps());
+    let ode = Schedule::new(&options(Dynamics::Ode)).unwrap();
+    let solved = ode.clone().with_solver_after_window(0.6, shift).unwrap();
+    assert_eq!(
+        (solved.steps_for(0), solved.steps_saved(0)),
+        (ode.steps_for(0), Some(0))
+    );
+    for share in [0.0, -0.5, 1.5, f64::NAN] {
+        let refused = ode.clone().with_solver_after_window(share, shift).unwrap_err();
+        assert!(refused.to_string().contains("above 0 and at most 1"), "{refused}");
+    }
+}
+
+#[test]
 fn the_ode_has_no_trained_steps_and_no_log_probability() {
     let schedule = Schedule::new(&options(Dynamics::Ode)).unwrap();
     assert!(schedule.trained_steps(0).is_empty());

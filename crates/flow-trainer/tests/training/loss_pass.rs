@@ -28,6 +28,7 @@ pub fn loss_in(
         device: context.device,
         batch: context.batch,
         advantages: context.advantages.clone(),
+        gates: context.gates.clone(),
         noise: context.noise.clone(),
         before: context.before.clone(),
         compared: context.compared.clone(),

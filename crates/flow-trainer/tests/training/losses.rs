@@ -25,6 +25,9 @@ pub fn host(values: &RawTensor) -> Vec<f64> {
     cpu::to_host(values).into_iter().map(f64::from).collect()
 }
 
+/// Which of the four samples are pulled back, for losses that ask.
+pub const GATES: [f32; 4] = [0.0, 1.0, 1.0, 0.0];
+
 /// Groups of the four samples, for losses that compare rows.
 pub const GROUPS: [u64; 4] = [5, 5, 6, 6];
 
@@ -90,6 +93,7 @@ pub fn in_context<A: Algorithm, R>(
         device: &parts.sampler.device,
         batch: &batch,
         advantages: parts.sampler.device.tensor(ADVANTAGES.to_vec(), [4]),
+        gates: Some(parts.sampler.device.tensor(GATES.to_vec(), [4])),
         noise: Some(noise),
         before: None,
         compared: Vec::new(),
@@ -269,6 +273,49 @@ impl Visit for CheckClipped {
         };
         check(found, weight * clipped(&ratios, 1e-3) + 0.3 * pull, &ratios);
     }
+}
+
+struct CheckGardo;
+
+impl Visit for CheckGardo {
+    type Output = ();
+
+    fn visit<A: Algorithm + 'static>(self, parts: Parts<A>) {
+        let mut parts = parts.set_up().expect("no accelerator refuses");
+        let (found, batch, v, v_old) = loss_at(&mut parts, Position::Recorded(1));
+        let host = HostStep::of(&batch.records[1], &v, &v_old);
+        let ratios = host.ratios();
+        let diffusion = batch.records.iter().map(|record| record.step.std_dev);
+        let weight = host.step.std_dev / mean(diffusion);
+        // Over the two rows that are gated.
+        let pull = (host.drift[1] + host.drift[2]) / 2.0 / (2.0 * host.step.std_dev.powi(2));
+        let terms = check(found, weight * clipped(&ratios, 1e-3) + 0.3 * pull, &ratios);
+        let term = |wanted: &str| {
+            let term = terms.iter().find(|(name, _)| *name == wanted);
+            self::host(&term.expect("it is logged").1)
+        };
+        assert!(
+            (term("kl")[0] / pull - 1.0).abs() < 2e-3,
+            "{:?} and {pull}",
+            term("kl")
+        );
+        assert_eq!(term("gated_fraction"), GATES.map(f64::from));
+    }
+}
+
+/// Rewards that `gardo` needs: one that is trained, one that judges, and what says how unlike the others an image is.
+pub const OF_GARDO: &str = "rewards=[{ kind = \"digit-classifier\", weights = \"built-in\" }, \
+     { kind = \"jpeg-compressibility\", weight = 0 }, { kind = \"diversity-in-group\", side = 3, weight = 0 }]";
+
+#[test]
+fn gardo_pulls_back_the_gated_images_alone() {
+    let registries = registries();
+    let config = config(&[
+        "algorithm={ kind = \"gardo\", clip_range = [-1e-3, 1e-3], judges = [\"jpeg-compressibility\"], kl_beta = 0.3, \
+         step_weights = \"diffusion\" }",
+        OF_GARDO,
+    ]);
+    with_parts(&config, &environment(&registries), CheckGardo);
 }
 
 /// DPPO with this measure of the divergence; every row is beyond the threshold.

@@ -1,6 +1,7 @@
 //! Losses, optimizer, audit, resume and guards of the training loop, on a model small enough to run in moments.
 
 mod accelerators;
+mod after_window;
 mod branching;
 mod distillation;
 mod exploration;

@@ -113,6 +113,32 @@ fn a_loss_over_whole_groups_leaves_the_same_bytes_on_one_two_and_four_ranks() {
     }
 }
 
+#[test]
+fn gates_and_another_solver_behind_the_window_leave_the_same_bytes_on_one_two_and_four_ranks() {
+    let overrides = [
+        "sampling.prompts_per_step=4",
+        "sampling.group_size=4",
+        "sampling.micro_batch=4",
+        "optimizer.gradient_accumulation=4",
+        "distributed.lanes=4",
+        "distributed.check_replicas_every=1",
+        "algorithm={ kind = \"gardo\", judges = [\"jpeg-compressibility\"], kl_beta = 1.0, inner_epochs = 2 }",
+        crate::losses::OF_GARDO,
+        "scheduler.steps=8",
+        "scheduler.window={ kind = \"contiguous\", size = 2 }",
+        "scheduler.after_window={ kind = \"dpm-solver\", share = 0.75 }",
+    ];
+    let one = on_ranks(1, &overrides);
+    for key in ["gate_share", "uncertainty", "gated_fraction", "diversity"] {
+        assert_eq!(one.metrics.matches(&format!("\"{key}\"")).count(), 2, "{key}");
+    }
+    for ranks in [2, 4] {
+        let other = on_ranks(ranks, &overrides);
+        assert_eq!(other.metrics, one.metrics, "on {ranks}");
+        assert!(other.weights == one.weights, "on {ranks}");
+    }
+}
+
 /// The tensors of a checkpoint, by name, in the order of the file.
 fn tensors(root: &Path, iteration: u64) -> Vec<(String, Vec<u8>)> {
     let path = root.join(format!("run/checkpoints/step-{iteration:06}.ckpt"));

@@ -1,5 +1,6 @@
 //! Interrupted and resumed runs are the uninterrupted run, bit for bit.
 
+use crate::losses::OF_GARDO;
 use crate::support::{Left, RunTo, Visit, config, environment, left, registries, with_parts};
 use flow_report::{Manifest, OnExists, RunDirectory, RunSummary};
 use flow_trainer::TrainError;
@@ -8,7 +9,7 @@ use flow_trainer::observer::{Observer, Silent};
 use flow_trainer::session::{Parts, Session};
 use std::path::Path;
 
-const VARIANTS: [&[&str]; 7] = [
+const VARIANTS: [&[&str]; 9] = [
     &[
         "ema.enabled=true",
         "algorithm.kl={ kind = \"velocity\", beta = 0.1 }",
@@ -39,6 +40,18 @@ const VARIANTS: [&[&str]; 7] = [
         "sampling.branching={ kind = \"one-step\" }",
         "algorithm.step_weights=\"noise\"",
         "optimizer.gradient_accumulation=3",
+    ],
+    // What the gate remembers, and a copy that becomes the trained weights every second iteration.
+    &[
+        "algorithm={ kind = \"gardo\", judges = [\"jpeg-compressibility\"], kl_beta = 1.0, \
+         gate = { share = 0.5, share_range = [0.3, 0.8] }, renewal = { divergence = 1e3, iterations = 2 } }",
+        OF_GARDO,
+    ],
+    // Another solver behind a window that moves.
+    &[
+        "scheduler.steps=8",
+        "scheduler.window={ kind = \"sliding\", size = 2, hold = 1 }",
+        "scheduler.after_window={ kind = \"dpm-solver\", share = 0.75 }",
     ],
     // Members of a group are leaves of a tree, and the step that is not trained moves.
     &[

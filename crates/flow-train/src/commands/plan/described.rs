@@ -148,6 +148,12 @@ impl Described<'_> {
         let mut text = terminal::pairs(&lines);
         text.push_str(&format!("\nschedule of iteration 1, {}\n", dynamics(config)));
         text.push_str(&terminal::table(&schedule(&steps), 0));
+        if let Some(saved) = self.schedule.steps_saved(0) {
+            text.push_str(&format!(
+                "behind the window DPM-Solver++ takes the place of Euler's steps: {} calls of the model for an image, {saved} fewer\n",
+                steps.len()
+            ));
+        }
         text
     }
 
@@ -383,6 +389,10 @@ fn schedule(steps: &[StepCoefficients]) -> Vec<Vec<String>> {
         "step", "sigma", "to", "std_dev", "noise", "mean_x", "mean_v", "trained",
     ];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
+    let is_of_second_order = steps.iter().any(|step| step.history != 0.0);
+    if is_of_second_order {
+        rows[0].push("image before".to_owned());
+    }
     for step in steps {
         let random = |value: f64| {
             if step.is_stochastic() {
@@ -401,6 +411,13 @@ fn schedule(steps: &[StepCoefficients]) -> Vec<Vec<String>> {
             format!("{:.5}", step.mean_v),
             if step.log_prob.is_some() { "yes" } else { "-" }.into(),
         ]);
+        if let (true, Some(row)) = (is_of_second_order, rows.last_mut()) {
+            row.push(if step.history == 0.0 {
+                "-".into()
+            } else {
+                format!("{:.5}", step.history)
+            });
+        }
     }
     rows
 }

@@ -51,6 +51,9 @@ impl Described<'_> {
         });
         self.iteration(&figures, &mut plan);
         plan["schedule"] = steps.iter().map(step).collect();
+        if let Some(saved) = self.schedule.steps_saved(0) {
+            plan["calls_saved_per_image"] = saved.into();
+        }
         plan["checkpoint_plan"] = Value::Null;
         plan
     }
@@ -120,7 +123,7 @@ impl Described<'_> {
 /// A step of the sampler; what a deterministic one has not is null.
 fn step(step: &StepCoefficients) -> Value {
     let random = |value: f64| step.is_stochastic().then_some(value);
-    json!({
+    let mut of_step = json!({
         "step": step.step,
         "sigma": step.sigma,
         "sigma_next": step.sigma_next,
@@ -129,5 +132,9 @@ fn step(step: &StepCoefficients) -> Value {
         "mean_x": step.mean_x,
         "mean_v": step.mean_v,
         "trained": step.log_prob.is_some(),
-    })
+    });
+    if step.history != 0.0 {
+        of_step["image_before"] = step.history.into();
+    }
+    of_step
 }

@@ -239,6 +239,7 @@ mod tests {
             mean_x: 1.0 + drift * dt,
             mean_v: (1.0 + drift * (1.0 - sigma)) * dt,
             noise: s * (-dt).sqrt(),
+            history: 0.0,
             log_prob: None,
         }
     }
