@@ -1,5 +1,6 @@
 //! `cargo xtask ptx`: the compile check of the CUDA kernels, on a machine without a GPU.
 
+use crate::ci::{LAVAPIPE, SHARED};
 use crate::pip;
 use crate::process::{cargo, output, run as run_command};
 use crate::workspace::Workspace;
@@ -47,8 +48,8 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
         None => fetched(workspace, &options.python)?,
     };
     // All of the workspace's features as CI's other tests have them, so that CubeCL is compiled once.
-    let features_of_checks = CHECKED.map(|(package, _)| format!("{package}/compile-check"));
-    let features = format!("{},{}", crate::ci::LAVAPIPE, features_of_checks.join(","));
+    let features_of_checks = CHECKED.map(|(package, _)| format!("{package}?/compile-check"));
+    let features = format!("{LAVAPIPE},{SHARED},{}", features_of_checks.join(","));
     let mut arguments = vec!["test", "--release", "--workspace", "--features", &features];
     for (_, test) in CHECKED {
         if !arguments.contains(&test) {
