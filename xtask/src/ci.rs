@@ -11,10 +11,14 @@ use anyhow::Result;
 use clap::Args;
 use steps::Steps;
 
+/// What every build has, the program's as well, so that Burn's backend for the processor is compiled once: see `workspace-hack`.
+pub const SHARED: &str = "workspace-hack/with-devices";
+
 /// The features that turn on the tests of the portable kernels on Vulkan: `.ci/run` installs a driver for the processor. They
-/// are on in all builds but those for a device, so that CubeCL is compiled once.
+/// are on in all builds, so that CubeCL is compiled once. With a question mark, for without one Cargo gives these crates to all
+/// members that may depend on them, `flow-kernels` and with it the trainer, which the program would then need compiled once more.
 pub const LAVAPIPE: &str =
-    "flow-attention-cube/lavapipe,flow-kernels-cube/lavapipe,flow-matmul-cube/lavapipe";
+    "flow-attention-cube?/lavapipe,flow-kernels-cube?/lavapipe,flow-matmul-cube?/lavapipe";
 
 /// Why a step is left out that a person left out.
 const AS_ASKED: &str = "as asked";
@@ -26,8 +30,8 @@ const TESTS: [&str; 4] = ["test", "--release", "--workspace", "--tests"];
 const DOC_TESTS: [&str; 4] = ["test", "--release", "--workspace", "--doc"];
 
 /// The crates that compute on devices of CubeCL's runtimes, and the program. Whatever is built of them for a device is built with
-/// the same features, NVIDIA's and Vulkan's, so that Burn is compiled twice in all: without devices, and with both.
-const ON_DEVICES: [&str; 12] = [
+/// the same features, NVIDIA's and Vulkan's, so that what of Burn knows of devices is compiled twice in all: without them, and with both.
+const ON_DEVICES: [&str; 14] = [
     "--release",
     "--package",
     "flow-kernels",
@@ -39,6 +43,8 @@ const ON_DEVICES: [&str; 12] = [
     "flow-runtime",
     "--package",
     "flow-train",
+    "--package",
+    "workspace-hack",
     "--features",
 ];
 
@@ -50,9 +56,26 @@ const LAVAPIPE_THROUGH_BURN: &str =
     "flow-kernels/lavapipe,flow-checkpoint/lavapipe,flow-trainer/lavapipe,flow-runtime/cubecl";
 
 /// The kernels behind Burn, whole models with them, what backward keeps of these, and the training loop, on Vulkan.
-const THROUGH_BURN: [&str; 9] = [
-    "--lib", "--test", "cube", "--test", "capture", "--test", "proof", "--test", "lavapipe",
+const THROUGH_BURN: [&str; 8] = [
+    "--test", "cube", "--test", "capture", "--test", "proof", "--test", "lavapipe",
 ];
+
+/// Those of the kernels' tests that are within `flow-kernels`, alone: the trainer's are the same with devices and without, and
+/// compiling them takes longer than all others.
+const WITHIN_KERNELS: [&str; 8] = [
+    "test",
+    "--release",
+    "--lib",
+    "--package",
+    "flow-kernels",
+    "--package",
+    "workspace-hack",
+    "--features",
+];
+
+/// With these, all that [`WITHIN_KERNELS`] rests on is as [`ON_DEVICES`] has it.
+const KERNELS_ON_VULKAN: &str = "flow-kernels/lavapipe,flow-checkpoint/lavapipe";
+const KERNELS_ON_NVIDIA: &str = "flow-kernels/cuda,flow-attention/cuda";
 
 /// CubeCL's options.
 const RUNTIME_OPTIONS: [&str; 10] = [
@@ -72,8 +95,8 @@ const RUNTIME_OPTIONS: [&str; 10] = [
 /// without them is compiled for the tests, which take no warnings either.
 const LINTED: &str = "flow-train/kernel-cache,flow-train/tui,flow-kernels/cuda,flow-checkpoint/cuda,flow-trainer/cuda,flow-autoencoder/cuda,flow-text-encoder/cuda";
 
-/// The fuzz targets, which are a workspace of their own.
-const FUZZ: [&str; 4] = ["check", "--release", "--manifest-path", "fuzz/Cargo.toml"];
+/// What is compiled for clippy alone, the fuzz targets; and what makes all dependencies serve for rustdoc as well.
+const CHECKED: &str = "flow-train-fuzz/libfuzzer,workspace-hack/with-tests";
 
 /// Which steps to leave out.
 #[derive(Debug, Args)]
@@ -112,21 +135,26 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// What cargo is told of Vulkan.
-fn vulkan(options: &Options) -> &'static [&'static str] {
+/// The features of the whole workspace, where it is tested.
+fn features(options: &Options) -> String {
     match options.without_lavapipe {
-        true => &[],
-        false => &["--features", LAVAPIPE],
+        true => SHARED.to_owned(),
+        false => format!("{LAVAPIPE},{SHARED}"),
     }
 }
 
 /// Everything that runs tests.
 fn tests(workspace: &Workspace, options: &Options, steps: &mut Steps) -> Result<()> {
-    let vulkan = vulkan(options);
-    steps.tests("tests", workspace, &[&TESTS, vulkan])?;
-    steps.tests("examples in the documentation", workspace, &[&DOC_TESTS, vulkan])?;
+    let features = features(options);
+    let features = ["--features", &features];
+    steps.tests("tests", workspace, &[&TESTS, &features])?;
+    steps.tests(
+        "examples in the documentation",
+        workspace,
+        &[&DOC_TESTS, &features],
+    )?;
     steps.step_if_possible("files of diffusers and peft", || {
-        interop::run(workspace, &interop::Options::default(), vulkan)
+        interop::run(workspace, &interop::Options::default(), &features)
     })?;
     let compile_check = "compile check of the CUDA kernels";
     match options.without_compile_check {
@@ -143,6 +171,7 @@ fn on_devices(workspace: &Workspace, options: &Options, steps: &mut Steps) -> Re
         (options.without_cuda, CUDA),
         (options.without_lavapipe, LAVAPIPE_THROUGH_BURN),
         (false, "flow-runtime/cubecl"),
+        (false, SHARED),
     ];
     let features: Vec<&str> = chosen
         .iter()
@@ -173,11 +202,19 @@ fn on_devices(workspace: &Workspace, options: &Options, steps: &mut Steps) -> Re
                 &[&["test"], &built, &RUNTIME_OPTIONS],
             )?;
         }
-        false => steps.tests(
-            burn,
-            workspace,
-            &[&["test"], &built, &THROUGH_BURN, &RUNTIME_OPTIONS],
-        )?,
+        false => {
+            steps.tests(
+                burn,
+                workspace,
+                &[&["test"], &built, &THROUGH_BURN, &RUNTIME_OPTIONS],
+            )?;
+            let mut features = format!("{SHARED},{KERNELS_ON_VULKAN}");
+            if !options.without_cuda {
+                features = format!("{features},{KERNELS_ON_NVIDIA}");
+            }
+            let within = "kernels on Vulkan through Burn, from within";
+            steps.tests(within, workspace, &[&WITHIN_KERNELS, &[features.as_str()]])?;
+        }
     }
     let examples = "examples in the documentation of what is for devices";
     steps.tests(examples, workspace, &[&["test"], &built, &["--doc"]])
@@ -192,22 +229,23 @@ fn lints(workspace: &Workspace, options: &Options, steps: &mut Steps) -> Result<
         return Ok(());
     }
     let features = match options.without_cuda {
-        true => LAVAPIPE.to_owned(),
-        false => format!("{LAVAPIPE},{LINTED}"),
+        true => format!("{LAVAPIPE},{CHECKED}"),
+        false => format!("{LAVAPIPE},{CHECKED},{LINTED}"),
     };
     let features = ["--release", "--workspace", "--features", &features];
-    let clippy = [
-        &["clippy"],
-        &features[..],
-        &["--all-targets", "--", "-D", "warnings"],
-    ];
-    steps.cargo("clippy", workspace, &clippy)?;
-    steps.step("documentation of the crates", |_| {
-        let mut rustdoc = cargo(workspace, &["doc", "--no-deps", "--release", "--workspace"]);
-        run_command(rustdoc.env("RUSTDOCFLAGS", "-D warnings"))
-    })?;
-    steps.step("fuzz targets", |_| {
+    steps.step("clippy, of the fuzz targets as well", |_| {
+        let clippy = [
+            &["clippy"],
+            &features[..],
+            &["--all-targets", "--", "-D", "warnings"],
+        ];
+        let mut clippy = cargo(workspace, &clippy.concat());
         // libFuzzer itself, which is C++, is for a link that a check does not do.
-        run_command(cargo(workspace, &FUZZ).env("CUSTOM_LIBFUZZER_PATH", "./not-linked"))
+        run_command(clippy.env("CUSTOM_LIBFUZZER_PATH", "./not-linked"))
+    })?;
+    // With clippy's features, or all dependencies would be checked once more with fewer.
+    steps.step("documentation of the crates", |_| {
+        let mut rustdoc = cargo(workspace, &[&["doc", "--no-deps"][..], &features].concat());
+        run_command(rustdoc.env("RUSTDOCFLAGS", "-D warnings"))
     })
 }

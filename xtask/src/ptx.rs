@@ -1,5 +1,6 @@
 //! `cargo xtask ptx`: the compile check of the CUDA kernels, on a machine without a GPU.
 
+use crate::ci::{LAVAPIPE, SHARED};
 use crate::pip;
 use crate::process::{cargo, output, run as run_command};
 use crate::workspace::Workspace;
@@ -46,9 +47,9 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
         Some(tree) => tree.clone(),
         None => fetched(workspace, &options.python)?,
     };
-    // All of the workspace's features as CI's other tests have them, so that CubeCL is compiled once.
-    let features_of_checks = CHECKED.map(|(package, _)| format!("{package}/compile-check"));
-    let features = format!("{},{}", crate::ci::LAVAPIPE, features_of_checks.join(","));
+    // All of the workspace's features as CI's other tests have them, so that these have compiled all of it.
+    let features_of_checks = CHECKED.map(|(package, _)| format!("{package}?/compile-check"));
+    let features = format!("{LAVAPIPE},{SHARED},{}", features_of_checks.join(","));
     let mut arguments = vec!["test", "--release", "--workspace", "--features", &features];
     for (_, test) in CHECKED {
         if !arguments.contains(&test) {
@@ -60,7 +61,9 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     // anew, here and again in the next build without it.
     let built = output(&mut cargo(workspace, &arguments))?;
     for (program, folder) in programs(&built)? {
-        run_command(Command::new(program).current_dir(folder).env("CUDA_PATH", &tree))?;
+        let mut check = Command::new(program);
+        check.current_dir(folder).arg("--include-ignored");
+        run_command(check.env("CUDA_PATH", &tree))?;
     }
     Ok(())
 }

@@ -110,6 +110,7 @@ fn check(kernels: Kernels) {
 }
 
 #[test]
+#[ignore = "needs the compilers of CUDA 13.0: `cargo xtask ptx` runs it"]
 fn wgmma_kernels_keep_their_registers_and_stay_asynchronous() {
     let mut kernels = Kernels::new();
     add::<Wgmma>(&mut kernels, SHARED[2], OperandType::Bf16, true);
@@ -117,6 +118,7 @@ fn wgmma_kernels_keep_their_registers_and_stay_asynchronous() {
 }
 
 #[test]
+#[ignore = "needs the compilers of CUDA 13.0: `cargo xtask ptx` runs it"]
 fn mma_kernels_keep_their_registers_on_all_architectures() {
     let mut kernels = Kernels::new();
     add::<Mma>(&mut kernels, SHARED[0], OperandType::F16, false);
@@ -126,6 +128,7 @@ fn mma_kernels_keep_their_registers_on_all_architectures() {
 }
 
 #[test]
+#[ignore = "needs the compilers of CUDA 13.0: `cargo xtask ptx` runs it"]
 fn a_kernel_that_spills_is_noticed() {
     let compiler = compiler();
     // A thousand values that live across a barrier.

@@ -111,6 +111,7 @@ fn check(mask: &Mask, [queries, keys]: [usize; 2], row_groups: usize, columns: u
 }
 
 #[test]
+#[ignore = "needs the compilers of CUDA 13.0: `cargo xtask ptx` runs it"]
 fn what_a_block_sees_of_the_tiles_on_its_list_is_what_the_mask_allows() {
     let blocks = (0..7 * 9).map(|i| i * 11 % 5 < 2).collect();
     let masks = [

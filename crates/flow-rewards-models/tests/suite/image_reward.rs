@@ -1,9 +1,7 @@
 //! ImageReward: its towers against PyTorch's, its scores against its parts put together by hand, and files of something else.
 
-mod common;
-
+use crate::common::{Recorded, fixture, refused};
 use burn::tensor::{Tensor, TensorData};
-use common::{Recorded, fixture, refused};
 use flow_core::exec::{CallContext, InferencePass, Stage};
 use flow_core::{Weights, cpu, tensors::plain};
 use flow_data::Prompt;

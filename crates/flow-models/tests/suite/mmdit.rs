@@ -3,10 +3,8 @@
 //! The fixture was written by diffusers 0.42.1 (`SD3Transformer2DModel`, random weights, f32): inputs, output, a
 //! cotangent of the output, and the gradients of all inputs and weights under it.
 
-mod common;
-
-use common::parity::*;
-use common::*;
+use crate::common::parity::*;
+use crate::common::*;
 use flow_core::device::ComputeDevice;
 use flow_core::exec::{CallContext, InferencePass, Stage, TrainingPass};
 use flow_core::{Condition, FlowModel, ModelInput, ParamKind, Weights};

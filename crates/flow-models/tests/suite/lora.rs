@@ -1,8 +1,6 @@
 //! Adapters: choosing layers, training them alone, merging, and their files.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use flow_core::device::ComputeDevice;
 use flow_core::exec::{CallContext, InferencePass, Stage};
 use flow_core::{FlowModel, ParamKind, ParamLayout, Weights};

@@ -4,10 +4,8 @@
 //! The fixtures were written by diffusers 0.42.1 and `peft` 0.21.2: models with random weights, adapters of rank 3 and alpha 6 in
 //! several layouts, and outputs.
 
-mod common;
-
-use common::lora_files::*;
-use common::*;
+use crate::common::lora_files::*;
+use crate::common::*;
 use flow_core::Weights;
 use flow_core::device::ComputeDevice;
 use flow_models::lora::{AdapterFile, is_adapter};

@@ -1,8 +1,6 @@
 //! Folders and files that are no networks of rewards, in words for people; and files that would run something.
 
-mod common;
-
-use common::{copy_of_clip, fixture, refused};
+use crate::common::{copy_of_clip, fixture, refused};
 use flow_rewards_models::{
     Aesthetic, AestheticSettings, ClipScore, ClipScoreSettings, Computation, HpsV2, HpsV2Settings,
 };

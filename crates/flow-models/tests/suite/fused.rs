@@ -1,8 +1,6 @@
 //! Whole models have the same bits whether the operations that are made of others are computed as one or not.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use flow_core::device::ComputeDevice;
 use flow_core::{Backends, Condition, Kernels, ModelInput, Weights};
 use flow_kernels::CpuKernels;

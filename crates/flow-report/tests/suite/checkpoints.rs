@@ -1,13 +1,11 @@
 //! Checkpoints are verified before use, and no failure or kill costs the previous one.
 
-mod common;
-
 use std::fs;
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
 
-use common::{Fault, FaultyDisk};
+use crate::common::{Fault, FaultyDisk};
 use flow_report::{
     CheckpointError, CheckpointReader, CheckpointStore, CheckpointWriter, ReportError, WrittenCheckpoint,
     remove_leftovers,

@@ -4,10 +4,8 @@
 //! the output, and the gradients of all inputs and weights under it. Their two rows have other noise levels; in one of them the second
 //! row's text is shorter than the first's, and a mask hides the rest.
 
-mod common;
-
-use common::parity::*;
-use common::*;
+use crate::common::parity::*;
+use crate::common::*;
 use flow_core::device::ComputeDevice;
 use flow_core::{Condition, FlowModel, ModelInput, ParamKind, Weights};
 use flow_models::weights::describe;

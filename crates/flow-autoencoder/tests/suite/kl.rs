@@ -1,11 +1,9 @@
 //! `AutoencoderKL` against diffusers.
 
-mod common;
-
-use burn::backend::DispatchTensor;
-use common::{
+use crate::common::{
     check_parity, decode, encode, fixture_autoencoder, host, noise, normal, tensor, tensors, with_exec,
 };
+use burn::backend::DispatchTensor;
 use flow_autoencoder::{Autoencoder, AutoencoderConfig, Latent, Options, Pictures, Tiling};
 use flow_core::device::ComputeDevice;
 use flow_core::ops::Stash;
@@ -70,7 +68,7 @@ fn a_sample_is_the_mean_and_noise_times_the_deviation() {
     let expected: Vec<f32> = (0..found.len())
         .map(|at| io["mode"].1[at] + io["std"].1[at] * noise[at])
         .collect();
-    common::assert_near("sample", &found, &expected);
+    crate::common::assert_near("sample", &found, &expected);
 }
 
 #[test]
@@ -120,7 +118,7 @@ fn pictures_no_larger_than_a_tile_are_not_tiled() {
 #[test]
 fn convolutions_of_one_tap_come_behind_the_encoder_and_before_the_decoder() {
     let (plain, plain_weights) = fixture_autoencoder("kl");
-    let text = std::fs::read_to_string(common::fixture("kl/config.json")).unwrap();
+    let text = std::fs::read_to_string(crate::common::fixture("kl/config.json")).unwrap();
     let mut settings: serde_json::Value = serde_json::from_str(&text).unwrap();
     for key in ["use_quant_conv", "use_post_quant_conv"] {
         settings[key] = true.into();
@@ -149,10 +147,10 @@ fn convolutions_of_one_tap_come_behind_the_encoder_and_before_the_decoder() {
     let (io, options) = (tensors("kl/io.safetensors"), Options::default());
     let moments = encode(&autoencoder, &weights, tensor(&io, "in.image"), &options);
     let expected: Vec<f32> = io["moments"].1.iter().map(|it| 2.0 * it + 0.5).collect();
-    common::assert_near("moments", &moments, &expected);
+    crate::common::assert_near("moments", &moments, &expected);
     let latent = (tensor(&io, "in.latent") - 0.5) / 2.0;
     let decoded = decode(&autoencoder, &weights, latent, &options);
-    common::assert_near("decoded", &decoded, &io["decoded"].1);
+    crate::common::assert_near("decoded", &decoded, &io["decoded"].1);
 }
 
 /// Takes no call, as a backend for heads of at most 128 channels does with 512.
@@ -196,5 +194,5 @@ fn where_the_plans_attention_takes_no_head_of_so_many_channels_pictures_are_the_
     let exec = rollout.exec(CallContext::single(Stage::Evaluation));
     let latent = Latent::new(tensor(&io, "in.latent"));
     let pictures = autoencoder.decode(&exec, latent, &Options::default()).unwrap();
-    common::assert_near("decoded", &host(pictures.into_tensor()), &io["decoded"].1);
+    crate::common::assert_near("decoded", &host(pictures.into_tensor()), &io["decoded"].1);
 }

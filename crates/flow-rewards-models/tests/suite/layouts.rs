@@ -1,9 +1,7 @@
 //! Names and shapes of the published networks at full size, without weights: what transformers 5.24.0 makes of their configs on its
 //! `meta` device.
 
-mod common;
-
-use common::fixture;
+use crate::common::fixture;
 use flow_text_encoder::weights::Role;
 use flow_text_encoder::{ClipConfig, ClipText, ClipVision, ClipVisionConfig, TextEncoder};
 use serde_json::Value;

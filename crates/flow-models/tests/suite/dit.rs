@@ -1,9 +1,7 @@
 //! What a DiT computes, against a plain f64 model on the host, and what the trainer relies on.
 
-mod common;
-
-use common::reference::{self, Weights64};
-use common::*;
+use crate::common::reference::{self, Weights64};
+use crate::common::*;
 use flow_core::device::ComputeDevice;
 use flow_core::exec::{Stage, TrainingPass};
 use flow_core::{CallContext, FlowModel, Weights};

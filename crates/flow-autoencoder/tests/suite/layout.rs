@@ -1,8 +1,6 @@
 //! Names and shapes of weights at full size, and settings that are refused.
 
-mod common;
-
-use common::fixture;
+use crate::common::fixture;
 use flow_autoencoder::{Autoencoder, AutoencoderConfig, LatentScaling, Tiling};
 use flow_core::device::ComputeDevice;
 use serde_json::{Value, json};

@@ -1,8 +1,6 @@
 //! Pixels against Pillow, transformers' image processor and torchvision.
 
-mod common;
-
-use common::Recorded;
+use crate::common::Recorded;
 use flow_data::{Image, ImageShape};
 use flow_rewards_models::pixels::{CLIP_MEAN, CLIP_STD, Preprocessor, Resizing};
 

@@ -1,8 +1,6 @@
 //! Scores against transformers, open_clip and PyTorch: small random networks in f32.
 
-mod common;
-
-use common::{Recorded, copy_clip_to, fixture};
+use crate::common::{Recorded, copy_clip_to, fixture};
 use flow_rewards::{Lent, Reward, RewardError, RewardRegistry, RewardSample, score_videos};
 use flow_rewards_models::{
     Aesthetic, AestheticSettings, ClipDiversity, ClipDiversitySettings, ClipScore, ClipScoreFormula,
@@ -148,7 +146,7 @@ fn a_config_finds_the_rewards_by_name_and_the_device_of_a_run_is_lent() {
     std::fs::create_dir(base.join("clip")).unwrap();
     copy_clip_to(&base.join("clip"));
     let alone = registry.build("clip_score", params, base);
-    common::refused(alone, &["`device`", "lends none", "\"cpu\""]);
+    crate::common::refused(alone, &["`device`", "lends none", "\"cpu\""]);
     let lent = Lent::default().with(Computation::processor());
     let reward = registry.build_with("clip_score", params, base, &lent).unwrap();
     recorded.scores_are(&*reward, "cosine");

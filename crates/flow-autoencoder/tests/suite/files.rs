@@ -1,8 +1,6 @@
 //! Folders that are wrong, and inputs that do not fit: what is said of them.
 
-mod common;
-
-use common::{fixture, fixture_autoencoder, normal, with_exec};
+use crate::common::{fixture, fixture_autoencoder, normal, with_exec};
 use flow_autoencoder::{AutoencoderError, Latent, Options, Pictures, Tiling, config_of, open};
 use flow_core::device::ComputeDevice;
 use flow_models::{StoredDtype, save};
@@ -48,7 +46,7 @@ fn weights_in_bf16_and_f16_are_read_and_widened() {
         let folder = folder();
         save(&weights, &folder.path().join(WEIGHTS), dtype, &BTreeMap::new()).unwrap();
         let (_, narrow) = open(folder.path(), &ComputeDevice::cpu()).unwrap();
-        let difference = common::difference(&narrow.host(0), &weights.host(0));
+        let difference = crate::common::difference(&narrow.host(0), &weights.host(0));
         assert!(difference > 0.0 && difference < 5e-3, "{dtype:?}: {difference:e}");
     }
 }

@@ -1,9 +1,7 @@
 //! LoRA files that cannot be the adapter of a model: each is refused by what is wrong with it, and nothing is changed.
 
-mod common;
-
-use common::lora_files::*;
-use common::*;
+use crate::common::lora_files::*;
+use crate::common::*;
 use flow_core::device::ComputeDevice;
 use flow_core::{FlowModel, ParamLayout, Weights};
 use flow_models::lora::AdapterFile;

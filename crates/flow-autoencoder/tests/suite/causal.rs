@@ -1,8 +1,6 @@
 //! `AutoencoderKLWan` and `AutoencoderKLQwenImage` against diffusers.
 
-mod common;
-
-use common::{assert_near, check_parity, decode, encode, fixture_autoencoder, tensor, tensors};
+use crate::common::{assert_near, check_parity, decode, encode, fixture_autoencoder, tensor, tensors};
 use flow_autoencoder::{BurnConvolutions, Options, Tiling};
 use std::sync::Arc;
 

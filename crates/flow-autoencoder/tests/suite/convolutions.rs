@@ -1,9 +1,7 @@
 //! Convolutions and group norm against plain f64 loops, on the processor and through Burn.
 
-mod common;
-
+use crate::common::{difference, normal, plain_of};
 use burn::backend::DispatchTensor;
-use common::{difference, normal, plain_of};
 use flow_autoencoder::convolutions::{
     BurnConvolutions, Convolutions, Geometry, GroupNormSpec, HostConvolutions,
 };

@@ -1,8 +1,6 @@
 //! TAESD against plain f64 loops, with random weights in the format of its author.
 
-mod common;
-
-use common::{difference, host, noise, normal, with_exec};
+use crate::common::{difference, host, noise, normal, with_exec};
 use flow_autoencoder::{
     AutoencoderConfig, AutoencoderError, AutoencoderFolder, Latent, Options, Pictures, TinyConfig, open_tiny,
 };

@@ -4,10 +4,8 @@
 //! output, a cotangent of the output, and the gradients of all inputs and weights under it. Its two rows have other noise levels and
 //! other guidance scales.
 
-mod common;
-
-use common::parity::*;
-use common::*;
+use crate::common::parity::*;
+use crate::common::*;
 use flow_core::device::ComputeDevice;
 use flow_core::{Condition, FlowModel, ModelInput, ParamKind, Weights};
 use flow_models::{Architecture, Flux, FluxConfig, ModelRegistry, load};

@@ -1,9 +1,7 @@
 //! Pictures of whole pipelines of diffusers, from the latents of their last step.
 
-mod common;
-
+use crate::common::{Named, decode, fixture_autoencoder, host, tensors, with_exec};
 use burn::tensor::Tensor;
-use common::{Named, decode, fixture_autoencoder, host, tensors, with_exec};
 use flow_autoencoder::{LatentScaling, Options, Pictures, ScaledLatent};
 use flow_core::LatentShape;
 use flow_core::device::ComputeDevice;
@@ -86,12 +84,12 @@ fn scaling_there_and_back_changes_nothing_but_rounding() {
     let device = ComputeDevice::cpu();
     for name in ["kl", "wan"] {
         let (autoencoder, _) = fixture_autoencoder(name);
-        let latent = common::normal([1, 16, 1, 2, 3], 9);
+        let latent = crate::common::normal([1, 16, 1, 2, 3], 9);
         let scaled = ScaledLatent::new(latent.clone());
         let unscaled = autoencoder.scaling().unscale(scaled);
-        assert!(common::difference(&host(unscaled.tensor().clone()), &host(latent.clone())) > 0.1);
+        assert!(crate::common::difference(&host(unscaled.tensor().clone()), &host(latent.clone())) > 0.1);
         let again = autoencoder.scaling().scale(unscaled).into_tensor();
-        common::assert_near(name, &host(again), &host(latent));
+        crate::common::assert_near(name, &host(again), &host(latent));
     }
     let scaling = LatentScaling::Uniform {
         factor: 1.5305,

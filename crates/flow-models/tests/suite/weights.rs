@@ -1,11 +1,9 @@
 //! Weight files: round trips, shards, and everything that can be wrong with them.
 
-mod common;
-
-#[path = "../../../fuzz/checks/safetensors.rs"]
+#[path = "../../../../fuzz/checks/safetensors.rs"]
 mod fuzz_safetensors;
 
-use common::*;
+use crate::common::*;
 use flow_core::device::ComputeDevice;
 use flow_core::{FlowModel, Weights};
 use flow_models::weights::{

@@ -1,0 +1,15 @@
+//! Runs on disk, pictures and what is said of a run: one program, for each is linked for longer than it is compiled.
+
+mod checkpoints;
+mod common;
+mod contents;
+mod events;
+mod exploit;
+mod metrics;
+mod pictures;
+mod report;
+mod run_directory;
+mod setback;
+mod statistics;
+mod traces;
+mod video;
