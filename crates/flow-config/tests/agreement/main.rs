@@ -1,8 +1,8 @@
 //! The JSON schema: that the parser knows all of it, and that both accept the same documents.
 
+mod algorithm_seeds;
 mod seeds;
 
-use seeds::SEEDS;
 use std::sync::LazyLock;
 
 use flow_config::schema_for_editors;
@@ -12,6 +12,7 @@ use serde_json::Value as Json;
 use test_catalog::{parse_str, schema};
 use toml::Value;
 
+static SEEDS: LazyLock<Vec<&'static str>> = LazyLock::new(|| [seeds::SEEDS, algorithm_seeds::SEEDS].concat());
 static VALIDATOR: LazyLock<Validator> =
     LazyLock::new(|| jsonschema::draft202012::new(&schema()).expect("the schema is a schema"));
 /// The same as editors take it.
@@ -328,7 +329,7 @@ fn mutate(value: &mut Value, at: &mut usize, sort: &Sort) -> bool {
 #[test]
 fn the_seeds_are_accepted_by_both_and_use_every_variant() {
     let mut used = String::new();
-    for seed in SEEDS {
+    for seed in SEEDS.iter() {
         parser_accepts(seed).unwrap_or_else(|report| panic!("{report}"));
         let document: Value = Value::Table(seed.parse().expect("TOML"));
         assert!(VALIDATOR.is_valid(&to_json(&document)));

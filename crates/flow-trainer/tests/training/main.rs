@@ -3,6 +3,7 @@
 mod accelerators;
 mod after_window;
 mod branching;
+mod decoupled;
 mod distillation;
 mod exploration;
 mod fake_score;
