@@ -27,7 +27,7 @@ pub(super) fn check(rules: &mut Rules<'_>) {
         );
         rules
             .error(RULE_BRANCHING, &[KIND, "algorithm.kind"], message)
-            .help("set `algorithm.kind` to \"grpo\", \"grpo-guard\" or \"dppo\", or remove `sampling.branching`");
+            .help("set `algorithm.kind` to \"grpo\", \"grpo-guard\", \"dppo\" or \"gardo\", or remove `sampling.branching`");
     }
     match &config.sampling.branching {
         Branching::None(_) => {}

@@ -1,7 +1,7 @@
 //! Rollouts that are an update behind: which weights sample them, what their ratios are taken to, and that a run which was stopped goes on
 //! to the same bytes.
 
-use crate::losses::{HostStep, host};
+use crate::losses::{HostStep, OF_GARDO, host};
 use crate::support::{Left, RunTo, Visit, config, environment, registries, scramble, with_parts};
 use burn::tensor::Tensor;
 use flow_accel::Paradigm;
@@ -79,19 +79,29 @@ fn the_first_update_is_on_policy_and_later_rollouts_are_audited_under_the_weight
 
 #[test]
 fn a_run_that_was_stopped_after_any_iteration_goes_on_to_the_bytes_of_one_that_was_not() {
-    for overrides in [
-        [
+    let variants: [&[&str]; 3] = [
+        &[
             "algorithm.kl={ kind = \"velocity\", beta = 0.1 }",
             "ema.enabled=true",
             "audit.drift_groups=1",
         ],
-        [
+        &[
             "algorithm.kind=\"grpo-guard\"",
             "model.finetune=\"lora\"",
             "optimizer.gradient_accumulation=2",
         ],
-    ] {
-        let overrides = [&overrides[..], &[BEHIND]].concat();
+        // What is remembered is of the rewards so far, not of the rollout ahead; and the window, which moves, is that of each rollout.
+        &[
+            "algorithm={ kind = \"gardo\", judges = [\"jpeg-compressibility\"], kl_beta = 1.0, \
+             gate = { share = 0.5, share_range = [0.3, 0.8] }, renewal = { divergence = 1e3, iterations = 2 } }",
+            OF_GARDO,
+            "scheduler.steps=8",
+            "scheduler.window={ kind = \"sliding\", size = 2, hold = 1 }",
+            "scheduler.after_window={ kind = \"dpm-solver\", share = 0.75 }",
+        ],
+    ];
+    for overrides in variants {
+        let overrides = [overrides, &[BEHIND]].concat();
         let whole = fresh(&overrides, 4);
         for stopped in 0..4 {
             let root = tempfile::tempdir().expect("a temporary directory");
