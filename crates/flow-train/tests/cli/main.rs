@@ -12,6 +12,7 @@ mod fetch;
 mod folders;
 mod names;
 mod outputs;
+mod own_disks;
 mod pictures;
 mod remote;
 mod resume;
