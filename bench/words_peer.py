@@ -355,7 +355,9 @@ class Variant:
         self.order.copy_(self.pictures[order])
 
     def advance(self):
-        """Queues a step, and samples if a checkpoint is there."""
+        """Queues a step, if there is one left, and samples if a checkpoint is there."""
+        if self.done >= self.steps:
+            return
         with torch.cuda.stream(self.stream) if self.stream else torch.enable_grad():
             if self.done % self.batches == 0:
                 self.shuffle()
