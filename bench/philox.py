@@ -18,6 +18,8 @@ PURPOSES = {
     "evaluation": 7,
     "forward_noise": 9,
     "timesteps": 10,
+    "data_split": 20,
+    "scene": 21,
 }
 MASK = 0xFFFFFFFF
 MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
