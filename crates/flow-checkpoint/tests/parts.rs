@@ -79,7 +79,7 @@ fn model() -> Dit {
         patch: 1,
         hidden: 72,
         layers: LAYERS,
-        heads: 4,
+        heads: 6,
         mlp_ratio: 4.0,
         moe: None,
         vocabulary: None,

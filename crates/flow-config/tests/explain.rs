@@ -96,7 +96,8 @@ fn a_section_lists_its_keys() {
             "initial_noise",
             "sizes",
             "sizes_of_prompts",
-            "branching"
+            "branching",
+            "staleness"
         ]
     );
 }

@@ -1,5 +1,6 @@
 //! `[pretrain]`: what `flow-train pretrain` does: flow matching on the data, and the reward classifier.
 
+use super::DType;
 use std::path::PathBuf;
 
 use schemars::JsonSchema;
@@ -41,6 +42,8 @@ pub struct PretrainConfig {
     /// Where the weights go (safetensors), relative to the config file.
     #[serde(serialize_with = "crate::path_text::path")]
     pub output: PathBuf,
+    /// What the weights are rounded to when they are written: `bf16` halves the file. A LoRA is written in f32.
+    pub output_dtype: DType,
     /// Seed of the initial weights, batches, times and noise.
     #[schemars(range(max = 9_223_372_036_854_775_807_u64))]
     pub seed: u64,
@@ -61,6 +64,7 @@ impl Default for PretrainConfig {
             ema_decay: 0.995,
             balance_weight: 0.01,
             output: "weights/pretrained.safetensors".into(),
+            output_dtype: DType::F32,
             seed: 0,
             classifier: ClassifierConfig::default(),
         }

@@ -53,6 +53,7 @@ label_noise = 0.4
 condition_dropout = 0.1
 ema_decay = 0.9
 output = "o"
+output_dtype = "bf16"
 [pretrain.classifier]
 enabled = true
 channels = 4

@@ -60,13 +60,13 @@ fn each_rule_is_reported_at_the_key_to_mend() {
         (
             "[algorithm]\nkind = \"gardo\"\nkl_beta = 0",
             "rule::reward-role",
-            "algorithm.diversity",
+            "algorithm.kind",
             Error,
         ),
         (
             "[algorithm]\nkind = \"gardo\"\ndiversity = \"none\"",
             "rule::reward-role",
-            "algorithm.judges",
+            "algorithm.kind",
             Error,
         ),
         (

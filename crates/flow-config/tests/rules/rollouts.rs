@@ -133,8 +133,4 @@ fn a_rollout_an_update_behind_needs_a_ratio_and_no_exploration() {
         let text = format!("[algorithm]\nkind = \"{algorithm}\"");
         assert!(staleness(&text).is_empty(), "{algorithm}");
     }
-    // More than one update would need the weights of each.
-    let found = found("[sampling]\nstaleness = 2");
-    assert_eq!(found.len(), 1, "{found:?}");
-    assert_eq!(found[0].1, "sampling.staleness");
 }

@@ -191,7 +191,11 @@ fn a_trainer_on_records_takes_records_of_flow_trains_own_form() {
                 .iter()
                 .any(|note| note.to == "run.steps" && note.text.contains("passes"))
         );
-        assert!(note(&yaml, "data.dataset_dir").needs_attention());
+        assert!(
+            notes
+                .iter()
+                .any(|note| note.from == "data.dataset_dir" && note.needs_attention())
+        );
     }
 }
 

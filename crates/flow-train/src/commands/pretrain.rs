@@ -8,7 +8,7 @@ use crate::output::Output;
 use crate::progress::Count;
 use crate::{command_line, progress, terminal};
 use flow_accelerators::LowPrecisionAccelerator;
-use flow_config::{Config, Finetune};
+use flow_config::{Config, DType, Finetune};
 use flow_data::{CaptionedImages, CaptionedPictures, Dataset, Digits};
 use flow_exchange::Exchange;
 use flow_models::StoredDtype;
@@ -251,7 +251,11 @@ fn write(
             .or_failed();
     }
     metadata.insert(MODEL_CONFIG_KEY.into(), config_json(&*outline.model).to_string());
-    flow_models::save(&trained.weights, output.path(), StoredDtype::F32, &metadata).or_failed()
+    let dtype = match config.pretrain.output_dtype {
+        DType::F32 => StoredDtype::F32,
+        DType::Bf16 => StoredDtype::Bf16,
+    };
+    flow_models::save(&trained.weights, output.path(), dtype, &metadata).or_failed()
 }
 
 /// The files of a pretraining.
