@@ -4,6 +4,7 @@ pub use super::target::Target;
 use super::{Loaded, memory, nearest, pretrain};
 use crate::arguments::{ConfigArguments, TargetArguments};
 use crate::failure::{Failure, OrFailure};
+use flow_accel::AcceleratorRegistry;
 use flow_config::{Catalog, Config, Diagnostic, Report, Resolved, Severity};
 use flow_core::device::ComputeDevice;
 use flow_exchange::Alone;
@@ -178,7 +179,10 @@ impl Asked<'_> {
         let mut of_parts = validate(&question);
         if target != Target::Here {
             // The processor was asked in the place of the device, and refuses what is not for it.
-            of_parts.retain(|one| ![REFUSED, UNUSABLE].contains(&one.code));
+            let of_device = |one: &Diagnostic| [REFUSED, UNUSABLE].contains(&one.code);
+            let stores_weights =
+                |one: &Diagnostic| is_of_stored_weights(one, &config, &registries.accelerators);
+            of_parts.retain(|one| !of_device(one) || stores_weights(one));
         }
         found.extend(of_parts);
         if wanted == Use::Pretraining && matches!(checkpoint_policy(&config), Policy::Budget { .. }) {
@@ -222,6 +226,15 @@ impl Asked<'_> {
         let table = MemoryTable::new(config, model, companions.as_ref(), machine.memory_bytes);
         Ok((companions, table))
     }
+}
+
+/// Whether a diagnostic is of an accelerator that says how frozen weights are stored: a matter of config and model, on any device.
+fn is_of_stored_weights(one: &Diagnostic, config: &Config, accelerators: &AcceleratorRegistry) -> bool {
+    let mut entries = config.acceleration.shared.iter().enumerate();
+    entries.any(|(position, entry)| {
+        let is_of_entry = one.path.starts_with(&format!("acceleration.shared.{position}."));
+        is_of_entry && accelerators.low_precision(std::slice::from_ref(entry)).is_some()
+    })
 }
 
 /// Why there is no budget of activation checkpointing here.

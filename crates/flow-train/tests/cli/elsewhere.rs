@@ -174,6 +174,26 @@ fn a_config_is_checked_and_planned_for_a_gpu_that_is_not_here() {
 }
 
 #[test]
+fn what_forbids_frozen_weights_in_8_bits_is_said_for_a_gpu_that_is_not_here_too() {
+    let place = Place::new();
+    let entry = "acceleration.shared=[{ name = \"low_precision\", params = { compute = \"storage\", format = \"fp8\" } }]";
+    let all_trained = [
+        "check",
+        "tiny.toml",
+        "--device",
+        "h100",
+        "--set",
+        "model.finetune=\"full\"",
+        "--set",
+        entry,
+    ];
+    contains(
+        &place.fail(2, &all_trained),
+        &["acceleration::refused", "`low_precision`", "lora"],
+    );
+}
+
+#[test]
 fn plan_makes_no_weights_so_a_large_model_is_planned_anywhere() {
     let place = Place::bare();
     let large = [

@@ -91,7 +91,8 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             kept,
             scores,
             activity: explorer.acceleration.take_activity(),
-            forward_calls: geometry.candidate_micro_batches() * explorer.schedule.grid().steps(),
+            // As many for each size.
+            forward_calls: geometry.candidate_micro_batches() * explorer.steps(0, self.state.iteration).len(),
             wall_s: watch.wall_s(),
         }))
     }
@@ -106,7 +107,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         let (batch, candidates) = (geometry.micro_batch_size(), geometry.candidates());
         let mine: Vec<usize> = self.distribution.candidate_micro_batches(geometry).collect();
         let steps = |size: usize| explorer.steps(size, self.state.iteration);
-        observer.phase(Phase::Exploration, mine.len() * explorer.schedule.grid().steps());
+        observer.phase(Phase::Exploration, mine.len() * steps(0).len());
         let (drawn, observer) = (self.drawn(), Mutex::new(observer));
         let scope = explorer.acceleration.rollout(self.sampling_weights())?;
         let mut waiting: Vec<Sample> = Vec::new();

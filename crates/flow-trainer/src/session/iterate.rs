@@ -6,6 +6,7 @@ use super::reward_times::RewardTimes;
 use super::stale::both;
 use super::state::Decays;
 use super::tally::DRIVER;
+use super::unscored::of_this_rank;
 use super::update::UpdateOutcome;
 use super::{RewardWeight, Session};
 use crate::advantage::{Advantages, RewardColumn, compute_advantages};
@@ -80,7 +81,8 @@ impl<A: Algorithm> Session<A> {
         let compared = self.parts.branches().compared_groups(&rolled.groups);
         let drift = (rolled.drift)
             .map(|pending| pending.finish(names, &columns, &compared, options))
-            .transpose()?;
+            .transpose()
+            .map_err(of_this_rank)?;
         let mut advantages = compute_advantages(&rewards, &compared, options)?;
         let rows = RewardedRows {
             rewards: &rewards,
@@ -96,6 +98,7 @@ impl<A: Algorithm> Session<A> {
             credits: &credits,
             gates: &gates,
         };
+        self.parts.remember_weights();
         let mut outcome = self
             .parts
             .update(&rolled.batches, counted, &rolled.groups, ahead, observer)?;

@@ -18,7 +18,7 @@ use crate::error::TrainError;
 use crate::observer::Observer;
 use burn::tensor::Tensor;
 use flow_accel::{Acceleration, Activity};
-use flow_core::RawTensor;
+use flow_core::{RawTensor, stopped};
 
 /// A rollout that was sampled before the update which comes before its own.
 pub(super) struct RolledAhead {
@@ -69,7 +69,6 @@ impl<A: Algorithm> Session<A> {
         if next < parts.settings.iterations {
             self.ahead = Some(parts.roll_out_ahead(next, Learner::Student, observer)?);
         }
-        parts.remember_weights();
         Ok((rolled, Some(audit)))
     }
 }
@@ -84,9 +83,10 @@ impl<A: Algorithm> Parts<A, Acceleration> {
     ) -> Result<RolledAhead, TrainError> {
         // All that a rollout draws follows from the number of its iteration.
         let under_way = std::mem::replace(&mut self.state.iteration, iteration);
-        let outcome = self.roll_out_audited(sampler, observer);
+        // Also where it unwinds: what is written of a run that ends here is of the iterations that it did.
+        let outcome = stopped::caught(|| self.roll_out_audited(sampler, observer));
         self.state.iteration = under_way;
-        outcome
+        outcome?
     }
 
     fn roll_out_audited(
@@ -106,8 +106,9 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         Ok(RolledAhead { rolled, audit })
     }
 
-    /// Keeps the trained weights as they are before an update.
-    fn remember_weights(&mut self) {
+    /// Keeps the trained weights as they are before an update, if rollouts are one behind. Not before its rewards are there: a checkpoint that
+    /// is saved because they failed has the weights before the last update that was.
+    pub(super) fn remember_weights(&mut self) {
         let kernels = self.acceleration.training().kernels.clone();
         let (state, device) = (&mut self.state, &self.sampler.device);
         let trained = state.optimizer.trained();

@@ -30,6 +30,16 @@ pub(super) fn of_all_ranks<T>(
     }
 }
 
+/// `error`; of rewards that one rank alone asks in the middle of a run, as [`of_all_ranks`] has it.
+pub(super) fn of_this_rank(error: TrainError) -> TrainError {
+    match error {
+        TrainError::Reward(error) => TrainError::Unscored {
+            problem: error.to_string(),
+        },
+        other => other,
+    }
+}
+
 impl<A: Algorithm> Session<A> {
     /// Evaluates. If rewards fail, the checkpoint that is left says that this evaluation is still to be done.
     pub(super) fn evaluate_or_save(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {

@@ -77,6 +77,23 @@ fn lossless_means_score_those_kept_as_the_exact_ones_bit_for_bit() {
 }
 
 #[test]
+fn calls_that_a_solver_behind_the_window_saves_candidates_are_not_counted() {
+    let root = tempfile::tempdir().expect("a temporary directory");
+    let overrides = [
+        "exploration.candidates=10",
+        "exploration.dynamics=\"same\"",
+        "scheduler.window={ kind = \"list\", steps = [0] }",
+        "scheduler.after_window={ kind = \"dpm-solver\", share = 0.5 }",
+    ];
+    for record in iterations(&run(&overrides, root.path(), false, 1)) {
+        // 5 batches as above, in the random step and one in the place of three.
+        assert_eq!(number(&record, "exploration/forward_calls"), 10.0);
+        assert_eq!(number(&record, "exploration/reward_difference"), 0.0);
+        assert_eq!(number(&record, "rollout/calls_saved"), 2.0);
+    }
+}
+
+#[test]
 fn a_coupled_loss_sees_exact_trajectories_only_whatever_explores() {
     let cheap: [&[&str]; 2] = [
         &["exploration.steps=2"],

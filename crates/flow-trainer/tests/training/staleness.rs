@@ -6,9 +6,11 @@ use crate::support::{Left, RunTo, Visit, config, environment, registries, scramb
 use burn::tensor::Tensor;
 use flow_accel::Paradigm;
 use flow_core::{InferencePass, Weights};
-use flow_report::CheckpointReader;
+use flow_report::{CheckpointReader, Manifest, OnExists, RunDirectory};
 use flow_trainer::algorithm::{Algorithm, Grpo, LossContext, Position, ReferenceWeights, UnitLoss};
+use flow_trainer::observer::{Observer, Phase};
 use flow_trainer::scheduler::Schedule;
+use flow_trainer::session::{Parts, Session};
 use flow_trainer::setup;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -126,6 +128,51 @@ fn a_run_may_begin_and_cease_to_be_behind_when_it_goes_on() {
         assert_eq!(has_previous(root.path(), 2), before == "1");
         run(root.path(), &[&*staleness(after)], (true, 4));
         assert_eq!(has_previous(root.path(), 4), after == "1");
+    }
+}
+
+/// A run that a panic ends as a rollout begins; gives how many iterations it says that it did.
+struct Ends<'a> {
+    root: &'a Path,
+    /// Rollouts before that one.
+    left: usize,
+}
+
+impl Observer for Ends<'_> {
+    fn phase(&mut self, phase: Phase, _total: usize) {
+        if phase == Phase::Rollout {
+            assert!(self.left > 0, "this rollout is not wanted");
+            self.left -= 1;
+        }
+    }
+}
+
+impl Visit for Ends<'_> {
+    type Output = u64;
+
+    fn visit<A: Algorithm + 'static>(mut self, parts: Parts<A>) -> u64 {
+        let directory = RunDirectory::open(self.root, "run", OnExists::Error).expect("a new folder");
+        let manifest = Manifest::new("run", vec![], serde_json::Value::Null, self.root);
+        let mut session =
+            Session::start(parts, directory, &manifest).unwrap_or_else(|error| panic!("{error}"));
+        let error = session.run(&mut self).expect_err("a rollout panics");
+        assert!(error.to_string().contains("not wanted"), "{error}");
+        session.state().iteration
+    }
+}
+
+#[test]
+fn a_run_that_ends_in_a_rollout_ahead_says_how_many_iterations_it_did() {
+    let registries = registries();
+    // Those of the first iteration and of the second one are sampled in the first, that of the third in the second.
+    for (left, done) in [(0, 0), (1, 0), (2, 1)] {
+        let root = tempfile::tempdir().expect("a temporary directory");
+        let ends = Ends {
+            root: root.path(),
+            left,
+        };
+        let found = with_parts(&config(&[BEHIND]), &environment(&registries), ends);
+        assert_eq!(found, done, "{left}");
     }
 }
 

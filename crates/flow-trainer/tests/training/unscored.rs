@@ -8,7 +8,7 @@ use flow_trainer::observer::{IterationSummary, Observer, Silent};
 use flow_trainer::session::Parts;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 const REWARD: &str = "jpeg-compressibility";
 
@@ -25,25 +25,37 @@ impl Reward for Server {
 
     fn score(&self, samples: &[RewardSample<'_>]) -> Result<Vec<f32>, RewardError> {
         if self.is_gone.load(Ordering::SeqCst) {
-            return Err(RewardError::Sample {
-                index: 0,
-                problem: "the server is gone".to_owned(),
-            });
+            return Err(gone());
         }
         self.reward.score(samples)
     }
 }
 
-/// A thread that asks the server.
-fn workers(is_gone: Arc<AtomicBool>) -> RewardWorkers {
+/// What a server that is gone answers.
+fn gone() -> RewardError {
+    RewardError::Sample {
+        index: 0,
+        problem: "the server is gone".to_owned(),
+    }
+}
+
+/// The reward that servers compute.
+fn reward() -> Arc<dyn Reward> {
     let registry = RewardRegistry::with_built_in().expect("names that differ");
     let reward = registry.build(REWARD, &serde_json::Map::new(), Path::new("."));
-    let server = Server {
-        reward: reward.expect("a reward without parameters that must be given"),
-        is_gone,
-    };
+    reward.expect("a reward without parameters that must be given")
+}
+
+/// A thread that asks a server.
+fn asking(server: impl Reward + 'static) -> RewardWorkers {
     let named = NamedReward::from(Arc::new(server) as Arc<dyn Reward>);
     RewardWorkers::new(vec![named], 1).expect("a thread")
+}
+
+/// A thread that asks the server that may end.
+fn workers(is_gone: Arc<AtomicBool>) -> RewardWorkers {
+    let reward = reward();
+    asking(Server { reward, is_gone })
 }
 
 /// Ends the server after an iteration, and hears what the run says.
@@ -107,14 +119,19 @@ impl Visit for Run<'_> {
 }
 
 fn run(root: &Path, resume: bool, end: Option<End>) -> (Result<Left, TrainError>, Vec<String>) {
+    visited(&[], Run { root, resume, end })
+}
+
+/// What a visitor gives of a run whose only reward is the server's. No checkpoint is due but those of the first evaluation and of the end.
+fn visited<V: Visit>(more: &[&str], visitor: V) -> V::Output {
     let registries = registries();
-    // No checkpoint is due but those of the first evaluation and of the end.
-    let config = config(&[
+    let overrides = [
         "rewards=[{ kind = \"jpeg-compressibility\" }]",
         "checkpoints.every=0",
         "evaluation.every=2",
-    ]);
-    with_parts(&config, &environment(&registries), Run { root, resume, end })
+    ];
+    let config = config(&[&overrides[..], more].concat());
+    with_parts(&config, &environment(&registries), visitor)
 }
 
 #[test]
@@ -148,6 +165,107 @@ fn a_run_whose_rewards_fail_keeps_its_state_and_goes_on_to_the_same_bytes() {
         let resumed = run(&root, true, None).0.expect("the server is back");
         assert_eq!(resumed, whole, "{end:?}");
     }
+}
+
+#[test]
+fn a_run_whose_rollouts_are_an_update_behind_keeps_the_weights_that_sampled_the_next_one() {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let behind = ["sampling.staleness=1"];
+    let run = |name: &str, resume: bool, end: Option<End>| {
+        let root = &place.path().join(name);
+        visited(&behind, Run { root, resume, end })
+    };
+    let whole = run("whole", false, None).0.expect("nothing fails");
+    // The rollout after it is scored beside the update: before the server ends, or not.
+    let end = End {
+        of_evaluation: false,
+        after: 2,
+    };
+    let (outcome, heard) = run("ends", false, Some(end));
+    let error = outcome.expect_err("the server is gone");
+    assert!(matches!(error, TrainError::Unscored { .. }), "{error}");
+    assert!(
+        heard.iter().any(|notice| notice.contains("is saved")),
+        "{heard:?}"
+    );
+    let resumed = run("ends", true, None).0.expect("the server is back");
+    assert_eq!(resumed, whole);
+}
+
+/// A server that counts how often it is asked, and may fail once.
+struct Counting {
+    reward: Arc<dyn Reward>,
+    asked: Arc<AtomicUsize>,
+    fails_at: Option<usize>,
+}
+
+impl Reward for Counting {
+    fn name(&self) -> &str {
+        REWARD
+    }
+
+    fn score(&self, samples: &[RewardSample<'_>]) -> Result<Vec<f32>, RewardError> {
+        if self.fails_at == Some(self.asked.fetch_add(1, Ordering::SeqCst)) {
+            return Err(gone());
+        }
+        self.reward.score(samples)
+    }
+}
+
+/// A run of four iterations whose server counts.
+struct Counted<'a> {
+    root: &'a Path,
+    resume: bool,
+    asked: Arc<AtomicUsize>,
+    fails_at: Option<usize>,
+}
+
+impl Visit for Counted<'_> {
+    type Output = Result<Left, TrainError>;
+
+    fn visit<A: Algorithm + 'static>(self, mut parts: Parts<A>) -> Self::Output {
+        parts.rewards.0 = asking(Counting {
+            reward: reward(),
+            asked: self.asked,
+            fails_at: self.fails_at,
+        });
+        let run = RunTo {
+            root: self.root,
+            resume: self.resume,
+            until: 4,
+        };
+        run.visit(parts)
+    }
+}
+
+#[test]
+fn rewards_that_fail_for_samples_without_the_accelerators_leave_a_checkpoint_too() {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let asked = Arc::new(AtomicUsize::new(0));
+    let run = |name: &str, resume: bool, fails_at: Option<usize>| {
+        let root = &place.path().join(name);
+        let asked = asked.clone();
+        let counted = Counted {
+            root,
+            resume,
+            asked,
+            fails_at,
+        };
+        visited(&["audit.drift_groups=1"], counted)
+    };
+    let whole = run("whole", false, None).expect("nothing fails");
+    // They are the last that an iteration scores.
+    let last = asked.swap(0, Ordering::SeqCst) - 1;
+    let error = run("ends", false, Some(last)).expect_err("the server is gone");
+    assert!(matches!(error, TrainError::Unscored { .. }), "{error}");
+    assert!(
+        place
+            .path()
+            .join("ends/run/checkpoints/step-000003.ckpt")
+            .is_file()
+    );
+    let resumed = run("ends", true, None).expect("the server is back");
+    assert_eq!(resumed, whole);
 }
 
 #[test]
