@@ -1,7 +1,7 @@
 //! `low_precision`: frozen weights stored in 8 bits, in rollout and training alike.
 //!
-//! Weights are stored by whoever makes them, who asks the accelerator for its rule; kernels widen them. What is left to do here is
-//! to say no where nothing is stored so, and to count the products of widened matrices.
+//! Whoever makes weights asks the accelerator for its rule and stores them by it; kernels widen them. The accelerator itself refuses to
+//! stand where nothing is stored so, and counts the matrices that calls widen.
 
 use burn::tensor::Tensor;
 use flow_accel::{Accelerator, AcceleratorStage, Engagement, Meter, Refusal, Safety, Target};
@@ -135,7 +135,7 @@ impl Accelerator for LowPrecisionAccelerator {
     }
 }
 
-/// Counts the matrices that a call widens. It is the driver within in all else, its name included: others ask for that.
+/// Counts the matrices that a call widens, and leaves all else to the inner driver, whose name it has: other accelerators ask for that.
 #[derive(Debug)]
 struct Counting {
     inner: Arc<dyn VelocityDriver>,

@@ -276,7 +276,7 @@ pub(crate) fn caption_noise(fraction: f32, seed: u64, index: u64) -> Result<Opti
     Ok(is_noisy.then_some(draws))
 }
 
-/// That `prompt` is not one of the data set's.
+/// The error for a `prompt` that the data set does not have.
 pub(crate) fn foreign_prompt(dataset: &str, prompt: &Prompt) -> DataError {
     DataError::ForeignPrompt {
         dataset: dataset.to_owned(),

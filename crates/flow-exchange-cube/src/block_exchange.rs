@@ -1,4 +1,4 @@
-//! An exchange by which ranks also give one another the weights of blocks, whenever one of them computes a block.
+//! An exchange that also gathers the sharded frozen weights of a block whenever a rank computes it.
 //!
 //! Ranks do not compute the same blocks at the same time: a feature cache skips some, evaluations differ in length, a processor computes
 //! several micro-batches beside one another. So every exchange begins with rounds. In a round each rank says which block it wants, if any,
@@ -15,10 +15,10 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What a rank says that wants no block.
+/// The number that a rank sends when it wants no block.
 const NONE: u64 = u64::MAX;
 
-/// An exchange of ranks that have parts of the weights of blocks. All ranks of a run have one, or none has.
+/// An exchange of ranks that keep parts of the weights of blocks. Either all ranks of a run use one, or none does.
 #[derive(Clone, Debug)]
 pub struct BlockExchange(Arc<Rounds>);
 
@@ -30,7 +30,7 @@ struct Rounds {
 }
 
 impl BlockExchange {
-    /// Over another exchange, which nobody uses besides.
+    /// Wraps `exchange`, which nothing else may use from then on.
     pub fn new(exchange: Arc<dyn Exchange>) -> Self {
         Self(Arc::new(Rounds {
             exchange,
@@ -38,7 +38,8 @@ impl BlockExchange {
         }))
     }
 
-    /// Shares out the weights of blocks as `parts` say, which all ranks do before one of them computes. They take the place of others.
+    /// Shares out the weights of blocks as `parts` say, in the place of earlier parts. All ranks call it before one of them computes a
+    /// block.
     pub fn hold(&self, parts: BlockParts) -> Arc<dyn BlockWeights> {
         let parts = Arc::new(parts);
         *self.0.turn() = Some(parts.clone());
@@ -48,7 +49,7 @@ impl BlockExchange {
         })
     }
 
-    /// An exchange of something else than blocks, once no rank wants one.
+    /// Runs a collective that is not about blocks, once no rank wants a block any more.
     fn at_rest<T>(&self, exchange: impl FnOnce(&dyn Exchange) -> Result<T, Lost>) -> Result<T, Lost> {
         let turn = self.0.turn();
         while self.0.round(turn.as_deref(), None)?.is_some() {}
@@ -56,7 +57,7 @@ impl BlockExchange {
     }
 }
 
-/// What came of a round in which somebody wanted a block: this rank's own, if it wanted one.
+/// The result of a round in which some rank wanted a block: the block that this rank wanted, if any.
 struct Given(Option<FlatTensor>);
 
 impl Rounds {
@@ -64,7 +65,7 @@ impl Rounds {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One round, in which this rank wants the row with this number, or none. `None` if nobody wants any.
+    /// One round, in which this rank wants the row `wanted`, if any. `None` if no rank wants one.
     fn round(&self, parts: Option<&BlockParts>, wanted: Option<usize>) -> Result<Option<Given>, Lost> {
         let own = self.exchange.world().rank;
         let said = wanted.map_or(NONE, |number| number as u64);

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-/// What weights and portions of a row begin at a multiple of: kernels read whole lines of memory.
+/// Alignment of weights and portions within a row, in values: kernels read whole lines of memory.
 const ALIGNMENT: usize = 128;
 
 /// One weight of a row.
@@ -181,7 +181,7 @@ impl BlockParts {
     }
 }
 
-/// What two ranges have in common: nothing, at the beginning of the first, if they do not meet.
+/// The intersection of two ranges; an empty range at the beginning of the first if they do not meet.
 fn common(one: &Range<usize>, other: &Range<usize>) -> Range<usize> {
     let (start, end) = (one.start.max(other.start), one.end.min(other.end));
     match start < end {

@@ -66,7 +66,7 @@ pub trait Exchange: Debug + Send + Sync {
     /// Tells every rank that this one stops, and why. The first that does is the one whose words count.
     fn abort(&self, words: &str);
 
-    /// Itself, for whoever knows its type; `None` of one that can do no more than this trait says.
+    /// Itself, to be downcast to its type; `None` for an exchange that offers nothing beyond this trait.
     fn as_any(&self) -> Option<&dyn Any> {
         None
     }

@@ -30,7 +30,7 @@ use template::Template;
 
 const NAME: &str = "vlm-judge";
 
-/// What the model is asked about at once.
+/// The images and the prompt of one question.
 struct Subject<'a> {
     /// The position of the sample that errors name.
     index: usize,

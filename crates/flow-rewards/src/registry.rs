@@ -54,7 +54,7 @@ pub struct RewardMemory {
 /// Says from parameters, whose paths need no base any more, what a reward will hold in memory. It reads no weight.
 pub type MemoryOf<P> = fn(&P) -> Result<RewardMemory, RewardError>;
 
-/// Says from parameters whether a reward scores samples or groups.
+/// The kind of a reward with these parameters: whether it scores samples or groups.
 pub type KindOf<P> = fn(&P) -> RewardKind;
 
 type AskKind = dyn Fn(&Params) -> Option<RewardKind> + Send + Sync;
@@ -99,7 +99,8 @@ impl RewardFactory {
         }
     }
 
-    /// With a kind that depends on the parameters; the one that [`new`](Self::new) got is then that of most parameters.
+    /// With a kind that depends on the parameters; [`kind`](Self::kind) stays the one that [`new`](Self::new) got, that of most
+    /// parameters.
     pub fn with_kind<P: DeserializeOwned + 'static>(mut self, kind: KindOf<P>) -> Self {
         let reader = self.plugin.clone();
         self.kind_of = Some(Arc::new(move |params: &Params| {
@@ -155,7 +156,8 @@ impl RewardFactory {
         self.kind
     }
 
-    /// Whether it scores samples or groups with these parameters. Where they are not its own, that is told when it is built.
+    /// Whether it scores samples or groups with these parameters; for wrong ones as [`kind`](Self::kind), and the error comes when it is
+    /// built.
     pub fn kind_with(&self, params: &Params) -> RewardKind {
         let of_params = self.kind_of.as_ref().and_then(|kind| kind(params));
         of_params.unwrap_or(self.kind)

@@ -237,7 +237,7 @@ pub fn compute_advantages(
 }
 
 impl Advantages {
-    /// Puts others in their place, one per sample.
+    /// Replaces the advantages, one per sample.
     pub(crate) fn replace(&mut self, values: Vec<f32>) {
         let wide = || values.iter().map(|value| f64::from(*value));
         self.metrics.advantage_abs_mean = wide().map(f64::abs).sum::<f64>() / values.len().max(1) as f64;

@@ -220,7 +220,7 @@ fn candidates(window: &Window, steps: usize) -> Vec<usize> {
     }
 }
 
-/// Behind a window of all steps there is one step, whatever takes it.
+/// Warns where at most one step is behind the window, so that a solver has none to save.
 fn after_window(rules: &mut Rules<'_>) {
     let scheduler = &rules.config.scheduler;
     let last = candidates(&scheduler.window, scheduler.steps).into_iter().max();

@@ -208,7 +208,7 @@ impl Default for AfterWindow {
 }
 
 impl AfterWindow {
-    /// Whether it is what is taken where nothing is written.
+    /// Whether it is the default, which is not written.
     fn is_default(&self) -> bool {
         *self == Self::default()
     }

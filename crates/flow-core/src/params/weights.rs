@@ -30,13 +30,13 @@ pub struct Weights {
     device: ComputeDevice,
     copies: OnceLock<Arc<Vec<RawTensor>>>,
     stored: Option<Stored>,
-    /// Those that other processes have parts of. In their place `values` has one zero each.
+    /// Weights of which each process has a part. In the place of each `values` has one zero.
     blocks: Option<Arc<dyn BlockWeights>>,
     /// By place in the layout; shorter where none is in low precision.
     low_precision: Arc<[Option<LowPrecision>]>,
 }
 
-/// The form of a value that is made.
+/// How the value of a weight is stored when it is made.
 #[derive(Clone, Copy, Debug)]
 enum Form {
     F32,

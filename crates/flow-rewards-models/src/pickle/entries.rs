@@ -1,4 +1,4 @@
-//! Where the entries of a zip are whose entries are stored as they are.
+//! Places of the entries of a zip archive that are stored without compression.
 
 use std::collections::BTreeMap;
 use std::io::Cursor;

@@ -108,7 +108,7 @@ pub struct LossContext<'a, 'w> {
     /// The trained weights, not differentiated.
     pub current: &'a InferencePass<'w>,
     /// The sampling weights, not differentiated. Where rollouts are an update behind (`sampling.staleness`) these are the weights before the
-    /// update: of the policy that sampled there is what the rollout recorded.
+    /// update: all that is known there of the policy that sampled is what the rollout recorded.
     pub sampling: &'a InferencePass<'w>,
     /// The reference weights, if the algorithm asked for some.
     pub reference: Option<&'a InferencePass<'w>>,
@@ -128,7 +128,7 @@ pub struct LossContext<'a, 'w> {
     pub batch: &'a Trajectories,
     /// One advantage per row, `[B]`.
     pub advantages: Tensor<1>,
-    /// What [`Algorithm::weigh`] said of pulling each row back, `[B]`; none if it said nothing.
+    /// Gates of [`Algorithm::weigh`], `[B]`: 1 for each row that the loss pulls towards the reference, else 0; none if it gave none.
     pub gates: Option<Tensor<1>>,
     /// Noise for [`Position::Time`], [`Position::EachRow`] and [`Position::Step`], `[B, N]`; drawn by the loop.
     pub noise: Option<RawTensor>,
@@ -197,8 +197,9 @@ pub trait Algorithm: Sync + std::fmt::Debug + Send {
         None
     }
 
-    /// Advantages of its own, made of the rewards of all images of an iteration, in the place of those of `[advantage]`, and which images
-    /// are pulled back. It is asked once in each iteration, before the first optimizer step.
+    /// The algorithm's own advantages, in the place of those of `[advantage]`, and its gates: which images the loss pulls towards the
+    /// reference. Both come from the rewards of all images of an iteration. `None` leaves `[advantage]` in force. Called once in each
+    /// iteration, before the first optimizer step.
     ///
     /// # Errors
     /// If it needs a reward that is not there.
@@ -210,8 +211,8 @@ pub trait Algorithm: Sync + std::fmt::Debug + Send {
         Ok(None)
     }
 
-    /// Whether a slower copy becomes the trained weights after an iteration; `logged` has the mean of each term of its losses by name.
-    /// It is asked once in each iteration, after [`weigh`](Self::weigh).
+    /// Whether the trained weights replace this slower copy after an iteration; `logged` has the mean of each term of its losses by
+    /// name. Called once in each iteration, after [`weigh`](Self::weigh).
     fn renews(&self, _copy: SlowCopy, _logged: &dyn Fn(&str) -> Option<f64>, _memory: &mut Memory) -> bool {
         false
     }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 pub struct RewardedRows<'a> {
     /// Every reward, with one value per image.
     pub rewards: &'a [RewardColumn<'a>],
-    /// Who is compared with whom: the same number for images whose advantages are taken together.
+    /// The group of each image: images with the same number are compared with one another.
     pub groups: &'a [u64],
 }
 
@@ -32,12 +32,12 @@ impl RewardedRows<'_> {
     }
 }
 
-/// What counts for each image of an iteration.
+/// Advantages and gates of the images of an iteration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RowWeights {
     /// Its advantage, not clamped.
     pub advantages: Vec<f32>,
-    /// 1 for each image that the loss pulls back, 0 for the others: [`LossContext::gates`](super::LossContext::gates).
+    /// 1 for each image that the loss pulls towards the reference, 0 for the others: [`LossContext::gates`](super::LossContext::gates).
     pub gates: Vec<f32>,
     /// What to log, by name.
     pub metrics: Vec<(&'static str, f64)>,

@@ -11,7 +11,7 @@ use crate::observer::{Observer, Phase};
 use crate::rollout::Trajectories;
 use flow_accel::Acceleration;
 
-/// Rewards do not enter a ratio, so any advantages do.
+/// Advantages for an audit: a ratio does not depend on them, so any will do.
 fn any_advantages(samples: usize) -> Vec<f32> {
     (0..samples)
         .map(|sample| if sample % 2 == 0 { 1.0 } else { -1.0 })

@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// What counts for the images of an iteration, in order.
+/// Advantages, credits and gates of the images of an iteration, in order.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counted<'a> {
     /// One per image.
@@ -64,7 +64,7 @@ impl MicroBatch<'_> {
 }
 
 impl<'a> PassBatches<'a> {
-    /// Lets this count: at once what replaces advantages, and, unless rows were arranged anew, which of them are pulled back.
+    /// Takes over the credits of `counted` and, unless rows were arranged anew, its gates.
     pub(super) fn count(&mut self, counted: Counted<'_>, geometry: &Geometry) {
         self.credit(counted.credits, geometry);
         if !self.arranged {
@@ -85,7 +85,7 @@ impl<'a> PassBatches<'a> {
         }
     }
 
-    /// Lets the loss pull back the images that `gates`, with values for all images of the rollout, says; empty for no word on it.
+    /// Takes over `gates`, which has a value for each image of the rollout, or none where the algorithm has no gates.
     fn gate(&mut self, gates: &[f32], geometry: &Geometry) {
         if gates.is_empty() {
             return;

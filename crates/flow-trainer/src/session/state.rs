@@ -80,7 +80,7 @@ pub(super) struct Decays {
 }
 
 impl Decays {
-    /// Makes a slower copy the trained weights.
+    /// Replaces a slower copy by the trained weights.
     pub(super) fn renewing(copy: SlowCopy) -> Self {
         let none = Self::default();
         match copy {

@@ -7,7 +7,8 @@ use flow_core::BlockWeights;
 use flow_exchange_cube::{BlockExchange, BlockParts};
 use std::sync::Arc;
 
-/// What makes whole weights of the parts of all ranks, for a model that has no weights yet; none where every rank has all of them.
+/// What gathers the frozen weights of blocks from the parts of all ranks, for a model that has no weights yet; none where every rank has
+/// all of them.
 ///
 /// # Errors
 /// [`TrainError::Setting`] with the first thing that forbids it.

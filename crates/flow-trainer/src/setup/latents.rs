@@ -174,7 +174,7 @@ pub fn sentence_encoder(
     Ok(encoder)
 }
 
-/// What makes texts into what a model reads that reads text of `width`.
+/// The encoder of prompts for a model that reads text of `width`.
 ///
 /// # Errors
 /// As [`sentence_encoder`].

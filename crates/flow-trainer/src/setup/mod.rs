@@ -163,8 +163,8 @@ pub fn evaluation_prompts(dataset: &dyn Dataset, wanted: usize) -> Vec<Prompt> {
         .collect()
 }
 
-/// Whether a model of `spec` makes what `dataset` has, by the autoencoder that `config` names, if one; relative paths start from `base`.
-/// What a model of a diffusers folder makes is no matter of the data.
+/// Checks that images of a model of `spec`, decoded by the autoencoder that `config` names, if any, have the shape of those of `dataset`;
+/// relative paths start from `base`. A model of a diffusers folder fits any data set.
 ///
 /// # Errors
 /// [`TrainError::Setting`] with both shapes; an autoencoder that is not there, or has other latents.

@@ -185,7 +185,7 @@ pub(super) fn model_with_absent_files(
 /// How weights are stored in low precision, by place, if an accelerator asks for it.
 ///
 /// # Errors
-/// If a layer is to be kept as it is that there is not.
+/// If `keep` names a layer that the model does not have.
 fn low_precision(
     config: &Config,
     environment: &Environment<'_>,

@@ -4,7 +4,8 @@ use crate::algorithm::{Algorithm, SamplingWeights};
 use crate::error::TrainError;
 use flow_accel::{Arrangement, Paradigm};
 
-/// That the loss reads of the policy that sampled what the rollout recorded, and that no rollout waits for the one before it.
+/// Checks that the loss needs nothing of the policy that sampled but what the rollout recorded, and that no rollout needs the update before
+/// it.
 ///
 /// # Errors
 /// [`TrainError::Setting`] with what stands against it.

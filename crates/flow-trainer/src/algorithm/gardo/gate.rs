@@ -9,7 +9,7 @@ use crate::advantage::moments;
 use crate::algorithm::Memory;
 use crate::exploration::ranks;
 
-/// Where the share of the iteration before is remembered, and the mean uncertainties of some.
+/// Names under which the share of the last iteration and the mean uncertainties of the last ones are kept.
 const SHARE: &str = "gate/share";
 const UNCERTAINTIES: &str = "gate/uncertainties";
 

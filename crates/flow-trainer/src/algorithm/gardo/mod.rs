@@ -33,10 +33,10 @@ use std::collections::BTreeMap;
 
 const NAME: &str = "gardo";
 
-/// Where the number of iterations with the same reference is remembered.
+/// Name under which the number of iterations with the same reference is kept.
 const AGE: &str = "reference/iterations";
 
-/// A share of gated images below any that a micro-batch can have, which keeps a division by none safe.
+/// Lower bound of the share of gated images that losses are divided by, so that a micro-batch without any does not divide by 0.
 const LEAST_SHARE: f32 = 1e-9;
 
 /// GARDO, `kind = "gardo"`.
