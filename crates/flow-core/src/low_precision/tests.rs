@@ -26,6 +26,9 @@ fn value(format: LowPrecisionFormat, code: u8) -> Option<f64> {
 
 /// The nearest value of a format, of two equally near ones that of the even code.
 fn nearest(format: LowPrecisionFormat, of: f64) -> f64 {
+    // Of a value far beyond the largest code the differences from all codes round to the same f64.
+    let largest = f64::from(format.largest());
+    let of = of.clamp(-largest, largest);
     let values = (0..=255).filter_map(|code| Some((code, value(format, code)?)));
     let key = |(code, value): &(u8, f64)| ((value - of).abs(), code & 1);
     let smaller = |a: (u8, f64), b: (u8, f64)| if key(&b) < key(&a) { b } else { a };
