@@ -1,4 +1,4 @@
-//! `low_precision`: frozen weights stored in 8 bits, in rollout and training alike.
+//! `low_precision`: frozen weights stored in 8 or 4 bits, in rollout and training alike.
 //!
 //! Whoever makes weights asks the accelerator for its rule and stores them by it; kernels widen them. The accelerator itself refuses to
 //! stand where nothing is stored so, and counts the matrices that calls widen.
@@ -40,10 +40,12 @@ pub enum LowPrecisionCompute {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum LowPrecisionFormatParam {
-    /// FP8 e4m3 with an f32 scale for each row.
+    /// FP8 e4m3 with a scale for each row.
     Fp8,
-    /// Integers of 8 bits with an f32 scale for each row.
+    /// Integers of 8 bits with a scale for each row.
     Int8,
+    /// 4-bit NormalFloat, as in QLoRA, with a scale for each block of 64 values of a row.
+    Nf4,
 }
 
 impl From<LowPrecisionFormatParam> for LowPrecisionFormat {
@@ -51,11 +53,12 @@ impl From<LowPrecisionFormatParam> for LowPrecisionFormat {
         match format {
             LowPrecisionFormatParam::Fp8 => Self::Fp8,
             LowPrecisionFormatParam::Int8 => Self::Int8,
+            LowPrecisionFormatParam::Nf4 => Self::Nf4,
         }
     }
 }
 
-/// Stores frozen matrices in 8 bits.
+/// Stores frozen matrices in 8 or 4 bits.
 #[derive(Clone, Debug)]
 pub struct LowPrecisionAccelerator {
     rule: LowPrecisionRule,

@@ -1,46 +1,37 @@
-//! Matrices in 8 bits a value with one scale for each row: how frozen weights are stored that are widened before each product.
+//! Matrices in 8 or 4 bits a value with scales: how frozen weights are stored that are widened before each product.
 //!
-//! A row's scale is its largest magnitude divided by the largest code, rounded to a bf16; a value is the product of its code and the
-//! scale. A code has at most 7 significant bits and a scale 8, so the product is exact in f32. Therefore a matrix that was widened
-//! is stored again as the same bits, and every device widens to the same f32.
+//! A block of a row, or the whole of it, has a scale: its largest magnitude divided by the value of the largest code, rounded to a
+//! bf16. A value is the product of its code's value and the scale in f32. Such a product is exact for FP8 and INT8, whose codes have at
+//! most 7 significant bits beside the 8 of a scale, and rounded once, to nearest, for NF4. Therefore every device widens to the same f32,
+//! and a matrix that was widened is stored again as the same bits.
 //!
-//! | format | codes | error of a value |
-//! |---|---|---|
-//! | FP8 e4m3 (Micikevicius et al. 2022, arXiv:2209.05433) | up to 448, 4 significant bits, none for infinities | 1/16 of the value; 2^-10 of the scale where that is more |
-//! | INT8 | -127 to 127 | half of the scale: 1/253 of the row's largest magnitude |
+//! | format | codes | scale for | error of a value |
+//! |---|---|---|---|
+//! | FP8 e4m3 (Micikevicius et al. 2022, arXiv:2209.05433) | up to 448, 4 significant bits, none for infinities | a row | 1/16 of the value; 2^-10 of the scale where that is more |
+//! | INT8 | -127 to 127 | a row | half of the scale: 1/253 of the row's largest magnitude |
+//! | NF4 (Dettmers et al. 2023, QLoRA, arXiv:2305.14314, appendix E), without its double quantisation | 16 quantiles of the normal distribution, -1 to 1 | 64 values of a row; what is left at its end | half of the widest gap: 0.152 of the scale |
 //!
-//! Stored is one tensor of 32-bit words: the codes row by row, four in a word, the first in the lowest bits, a row filled up to whole
-//! words; behind them the bits of the f32 scales.
+//! Stored is one tensor of 32-bit words: the codes row by row, as many in a word as it has room for, the first in the lowest bits, a row
+//! filled up to whole words; behind them the scales row by row, two bf16s in a word, the first in the upper half, a row filled up to
+//! whole words. So the word of a row with one scale is that scale as an f32.
 
+mod format;
 mod rule;
 
+pub use format::LowPrecisionFormat;
 pub use rule::{LowPrecisionRule, MIN_COLUMNS};
 
 use crate::tensors::{RawTensor, is_float, shape};
 use burn::tensor::{Int, Tensor};
 use half::bf16;
 use rayon::prelude::*;
-use std::fmt;
 
-/// Codes in a word.
-const CODES: usize = 4;
-/// The smallest scale, 2^-116: the product of any code and a scale is a normal f32, which no device takes for zero.
+/// Scales in a word.
+const SCALES: usize = 2;
+/// The smallest scale, 2^-116: the product of any code but zero's and a scale is a normal f32, which no device takes for zero.
 const SMALLEST_SCALE: f32 = f32::from_bits((127 - 116) << 23);
-/// Where the exponents of e4m3 (bias 7) lie among those of f32 (bias 127), over three bits of mantissa.
-const E4M3_EXPONENTS: u32 = (127 - 7) << 3;
-/// The steps of the smallest e4m3 numbers are 1 / 512.
-const E4M3_STEPS: f32 = 512.0;
 
-/// How a value of a matrix is stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum LowPrecisionFormat {
-    /// FP8 e4m3: sign, 4 bits of exponent, 3 of mantissa.
-    Fp8,
-    /// Integers of 8 bits, from -127 to 127.
-    Int8,
-}
-
-/// How a matrix is stored whose values are codes with a scale for each row.
+/// How a matrix is stored whose values are codes with scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LowPrecision {
     /// How a value is stored.
@@ -55,74 +46,19 @@ pub struct LowPrecision {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotFinite;
 
-impl LowPrecisionFormat {
-    /// All formats.
-    pub const ALL: [Self; 2] = [Self::Fp8, Self::Int8];
-
-    /// Name in configs, logs and errors.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Fp8 => "fp8",
-            Self::Int8 => "int8",
-        }
-    }
-
-    /// The largest code.
-    fn largest(self) -> f32 {
-        match self {
-            Self::Fp8 => 448.0,
-            Self::Int8 => 127.0,
-        }
-    }
-
-    /// The code nearest to `value`, of two equally near ones the even one; beyond the largest code that.
-    fn encode(self, value: f32) -> u8 {
-        let largest = self.largest();
-        let value = value.clamp(-largest, largest);
-        match self {
-            Self::Int8 => value.round_ties_even() as i8 as u8,
-            Self::Fp8 => {
-                let sign = (value.to_bits() >> 24) as u8 & 0x80;
-                let magnitude = value.abs();
-                // The smallest normal number is 2^-6; eight steps below it are that number's code.
-                let code = if magnitude < 8.0 / E4M3_STEPS {
-                    (magnitude * E4M3_STEPS).round_ties_even() as u8
-                } else {
-                    let bits = magnitude.to_bits();
-                    let rounded = bits + 0x7_FFFF + ((bits >> 20) & 1);
-                    ((rounded >> 20) - E4M3_EXPONENTS) as u8
-                };
-                sign | code
-            }
-        }
-    }
-
-    /// The value of a code, without its scale.
-    fn decode(self, code: u8) -> f32 {
-        match self {
-            Self::Int8 => f32::from(code as i8),
-            Self::Fp8 => {
-                let bits = u32::from(code & 0x7F);
-                let magnitude = match bits < 8 {
-                    true => bits as f32 / E4M3_STEPS,
-                    false => f32::from_bits((bits + E4M3_EXPONENTS) << 20),
-                };
-                if code & 0x80 == 0 { magnitude } else { -magnitude }
-            }
-        }
-    }
-}
-
-impl fmt::Display for LowPrecisionFormat {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
 impl LowPrecision {
     /// Words of the codes of a row.
-    pub fn words_per_row(&self) -> usize {
-        self.columns.div_ceil(CODES)
+    fn words_per_row(&self) -> usize {
+        self.columns.div_ceil(self.format.codes_per_word())
+    }
+
+    /// Words of the scales of a row.
+    fn scale_words_per_row(&self) -> usize {
+        let blocks = self
+            .format
+            .block()
+            .map_or(1, |block| self.columns.div_ceil(block));
+        blocks.div_ceil(SCALES)
     }
 
     /// Words of all codes.
@@ -132,7 +68,7 @@ impl LowPrecision {
 
     /// Words of codes and scales.
     pub fn words(&self) -> usize {
-        self.code_words() + self.rows
+        self.code_words() + self.rows * self.scale_words_per_row()
     }
 
     /// Bytes of codes and scales.
@@ -164,13 +100,11 @@ impl LowPrecision {
             return Ok(words);
         }
         let (codes, scales) = words.split_at_mut(self.code_words());
-        let rows = codes.par_chunks_mut(self.words_per_row()).zip(scales);
+        let rows = codes
+            .par_chunks_mut(self.words_per_row())
+            .zip(scales.par_chunks_mut(self.scale_words_per_row()));
         rows.zip(values.par_chunks(self.columns))
-            .try_for_each(|((codes, scale), values)| {
-                let found = self.format.quantise_row(values, codes)?;
-                *scale = found.to_bits() as i32;
-                Ok::<(), NotFinite>(())
-            })?;
+            .try_for_each(|((codes, scales), values)| self.quantise_row(values, codes, scales))?;
         Ok(words)
     }
 
@@ -186,16 +120,11 @@ impl LowPrecision {
         }
         let decoded: [f32; 256] = std::array::from_fn(|code| self.format.decode(code as u8));
         let (codes, scales) = words.split_at(self.code_words());
-        let rows = codes.par_chunks(self.words_per_row()).zip(scales);
+        let rows = codes
+            .par_chunks(self.words_per_row())
+            .zip(scales.par_chunks(self.scale_words_per_row()));
         rows.zip(values.par_chunks_mut(self.columns))
-            .for_each(|((codes, scale), values)| {
-                let scale = f32::from_bits(*scale as u32);
-                for (values, word) in values.chunks_mut(CODES).zip(codes) {
-                    for (value, code) in values.iter_mut().zip(word.to_le_bytes()) {
-                        *value = decoded[usize::from(code)] * scale;
-                    }
-                }
-            });
+            .for_each(|((codes, scales), values)| self.widen_row(codes, scales, &decoded, values));
         values
     }
 
@@ -209,27 +138,63 @@ impl LowPrecision {
         let words: Vec<i32> = words.iter::<i32>().collect();
         self.widen(&words)
     }
+
+    /// Values that share a scale, and the words of their codes.
+    fn block(&self) -> (usize, usize) {
+        let block = self.format.block().unwrap_or(self.columns);
+        (block, block.div_ceil(self.format.codes_per_word()))
+    }
+
+    /// Writes the codes and the scales of a row; `scales` are zero.
+    fn quantise_row(&self, values: &[f32], codes: &mut [i32], scales: &mut [i32]) -> Result<(), NotFinite> {
+        let (block, words) = self.block();
+        let blocks = values.chunks(block).zip(codes.chunks_mut(words));
+        for (index, (values, codes)) in blocks.enumerate() {
+            // The lower half of an f32 that is a bf16 is zero.
+            let bits = self.format.quantise_block(values, codes)?.to_bits();
+            scales[index / SCALES] |= (bits >> (16 * (index % SCALES))) as i32;
+        }
+        Ok(())
+    }
+
+    /// Writes the values of a row; `decoded` are those of the codes.
+    fn widen_row(&self, codes: &[i32], scales: &[i32], decoded: &[f32; 256], values: &mut [f32]) {
+        let (block, words) = self.block();
+        let (bits, per_word) = (self.format.code_bits(), self.format.codes_per_word());
+        let mask = (1u32 << bits) - 1;
+        let blocks = values.chunks_mut(block).zip(codes.chunks(words));
+        for (index, (values, codes)) in blocks.enumerate() {
+            let scale = (scales[index / SCALES] as u32) << (16 * (index % SCALES));
+            let scale = f32::from_bits(scale & 0xFFFF_0000);
+            for (values, word) in values.chunks_mut(per_word).zip(codes) {
+                let mut word = *word as u32;
+                for value in values {
+                    *value = decoded[(word & mask) as usize] * scale;
+                    word >>= bits;
+                }
+            }
+        }
+    }
 }
 
 impl LowPrecisionFormat {
-    /// Writes the codes of a row; gives its scale.
-    fn quantise_row(self, values: &[f32], codes: &mut [i32]) -> Result<f32, NotFinite> {
+    /// Writes the codes of values that share a scale; gives that scale.
+    fn quantise_block(self, values: &[f32], codes: &mut [i32]) -> Result<f32, NotFinite> {
         if !values.iter().all(|value| value.is_finite()) {
             return Err(NotFinite);
         }
         let largest = values
             .iter()
             .fold(0.0f32, |largest, value| largest.max(value.abs()));
-        // Rounded by 2^-8 at most, so that the row's largest value has the largest code again.
+        // Rounded by 2^-8 at most, so that the largest value has the largest code again. The bf16 nearest to the largest f32s is
+        // infinite.
         let scale = bf16::from_f32(largest / self.largest())
             .to_f32()
-            .max(SMALLEST_SCALE);
-        for (word, values) in codes.iter_mut().zip(values.chunks(CODES)) {
-            let mut bytes = [0; CODES];
-            for (byte, value) in bytes.iter_mut().zip(values) {
-                *byte = self.encode(value / scale);
-            }
-            *word = i32::from_le_bytes(bytes);
+            .clamp(SMALLEST_SCALE, bf16::MAX.to_f32());
+        for (word, values) in codes.iter_mut().zip(values.chunks(self.codes_per_word())) {
+            let with =
+                |word: u32, value: &f32| (word << self.code_bits()) | u32::from(self.encode(value / scale));
+            *word = values.iter().rev().fold(0, with) as i32;
         }
         Ok(scale)
     }

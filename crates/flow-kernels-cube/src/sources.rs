@@ -28,6 +28,7 @@ use crate::frequencies::transform_columns::TransformColumns;
 use crate::frequencies::transform_lines::TransformLines;
 use crate::gated_residual::gate_backward::GateBackward;
 use crate::gated_residual::gate_forward::GateForward;
+use crate::low_precision::CodeFormat;
 use crate::low_precision::widen_kernel::WidenKernel;
 use crate::modulated_layer_norm::at_once;
 use crate::modulated_layer_norm::norm_backward::NormBackward;
@@ -289,8 +290,9 @@ pub fn sources(element: Element, channels: usize) -> Result<Vec<Source>, CannotC
             ("adamw_halves", adamw_narrow::<F>(true)),
             ("adamw_rounded", adamw_narrow::<F>(false)),
             ("split_halves", split_halves()),
-            ("widen_e4m3", define!(WidenKernel::<F>, THREADS, [w v], [n r w s], vector, true)),
-            ("widen_int8", define!(WidenKernel::<F>, THREADS, [w v], [n r w s], vector, false)),
+            ("widen_e4m3", define!(WidenKernel::<F>, THREADS, [w v], [n r w s b], vector, CodeFormat::E4m3)),
+            ("widen_int8", define!(WidenKernel::<F>, THREADS, [w v], [n r w s b], vector, CodeFormat::Int8)),
+            ("widen_nf4", define!(WidenKernel::<F>, THREADS, [w v], [n r w s b], vector, CodeFormat::Nf4)),
             ("join_halves", join_halves()),
         ];
         let compiled = definitions.into_iter().map(|(kernel, definition)| {

@@ -193,8 +193,9 @@ fn of_low_precision(load: &Load) -> MemoryRow {
     MemoryRow {
         part: "model, low precision".into(),
         what: format!(
-            "{} values, frozen, in 8 bits with a scale for each row, and the largest matrix of them widened",
-            count(low.values)
+            "{} values, frozen, in {:.2} bits each with their scales, and the largest matrix of them widened",
+            count(low.values),
+            8.0 * low.bytes as f64 / low.values.max(1) as f64
         ),
         bytes: low.bytes as f64 + load.stored.activation as f64 * low.largest as f64,
         when: WITH_MODEL.into(),

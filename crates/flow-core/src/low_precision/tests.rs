@@ -1,11 +1,13 @@
 //! Codes against their definitions in f64, bounds of errors, and which weights are stored so.
 
+mod normal_float;
+
 use super::{LowPrecision, LowPrecisionFormat, LowPrecisionRule, NotFinite, SMALLEST_SCALE};
 use crate::model::ModelSpec;
 use crate::params::{Init, LayoutBuilder, ParamLayout};
 use crate::rng::{Purpose, Stream};
 
-const FORMATS: [LowPrecisionFormat; 2] = LowPrecisionFormat::ALL;
+const FORMATS: [LowPrecisionFormat; 3] = LowPrecisionFormat::ALL;
 
 /// The value of a code by the definition of its format; none for those that do not occur.
 fn value(format: LowPrecisionFormat, code: u8) -> Option<f64> {
@@ -21,11 +23,17 @@ fn value(format: LowPrecisionFormat, code: u8) -> Option<f64> {
             let sign = if code & 0x80 == 0 { 1.0 } else { -1.0 };
             (!is_nan).then_some(sign * magnitude)
         }
+        LowPrecisionFormat::Nf4 => normal_float::VALUES
+            .get(usize::from(code))
+            .map(|value| f64::from(*value as f32)),
     }
 }
 
 /// The nearest value of a format, of two equally near ones that of the even code.
 fn nearest(format: LowPrecisionFormat, of: f64) -> f64 {
+    // Of a value far beyond the largest code the differences from all codes round to the same f64.
+    let largest = f64::from(format.largest());
+    let of = of.clamp(-largest, largest);
     let values = (0..=255).filter_map(|code| Some((code, value(format, code)?)));
     let key = |(code, value): &(u8, f64)| ((value - of).abs(), code & 1);
     let smaller = |a: (u8, f64), b: (u8, f64)| if key(&b) < key(&a) { b } else { a };
@@ -88,7 +96,7 @@ fn matrix(rows: usize, columns: usize) -> Vec<f32> {
 #[test]
 fn a_widened_value_is_within_the_documented_bound_and_is_stored_again_as_the_same_bits() {
     for format in FORMATS {
-        for [rows, columns] in [[1, 1], [3, 7], [5, 16], [24, 130]] {
+        for [rows, columns] in [[1, 1], [3, 7], [5, 16], [3, 64], [4, 65], [24, 130]] {
             let of = LowPrecision {
                 format,
                 rows,
@@ -100,7 +108,9 @@ fn a_widened_value_is_within_the_documented_bound_and_is_stored_again_as_the_sam
             let widened = of.widen(&words);
             for (at, (value, found)) in values.iter().zip(&widened).enumerate() {
                 let row = &values[at / columns * columns..][..columns];
-                let largest = row
+                let block = format.block().unwrap_or(columns);
+                let of_block = row.chunks(block).nth(at % columns / block).expect("a block");
+                let largest = of_block
                     .iter()
                     .fold(0.0, |largest: f64, x| largest.max(f64::from(x.abs())));
                 let scale = (largest / f64::from(format.largest()) * (1.0 + 2f64.powi(-8)))
@@ -108,6 +118,7 @@ fn a_widened_value_is_within_the_documented_bound_and_is_stored_again_as_the_sam
                 let bound = match format {
                     LowPrecisionFormat::Fp8 => (f64::from(value.abs()) / 16.0).max(scale / 1024.0),
                     LowPrecisionFormat::Int8 => scale / 2.0,
+                    LowPrecisionFormat::Nf4 => scale * 0.152,
                 };
                 let error = (f64::from(*value) - f64::from(*found)).abs();
                 assert!(
@@ -121,6 +132,47 @@ fn a_widened_value_is_within_the_documented_bound_and_is_stored_again_as_the_sam
             );
             assert_eq!(of.quantise(&widened), Ok(words), "{format} {rows} x {columns}");
         }
+    }
+}
+
+#[test]
+fn the_largest_values_stay_finite_and_are_stored_again_as_the_same_bits() {
+    for format in FORMATS {
+        let of = LowPrecision {
+            format,
+            rows: 1,
+            columns: 3,
+        };
+        let words = of.quantise(&[f32::MAX, f32::MIN, 1.0]).expect("finite values");
+        let widened = of.widen(&words);
+        for (found, value) in widened.iter().zip([f32::MAX, f32::MIN]) {
+            // A scale is within 2^-8.
+            assert!((found / value - 1.0).abs() <= 1.0 / 256.0, "{format}: {found:e}");
+        }
+        assert_eq!(of.quantise(&widened), Ok(words), "{format}");
+    }
+}
+
+#[test]
+fn of_normal_values_the_error_is_as_documented() {
+    let (rows, columns) = (40, 3072);
+    let mut values = vec![0.0; rows * columns];
+    Stream::new(3, Purpose::Test).at(0, 0).fill_normal(&mut values);
+    let square = |value: f32| f64::from(value) * f64::from(value);
+    for (format, documented) in FORMATS.into_iter().zip([0.026, 0.0085, 0.092]) {
+        let of = LowPrecision {
+            format,
+            rows,
+            columns,
+        };
+        let widened = of.widen(&of.quantise(&values).expect("finite values"));
+        let errors = values
+            .iter()
+            .zip(&widened)
+            .map(|(value, found)| square(found - value));
+        let sizes = values.iter().map(|value| square(*value));
+        let error = (errors.sum::<f64>() / sizes.sum::<f64>()).sqrt();
+        assert!((error / documented - 1.0).abs() < 0.05, "{format}: {error}");
     }
 }
 

@@ -34,6 +34,7 @@ impl StoredMatrix {
             format: match format {
                 LowPrecisionFormat::Fp8 => CodeFormat::E4m3,
                 LowPrecisionFormat::Int8 => CodeFormat::Int8,
+                LowPrecisionFormat::Nf4 => CodeFormat::Nf4,
             },
             rows,
             columns,

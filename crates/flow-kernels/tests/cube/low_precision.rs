@@ -11,7 +11,7 @@ const RANK: usize = 4;
 
 /// The result of a layer with an adapter, and the gradients of its input and of the adapter.
 fn computed(side: &Side, weight: &RawTensor, low_precision: Option<LowPrecision>) -> Vec<Vec<u32>> {
-    let (rows, [outputs, inputs]) = (7, [30, 21]);
+    let (rows, [outputs, inputs]) = (7, [30, 85]);
     let tracked = |draw, shape: &[usize]| leaf(&side.device.plain(values(draw, shape), shape));
     let leaves = [
         tracked(1, &[rows, inputs]),
@@ -48,10 +48,10 @@ fn products_and_gradients_are_those_of_the_widened_matrix() {
             let of = LowPrecision {
                 format,
                 rows: 30,
-                columns: 21,
+                columns: 85,
             };
-            let words = of.quantise(&values(9, &[30, 21])).expect("finite values");
-            let widened = side.device.plain(of.widen(&words), &[30, 21]);
+            let words = of.quantise(&values(9, &[30, 85])).expect("finite values");
+            let widened = side.device.plain(of.widen(&words), &[30, 85]);
             let words = side.device.words(words);
             assert_eq!(
                 of.host(&words),

@@ -7,6 +7,7 @@ mod dit;
 mod flux;
 mod fused;
 mod lora;
+mod low_precision;
 mod mmdit;
 mod qwen_image;
 mod wan;

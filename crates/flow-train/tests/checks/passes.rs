@@ -60,6 +60,7 @@ fn entry() -> impl Strategy<Value = String> {
         "{ name = \"fused_kernels\", params = { mode = \"regional\" } }",
         "{ name = \"fused_kernels\", params = { mode = \"full\" } }",
         "{ name = \"low_precision\", params = { compute = \"storage\", format = \"int8\" } }",
+        "{ name = \"low_precision\", params = { compute = \"storage\", format = \"nf4\" } }",
     ]);
     let other = one_of(&[
         "{ name = \"fusion\" }",

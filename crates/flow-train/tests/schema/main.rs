@@ -168,6 +168,17 @@ fn every_accelerator_stands_in_its_own_slot_with_its_own_parameters() {
 }
 
 #[test]
+fn low_precision_takes_its_formats_and_no_other() {
+    for format in ["fp8", "int8", "nf4", "int4"] {
+        let params = json!({ "compute": "storage", "format": format });
+        let entry = json!({ "name": "low_precision", "params": params });
+        let expected = format != "int4";
+        assert_eq!(program_accepts(Slot::Shared, &entry), Some(expected), "{entry}");
+        check(Slot::Shared, &entry);
+    }
+}
+
+#[test]
 fn ranges_hold_in_the_program_as_in_the_schema() {
     let cache = |key: &str, value: Json| json!({ "name": "feature_cache", "params": { "policy": "first_block", key: value } });
     for (key, value, expected) in [

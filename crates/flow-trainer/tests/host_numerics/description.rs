@@ -535,13 +535,14 @@ fn the_form_of_frozen_weights_may_not_change_and_other_accelerators_may() {
         let entry = format!("name = \"low_precision\", params = {{ compute = \"storage\", {params} }}");
         format!("acceleration.shared=[{{ {entry} }}]")
     };
-    let [fp8, int8] = ["fp8", "int8"].map(|format| entry(&format!("format = \"{format}\"")));
+    let [fp8, int8, nf4] = ["fp8", "int8", "nf4"].map(|format| entry(&format!("format = \"{format}\"")));
     let kept = entry("format = \"fp8\", keep = [\"to_q\"]");
     let none: &[&str] = &[];
     for (before, after) in [
         (none, &[&*fp8][..]),
         (&[&*fp8][..], none),
         (&[&*fp8][..], &[&*int8][..]),
+        (&[&*nf4][..], &[&*int8][..]),
         (&[&*fp8][..], &[&*kept][..]),
     ] {
         let changes = changes(before, after);

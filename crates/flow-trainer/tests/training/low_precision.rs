@@ -69,10 +69,10 @@ fn the_ratio_is_exactly_one_and_a_resumed_run_is_the_uninterrupted_one() {
 #[test]
 fn a_run_does_not_go_on_with_weights_in_another_form() {
     let root = tempfile::tempdir().expect("a temporary directory");
-    let [fp8, int8] = ["fp8", "int8"].map(|format| entry(format, ""));
+    let [fp8, int8, nf4] = ["fp8", "int8", "nf4"].map(|format| entry(format, ""));
     let overrides = |entry| -> Vec<&str> { LORA.into_iter().chain(entry).collect() };
     run(&overrides(Some(&*fp8)), root.path(), false, 1).unwrap_or_else(|error| panic!("{error}"));
-    for entry in [None, Some(&*int8)] {
+    for entry in [None, Some(&*int8), Some(&*nf4)] {
         let resumed = run(&overrides(entry), root.path(), true, 2);
         let error = resumed.map(|left| left.metrics).expect_err("another policy");
         let text = error.to_string();

@@ -372,29 +372,49 @@ fn networks_of_rewards_stay_in_memory_as_long_as_the_run_lasts() {
 }
 
 #[test]
-fn frozen_weights_in_low_precision_take_a_byte_a_value_and_a_scale_a_row() {
+fn frozen_weights_in_low_precision_take_their_codes_and_scales() {
     let mut layout = ParamLayout::default();
     let mut builder = LayoutBuilder::new(&mut layout);
     builder.matrix("embed.weight", [4, 5], Init::Zeros);
     let mut blocks = builder.under("blocks");
-    let weight = blocks.under(0).matrix("to_q.weight", [10, 18], Init::Zeros);
+    let weight = blocks.under(0).matrix("to_q.weight", [10, 66], Init::Zeros);
     layout.add_adapter(weight, 1, 1.0).expect("the first adapter");
     let spec = ModelSpec {
         stacks: vec![("blocks".into(), 1)],
         ..spec()
     };
-    let rule = LowPrecisionRule {
-        format: LowPrecisionFormat::Int8,
-        keep: Vec::new(),
-    };
     let load = Load::of(&config(""), &CATALOG);
-    let plain = MemoryEstimate::new(&layout, &spec, 28, &load);
-    let load = load.with_low_precision(Some(&rule), &layout, &spec);
-    let stored = MemoryEstimate::new(&layout, &spec, 28, &load);
-    // 28 values of adapters and 20 of the embedding in f32; 10 rows of 18 values in 5 words, and a scale each.
-    let weights = 4.0 * (28.0 + 20.0) + 10.0 * 4.0 * (5.0 + 1.0);
-    assert_eq!(stored.loading, weights);
-    assert_eq!(stored.weights, weights + 4.0 * 180.0, "with the matrix widened");
-    assert_eq!(plain.weights, 4.0 * (28.0 + 20.0 + 180.0));
-    assert_eq!(stored.activations, plain.activations);
+    let plain = MemoryEstimate::new(&layout, &spec, 76, &load);
+    assert_eq!(plain.weights, 4.0 * (76.0 + 20.0 + 660.0));
+    // 10 rows of 66 values: 17 words of four codes or 9 of eight, and a word of one scale or of two scales.
+    for (format, words_per_row, bits) in [
+        (LowPrecisionFormat::Int8, 17 + 1, "8.73 bits"),
+        (LowPrecisionFormat::Nf4, 9 + 1, "4.85 bits"),
+    ] {
+        let rule = LowPrecisionRule {
+            format,
+            keep: Vec::new(),
+        };
+        let load = load.with_low_precision(Some(&rule), &layout, &spec);
+        let stored = MemoryEstimate::new(&layout, &spec, 76, &load);
+        // 76 values of adapters and 20 of the embedding in f32.
+        let weights = 4.0 * (76.0 + 20.0 + 10.0 * f64::from(words_per_row));
+        assert_eq!(stored.loading, weights, "{format}");
+        assert_eq!(
+            stored.weights,
+            weights + 4.0 * 660.0,
+            "{format}, with the matrix widened"
+        );
+        assert_eq!(stored.activations, plain.activations, "{format}");
+        let model = Trained {
+            layout: &layout,
+            spec: &spec,
+            values: 76,
+            load: &load,
+        };
+        let table = MemoryTable::new(&config(""), model, None, None);
+        let row = table.rows.iter().find(|row| row.part == "model, low precision");
+        let said = row.map(|row| row.what.as_str()).unwrap_or_default();
+        assert!(said.contains(bits), "{format}: {said}");
+    }
 }

@@ -1,0 +1,146 @@
+//! The formats of codes: how many bits a code has, what it stands for, which values share a scale.
+
+use std::fmt;
+
+/// Where the exponents of e4m3 (bias 7) lie among those of f32 (bias 127), over three bits of mantissa.
+const E4M3_EXPONENTS: u32 = (127 - 7) << 3;
+/// The steps of the smallest e4m3 numbers are 1 / 512.
+const E4M3_STEPS: f32 = 512.0;
+/// Values of a block of NF4 (`blocksize` in QLoRA, section 3).
+const NF4_BLOCK: usize = 64;
+/// The values of NF4 by code (QLoRA, appendix E), each the shortest decimal of the f32 given there.
+const NF4_VALUES: [f32; 16] = [
+    -1.0,
+    -0.6961928,
+    -0.52507305,
+    -0.3949175,
+    -0.28444138,
+    -0.18477343,
+    -0.091050036,
+    0.0,
+    0.0795803,
+    0.1609302,
+    0.2461123,
+    0.33791524,
+    0.44070983,
+    0.562617,
+    0.72295684,
+    1.0,
+];
+/// By code but the last: the smallest f32 that is rounded to a larger code.
+const NF4_THRESHOLDS: [f32; 15] = nf4_thresholds();
+
+/// How a value of a matrix is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LowPrecisionFormat {
+    /// FP8 e4m3: sign, 4 bits of exponent, 3 of mantissa; a scale for each row.
+    Fp8,
+    /// Integers of 8 bits, from -127 to 127; a scale for each row.
+    Int8,
+    /// 4-bit NormalFloat: 16 values from -1 to 1, dense where normal numbers are; a scale for each block of 64 values of a row.
+    Nf4,
+}
+
+impl LowPrecisionFormat {
+    /// All formats.
+    pub const ALL: [Self; 3] = [Self::Fp8, Self::Int8, Self::Nf4];
+
+    /// Name in configs, logs and errors.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Fp8 => "fp8",
+            Self::Int8 => "int8",
+            Self::Nf4 => "nf4",
+        }
+    }
+
+    /// Bits of a code.
+    pub(super) fn code_bits(self) -> usize {
+        match self {
+            Self::Fp8 | Self::Int8 => 8,
+            Self::Nf4 => 4,
+        }
+    }
+
+    /// Codes in a word.
+    pub(super) fn codes_per_word(self) -> usize {
+        32 / self.code_bits()
+    }
+
+    /// Values of a row that share a scale, a multiple of the codes in a word; none if all do.
+    pub(super) fn block(self) -> Option<usize> {
+        match self {
+            Self::Fp8 | Self::Int8 => None,
+            Self::Nf4 => Some(NF4_BLOCK),
+        }
+    }
+
+    /// The largest code's value.
+    pub(super) fn largest(self) -> f32 {
+        match self {
+            Self::Fp8 => 448.0,
+            Self::Int8 => 127.0,
+            Self::Nf4 => 1.0,
+        }
+    }
+
+    /// The code nearest to `value`, of two equally near ones the even one; beyond the largest code that.
+    pub(super) fn encode(self, value: f32) -> u8 {
+        let largest = self.largest();
+        let value = value.clamp(-largest, largest);
+        match self {
+            Self::Int8 => value.round_ties_even() as i8 as u8,
+            Self::Fp8 => {
+                let sign = (value.to_bits() >> 24) as u8 & 0x80;
+                let magnitude = value.abs();
+                // The smallest normal number is 2^-6; eight steps below it are that number's code.
+                let code = if magnitude < 8.0 / E4M3_STEPS {
+                    (magnitude * E4M3_STEPS).round_ties_even() as u8
+                } else {
+                    let bits = magnitude.to_bits();
+                    let rounded = bits + 0x7_FFFF + ((bits >> 20) & 1);
+                    ((rounded >> 20) - E4M3_EXPONENTS) as u8
+                };
+                sign | code
+            }
+            Self::Nf4 => NF4_THRESHOLDS.partition_point(|threshold| *threshold <= value) as u8,
+        }
+    }
+
+    /// The value of a code, without its scale. Only the lowest [`code_bits`](Self::code_bits) are read.
+    pub(super) fn decode(self, code: u8) -> f32 {
+        match self {
+            Self::Int8 => f32::from(code as i8),
+            Self::Fp8 => {
+                let bits = u32::from(code & 0x7F);
+                let magnitude = match bits < 8 {
+                    true => bits as f32 / E4M3_STEPS,
+                    false => f32::from_bits((bits + E4M3_EXPONENTS) << 20),
+                };
+                if code & 0x80 == 0 { magnitude } else { -magnitude }
+            }
+            Self::Nf4 => NF4_VALUES[usize::from(code & 0xF)],
+        }
+    }
+}
+
+impl fmt::Display for LowPrecisionFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// See [`NF4_THRESHOLDS`]. The middle of two codes is exact in f64; a value there gets the even code.
+const fn nf4_thresholds() -> [f32; 15] {
+    let mut thresholds = [0.0; 15];
+    let mut code = 0;
+    while code < thresholds.len() {
+        let middle = (NF4_VALUES[code] as f64 + NF4_VALUES[code + 1] as f64) / 2.0;
+        let rounded = middle as f32;
+        let is_middle_above = code % 2 == 1;
+        let is_above = rounded as f64 > middle || (rounded as f64 == middle && is_middle_above);
+        thresholds[code] = if is_above { rounded } else { rounded.next_up() };
+        code += 1;
+    }
+    thresholds
+}
