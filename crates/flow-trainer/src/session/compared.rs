@@ -17,8 +17,8 @@ pub(super) type Compared = BTreeMap<usize, Vec<RawTensor>>;
 type Numbers = Vec<Vec<u32>>;
 
 impl<A: Algorithm> Parts<A, Acceleration> {
-    /// Compares the rows of the micro-batches `update` for `learner`, at this rank's `sites` of them, under the weights there are. `advantages` and
-    /// `groups` are those of all samples of the iteration.
+    /// Compares the rows of the micro-batches `update` for `learner`, at this rank's `sites` of them, under the weights there are.
+    /// `advantages` and `groups` are those of all samples of the iteration.
     pub(super) fn compared(
         &self,
         learner: Learner,
