@@ -141,7 +141,8 @@ impl Sections<'_> {
         Ok(())
     }
 
-    /// Puts weights, moments and the number of steps into a network that is trained beside the student; what is not trained is the run's.
+    /// Puts weights, moments, the slower copy and the number of steps into a network that is trained beside the student. What is not trained
+    /// is the run's.
     pub fn network(
         &self,
         names: NetworkSections,
@@ -151,6 +152,10 @@ impl Sections<'_> {
         let trained = network.optimizer.trained();
         self.weights(names.weights, &mut network.weights, |index| trained[index])?;
         network.weights.settle(kernels);
+        if let Some(slow) = &mut network.slow {
+            self.weights(names.slow, slow, |index| trained[index])?;
+            slow.settle(kernels);
+        }
         let layout = network.weights.layout().clone();
         let moments = self.moments(names.moments, &layout, &network.optimizer)?;
         let optimizer = &mut network.optimizer;

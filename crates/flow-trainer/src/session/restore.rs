@@ -208,9 +208,6 @@ impl Checkpoint {
         device.with_persistent_allocation(|| optimizer.restore(meta.optimizer_steps, moments));
         for (role, network) in &mut parts.state.networks {
             let names = NetworkSections::of(*role);
-            if let Some(slow) = &mut network.slow {
-                fill(names.slow, slow)?;
-            }
             sections.network(names, (network, meta.network_steps(*role)), &*kernels)?;
         }
         parts.acceleration.restore(&meta.accelerators);

@@ -130,9 +130,7 @@ impl<A: Algorithm> Session<A> {
                 trained[index]
             })?;
             if let Some(slow) = &network.slow {
-                add_weights(&mut writer, names.slow, slow, |index| {
-                    frozen.is_held(trained[index])
-                })?;
+                add_weights(&mut writer, names.slow, slow, |index| trained[index])?;
             }
             add_moments(&mut writer, names.moments, layout, (&network.optimizer, exchange))?;
         }

@@ -54,8 +54,11 @@ impl TrainState {
         for network in self.networks.values_mut() {
             let trained = self.optimizer.trained().iter().enumerate();
             for (index, _) in trained.filter(|(_, trained)| !**trained) {
-                let value = self.weights.current.stored()[index].clone();
-                network.weights.set(index, value)?;
+                let value = &self.weights.current.stored()[index];
+                network.weights.set(index, value.clone())?;
+                if let Some(slow) = &mut network.slow {
+                    slow.set(index, value.clone())?;
+                }
             }
         }
         Ok(())

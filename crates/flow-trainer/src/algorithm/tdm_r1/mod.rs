@@ -8,7 +8,7 @@
 //! surrogate  x = (1 - s) x_mid + s e      q = mean((v - (e - x_mid))²) of the surrogate, q_ref of the teacher, q_slow of its slower copy
 //!            w = sigmoid(sum over the group of A preference_beta (sg q - q_ref) / K)
 //!            L = k / T (mean(w A q) + reference_beta mean((q - q_ref)²))
-//!            the first `q` has no gradient beyond the bounds: exp(q_slow - q) against 1 ± clip_range, (q - q_ref)² against reference_threshold
+//!            the first `q` has no gradient beyond bounds: exp(q_slow - q) against 1 ± clip_range, (q - q_ref)² against reference_threshold
 //! student    L = TDM's + tdm_weight L(corr_cfg, real) + (1 - tdm_weight) L(corr_sur, sur)
 //!            L(corr, other) = mean(mean((x0 - sg(x0 + corr))²) / 2 / n)          n = max(mean|x0 - other|, 1e-6)
 //!            corr_cfg = cfg_reward_scale / (g - 1) (real - real without guidance)     where the teacher's guidance g is above 1
