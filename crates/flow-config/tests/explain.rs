@@ -56,7 +56,7 @@ fn a_choice_has_its_values_with_their_meaning() {
 #[test]
 fn a_variant_key_lists_the_variants() {
     let doc = explain("algorithm.kind").expect("known");
-    assert_eq!(doc.allowed.len(), 14);
+    assert_eq!(doc.allowed.len(), 15);
     assert!(doc.required);
     let doc = explain("rewards.kind").expect("known");
     assert_eq!(doc.allowed.len(), 17);

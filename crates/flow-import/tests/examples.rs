@@ -114,19 +114,13 @@ fn no_model_and_no_trainer_takes_the_place_of_another() {
         let folder = example.checkpoint.rsplit('/').next().unwrap_or_default();
         let model_is_here =
             toml.contains(&format!("\npath = \"{folder}\"\n")) && !toml.contains("\narchitecture = ");
-        let trainer_is_here = example.trainer_type != "tdm-r1";
         assert_eq!(
             errors.contains("model.architecture"),
             !model_is_here,
             "{}\n{toml}",
             example.file
         );
-        assert_eq!(
-            errors.contains("algorithm.kind"),
-            !trainer_is_here,
-            "{}\n{toml}",
-            example.file
-        );
+        assert!(!errors.contains("algorithm.kind"), "{}\n{toml}", example.file);
         let cannot = matches!(verdict, Verdict::Cannot { .. });
         assert_eq!(cannot, !errors.is_empty(), "{}: {verdict}", example.file);
         assert!(

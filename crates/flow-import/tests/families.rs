@@ -338,9 +338,9 @@ fn what_is_not_here_stands_as_it_was_asked_for_and_is_refused() {
             "architecture = \"wan2_i2v\"",
         ),
         (
-            "model: {model_type: sd3-5}\ntrain: {trainer_type: tdm-r1}",
-            "no trainer tdm-r1",
-            "kind = \"tdm-r1\"",
+            "model: {model_type: sd3-5}\ntrain: {trainer_type: dmdr}",
+            "no trainer dmdr",
+            "kind = \"dmdr\"",
         ),
         (
             "model: {model_type: sd3-5}\ntrain: {trainer_type: my.own.Trainer}",

@@ -37,7 +37,7 @@ golden! {
     the_grpo_config_for_sd3_converts_to_its_golden_toml: "grpo-sd3";
     the_nft_config_with_accelerators_converts_to_its_golden_toml: "nft-cache";
     the_config_with_uneven_numbers_converts_to_its_golden_toml: "guard-uneven";
-    the_config_of_a_trainer_that_does_not_exist_converts_to_its_golden_toml: "tdm-r1-flux";
+    the_config_of_a_trainer_that_does_not_exist_converts_to_its_golden_toml: "dmdr-flux";
 }
 
 /// The preset was written by hand from the same recipe.

@@ -300,7 +300,7 @@ fn the_fixtures_hold_to_it_too() {
         include_str!("fixtures/grpo-sd3.yaml"),
         include_str!("fixtures/nft-cache.yaml"),
         include_str!("fixtures/guard-uneven.yaml"),
-        include_str!("fixtures/tdm-r1-flux.yaml"),
+        include_str!("fixtures/dmdr-flux.yaml"),
     ] {
         check(&import(yaml, &CATALOG).expect("converts"));
     }

@@ -189,6 +189,8 @@ impl Job {
             reference: None,
             old: None,
             fake: None,
+            surrogate: None,
+            surrogate_slow: None,
             teachers: Vec::new(),
             policy: &sampler.policy,
             kernels: &*self.plan.kernels,

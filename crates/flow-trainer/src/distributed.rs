@@ -251,9 +251,10 @@ impl TrainState {
             add(cpu::to_host(&moments.first));
             add(cpu::to_host(&moments.second));
         }
-        if let Some(network) = &self.fake_score {
+        for network in self.networks.values() {
             for (index, _) in self.optimizer.trained().iter().enumerate().filter(|(_, it)| **it) {
                 add(network.weights.host(index));
+                network.slow.iter().for_each(|slow| add(slow.host(index)));
             }
             for moments in network.optimizer.moments().iter().flatten() {
                 add(cpu::to_host(&moments.first));

@@ -1,11 +1,13 @@
 //! Weights and moments as sections of a checkpoint, of a run and of a pretraining alike: `current/NAME`, `first/NAME`, each f32 in
 //! little-endian order. A run whose frozen weights are of a file leaves those out.
 
+use crate::algorithm::NetworkRole;
 use crate::error::TrainError;
 use crate::moments_of_ranks::{self, Which};
 use crate::optimizer::{AdamW, Moments};
+use crate::session::TrainedNetwork;
 use flow_core::device::ComputeDevice;
-use flow_core::{ParamLayout, ParamSpec, RawTensor, Weights, cpu};
+use flow_core::{Kernels, ParamLayout, ParamSpec, RawTensor, Weights, cpu};
 use flow_exchange::Exchange;
 use flow_report::{CheckpointError, CheckpointReader, CheckpointWriter};
 use std::io::{self, Write};
@@ -13,9 +15,40 @@ use std::io::{self, Write};
 /// The sections of a run's moments.
 pub(crate) const MOMENTS: [&str; 2] = ["first", "second"];
 
-/// Those of the network that is trained beside the student, and of its weights.
-pub(crate) const FAKE_MOMENTS: [&str; 2] = ["fake-first", "fake-second"];
+/// The sections of a network that is trained beside the student.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NetworkSections {
+    /// Of its weights.
+    pub weights: &'static str,
+    /// Of its moments.
+    pub moments: [&'static str; 2],
+    /// Of its slower copy, if it has one.
+    pub slow: &'static str,
+}
+
+impl NetworkSections {
+    /// Those of the network that plays this part.
+    pub const fn of(role: NetworkRole) -> Self {
+        match role {
+            NetworkRole::FakeScore => Self {
+                weights: FAKE_WEIGHTS,
+                moments: ["fake-first", "fake-second"],
+                slow: "fake-slow",
+            },
+            NetworkRole::Surrogate => Self {
+                weights: SURROGATE_WEIGHTS,
+                moments: ["surrogate-first", "surrogate-second"],
+                slow: "surrogate-slow",
+            },
+        }
+    }
+}
+
+/// The section of the weights of [`NetworkRole::FakeScore`].
 pub(crate) const FAKE_WEIGHTS: &str = "fake";
+
+/// The section of the weights of [`NetworkRole::Surrogate`].
+pub(crate) const SURROGATE_WEIGHTS: &str = "surrogate";
 
 /// The section of the trained weights before the last update, of a run whose rollouts are an update behind.
 pub(crate) const PREVIOUS_WEIGHTS: &str = "previous";
@@ -105,6 +138,29 @@ impl Sections<'_> {
         for (index, spec) in specs.filter(|(index, _)| held(*index)) {
             weights.set(index, self.tensor(set, spec)?)?;
         }
+        Ok(())
+    }
+
+    /// Puts weights, moments, the slower copy and the number of steps into a network that is trained beside the student. What is not trained
+    /// is the run's.
+    pub fn network(
+        &self,
+        names: NetworkSections,
+        (network, steps): (&mut TrainedNetwork, u64),
+        kernels: &dyn Kernels,
+    ) -> Result<(), TrainError> {
+        let trained = network.optimizer.trained();
+        self.weights(names.weights, &mut network.weights, |index| trained[index])?;
+        network.weights.settle(kernels);
+        if let Some(slow) = &mut network.slow {
+            self.weights(names.slow, slow, |index| trained[index])?;
+            slow.settle(kernels);
+        }
+        let layout = network.weights.layout().clone();
+        let moments = self.moments(names.moments, &layout, &network.optimizer)?;
+        let optimizer = &mut network.optimizer;
+        self.device
+            .with_persistent_allocation(|| optimizer.restore(steps, moments));
         Ok(())
     }
 

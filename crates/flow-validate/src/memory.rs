@@ -10,7 +10,7 @@
 //! | moments | `2 T`: AdamW's first and second; half of it in bf16; on several processes that share the optimizer's state, an even share of it |
 //! | copies | `T` for each of the moving average, the reference, the policy that samples and, with `sampling.staleness`, the weights before the last update, and half as much again for what a model that computes in bf16 reads of them; what is frozen is shared |
 //! | teachers | of a distillation: `W` for each whole model, `T` for each adapter, and `W` once more for what adapters stand on where the run trains all weights; stored as what is frozen |
-//! | fake score | of `dmd2` and `tdm`: as much as one copy, and moments of its own |
+//! | networks beside the student | the fake score of `dmd2`, `tdm` and `tdm-r1`, and the surrogate of `tdm-r1`: each as much as one copy, and moments of its own |
 //! | trajectories | `N (3 S + 1)` per image: before, after and mean of each of `S` recorded steps, and the final latent of `N` values, twice with `sampling.staleness`; `N` for each deterministic step that a distillation keeps |
 //! | autoencoder | its weights, half of them in bytes on a GPU that computes in bf16, and what is there while it decodes |
 //! | rewards | the weights of their networks that compute on the device of the run; half of them in bytes on a GPU that computes in bf16 |

@@ -136,10 +136,10 @@ fn of_model(config: &Config, model: &Trained<'_>, estimate: &MemoryEstimate) -> 
                     1 => String::new(),
                     shards => format!(", shared out over {shards} processes"),
                 },
-                if model.load.networks > 0 {
-                    ", and as many of the fake score"
-                } else {
-                    ""
+                match model.load.networks {
+                    0 => String::new(),
+                    1 => ", and as many of the fake score".to_owned(),
+                    others => format!(", and as many of each of {others} networks beside it"),
                 }
             ),
             bytes: estimate.moments,
@@ -148,7 +148,7 @@ fn of_model(config: &Config, model: &Trained<'_>, estimate: &MemoryEstimate) -> 
         MemoryRow {
             part: "copies".into(),
             what: format!(
-                "{} of {values} values: average, reference, sampling policy, weights before the last update, fake score",
+                "{} of {values} values: average, reference, sampling policy, weights before the last update, fake score, surrogate and its slower copy",
                 model.load.copies + model.load.networks
             ),
             bytes: estimate.copies,

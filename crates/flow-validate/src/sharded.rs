@@ -84,7 +84,7 @@ pub fn sharded_weights(
             "algorithm.kind",
             "this algorithm has other networks beside the one that it trains, and `distributed.shard = \"weights\"` shares out the weights of \
              that one alone",
-            "take an algorithm without teachers and without a fake score, or set `distributed.shard = \"optimizer\"`",
+            "take an algorithm without teachers and without networks beside the student, or set `distributed.shard = \"optimizer\"`",
         );
     }
     found

@@ -142,6 +142,39 @@ dynamics = "ode"
     r#"
 config_version = 1
 [algorithm]
+kind = "tdm-r1"
+reference = "snapshot"
+real_guidance_scale = 4.5
+tdm_weight = 0.4
+cfg_reward_scale = 4.5
+advantage_clip = 4
+distance = "huber"
+huber_threshold = 1e-2
+signal_to_noise_clip = 3
+importance_clip = 10
+query_interval = "reverse"
+query_max_sigma = 0.99
+query_distribution = "source-uniform"
+[algorithm.fake_score]
+updates = 1
+learning_rate = 2e-4
+betas = [0.1, 0.99]
+[algorithm.surrogate]
+learning_rate = 1e-4
+betas = [0.8, 0.99]
+preference_beta = 10
+reference_beta = 0.01
+reference_threshold = 0.1
+clip_range = 0.01
+slow_decay_min = 0.01
+slow_decay_max = 0.4
+time_weighting = false
+[scheduler]
+dynamics = "ode"
+"#,
+    r#"
+config_version = 1
+[algorithm]
 kind = "gardo"
 clip_range = [-1e-5, 1e-5]
 advantage_clip = 4

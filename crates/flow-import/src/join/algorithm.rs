@@ -12,7 +12,7 @@ use crate::rule::Conversion;
 use crate::scalar::Scalar;
 
 /// Flow-Factory's trainers that flow-train has, too, under the same names.
-const HERE: [&str; 13] = [
+const HERE: [&str; 14] = [
     "grpo",
     "grpo-guard",
     "nft",
@@ -26,11 +26,12 @@ const HERE: [&str; 13] = [
     "diffusion-opd",
     "dmd2",
     "tdm",
+    "tdm-r1",
 ];
 
-/// Flow-Factory's trainers that flow-train does not have, and whether they train on trajectories' log-probabilities, as `grpo` does, rather
-/// than on clean images at drawn times, as `nft` does.
-const OTHERS: [(&str, bool); 1] = [("tdm-r1", false)];
+/// Flow-Factory's trainers that flow-train does not have, one of a branch, and whether they train on trajectories' log-probabilities, as
+/// `grpo` does, rather than on clean images at drawn times, as `nft` does.
+const OTHERS: [(&str, bool); 1] = [("dmdr", false)];
 
 fn name(written: &str) -> String {
     written.to_lowercase().replace('_', "-")
@@ -123,7 +124,7 @@ pub(super) fn kl(draft: &mut Draft<'_>) {
             let reason = "DPO has the reference inside its loss, and no KL term";
             return without_kl(draft, reason, true);
         }
-        "dmd2" | "tdm" => return without_kl(draft, "a distillation has no KL term", true),
+        "dmd2" | "tdm" | "tdm-r1" => return without_kl(draft, "a distillation has no KL term", true),
         "sft" | "diffusion-opd" => return without_kl(draft, "this trainer has no KL term", false),
         _ => {}
     }

@@ -1,5 +1,5 @@
-//! Distillations: `diffusion-opd`, whose teachers stand in a list, and `dmd2` and `tdm`, which have a second network with an optimizer of
-//! its own and take the steps of the rollout once more.
+//! Distillations: `diffusion-opd`, whose teachers stand in a list, and `dmd2`, `tdm` and `tdm-r1`, which have other networks with optimizers
+//! of their own and take the steps of the rollout once more.
 
 use toml_edit::Value;
 
@@ -13,7 +13,7 @@ use crate::yaml::{Node, Pair};
 
 /// Whether the trainer `kind` takes steps of the rollout once more, which must be deterministic, and has a fake score.
 pub(super) fn replays(kind: &str) -> bool {
-    ["dmd2", "tdm"].contains(&kind)
+    ["dmd2", "tdm", "tdm-r1"].contains(&kind)
 }
 
 pub(super) fn apply(draft: &mut Draft<'_>) {
@@ -102,18 +102,25 @@ fn teacher(index: usize, node: &Node) -> Option<Value> {
     Some(Value::InlineTable(table(pairs)))
 }
 
-/// Which of the maps of `optimizers` is the student's, and which the fake score's: two, by their names.
-pub(super) fn roles(maps: &[&[Pair]]) -> Option<(usize, usize)> {
+/// A table of `[algorithm]` that has the settings of a network beside the student, and the place of its map among those of `optimizers`.
+pub(super) type NetworkMap = (&'static str, usize);
+
+/// Which of the maps of `optimizers` is the student's, and which are those of the networks beside it: all there are, by their names.
+pub(super) fn roles(kind: &str, maps: &[&[Pair]]) -> Option<(usize, Vec<NetworkMap>)> {
     let named = |wanted: &str| {
         let has_name = |pair: &Pair| pair.key == "name" && convert::is_one_of(&pair.node, &[wanted]);
         maps.iter().position(|pairs| pairs.iter().any(has_name))
     };
-    let (generator, fake) = (named("generator")?, named("fake")?);
-    (maps.len() == 2).then_some((generator, fake))
+    let generator = named("generator")?;
+    let mut networks = vec![("fake_score", named("fake")?)];
+    if kind == "tdm-r1" {
+        networks.push(("surrogate", named("surrogate")?));
+    }
+    (maps.len() == networks.len() + 1).then_some((generator, networks))
 }
 
-/// The settings of the fake score's optimizer, which stand at `path`.
-pub(super) fn fake_score(draft: &mut Draft<'_>, path: &str, pairs: &[Pair]) {
+/// The settings of the optimizer of a network beside the student, which stand at `path`, in the table `table`.
+pub(super) fn network(draft: &mut Draft<'_>, table: &str, path: &str, pairs: &[Pair]) {
     for pair in pairs {
         let origin = Origin::new(format!("{path}.{}", quoted(&pair.key)), pair.place, &pair.node);
         let (to, conversion) = match pair.key.as_str() {
@@ -122,19 +129,25 @@ pub(super) fn fake_score(draft: &mut Draft<'_>, path: &str, pairs: &[Pair]) {
                 continue;
             }
             "name" => {
-                draft.same(&origin, "", "the fake score's settings stand in its own table");
+                draft.same(&origin, "", "the settings of this network stand in its own table");
                 continue;
             }
-            "learning_rate" => ("algorithm.fake_score.learning_rate", Conversion::Number),
-            "betas" => ("algorithm.fake_score.betas", Conversion::Range),
+            "learning_rate" => ("learning_rate", Conversion::Number),
+            "betas" => ("betas", Conversion::Range),
             _ => {
-                let reason = "the fake score has a learning rate and betas of its own, and takes the rest of [optimizer]";
+                let reason = "this network has a learning rate and betas of its own, and takes the rest of [optimizer]";
                 draft.keep("algorithm", &origin, reason);
                 continue;
             }
         };
+        let to = format!("algorithm.{table}.{to}");
         match convert(conversion, &pair.node) {
-            Ok(value) => draft.set(to, value, &[&origin], "of the fake score's optimizer"),
+            Ok(value) => draft.set(
+                &to,
+                value,
+                &[&origin],
+                "of the optimizer of a network beside the student",
+            ),
             Err(why) => draft.keep("algorithm", &origin, format!("{why} ({to})")),
         }
     }

@@ -1,6 +1,7 @@
 //! Settings of AdamW. They stand in `train`, and in newer configs in the list `optimizers`, which has a map for each set
 //! of weights that is trained.
 
+use super::distillation::NetworkMap;
 use super::{distillation, take_given};
 use crate::convert;
 use crate::draft::{Draft, Item, Origin, quoted};
@@ -86,9 +87,11 @@ fn listed<'y>(draft: &mut Draft<'y>) -> Listed<'y> {
             Listed::One(one(draft, &path, pairs))
         }
         Some(maps) => {
-            if let Some((generator, fake)) = roles(draft, maps) {
+            if let Some((generator, networks)) = roles(draft, maps) {
                 let path = |index: usize| format!("{}.{index}", origin.from);
-                distillation::fake_score(draft, &path(fake), maps[fake]);
+                for (table, index) in networks {
+                    distillation::network(draft, table, &path(index), maps[index]);
+                }
                 return Listed::One(one(draft, &path(generator), maps[generator]));
             }
             let reason = "a map for each set of weights that is trained; flow-train trains one set with one optimizer, AdamW: \
@@ -105,12 +108,12 @@ fn listed<'y>(draft: &mut Draft<'y>) -> Listed<'y> {
     }
 }
 
-/// The student's map and the fake score's, where the trainer has both.
-fn roles(draft: &Draft<'_>, maps: &[&[Pair]]) -> Option<(usize, usize)> {
+/// The student's map and those of the networks beside it, where the trainer has some.
+fn roles(draft: &Draft<'_>, maps: &[&[Pair]]) -> Option<(usize, Vec<NetworkMap>)> {
     if !distillation::replays(draft.kind) {
         return None;
     }
-    distillation::roles(maps)
+    distillation::roles(draft.kind, maps)
 }
 
 /// The settings in the one map; what else it has gets its note here.

@@ -44,7 +44,7 @@ pub(super) fn dynamics(draft: &mut Draft<'_>) {
         }
     }
     if replays && !is_written {
-        draft.set(TO, "ode", &[], "its trainers dmd2 and tdm take ODE steps");
+        draft.set(TO, "ode", &[], "its trainers dmd2, tdm and tdm-r1 take ODE steps");
     }
 }
 

@@ -4,6 +4,7 @@
 
 mod adapter;
 mod run;
+mod tdm_r1;
 mod train;
 
 use crate::rule::{Conversion, Rule};
@@ -12,7 +13,8 @@ use crate::rule::{Conversion, Rule};
 pub fn rules() -> impl Iterator<Item = &'static Rule> {
     [run::TOP, run::MODEL, run::DATA, run::SCHEDULER]
         .into_iter()
-        .chain([train::COMMON, train::ALGORITHMS, adapter::READ_BY_ADAPTERS])
+        .chain([train::COMMON, train::ALGORITHMS, tdm_r1::WITH_SURROGATE])
+        .chain([adapter::READ_BY_ADAPTERS])
         .chain([run::EVAL, run::REWARDS, run::LOG, run::ACCELERATION])
         .flatten()
 }

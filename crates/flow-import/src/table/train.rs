@@ -24,9 +24,10 @@ const WITH_PAIRS: &[&str] = &["dpo", "offline-dpo"];
 const WEIGHTED: &[&str] = &["dpo", "sft", "offline-dpo"];
 const OPD: &[&str] = &["diffusion-opd"];
 /// Those with a fake score.
-const WITH_FAKE: &[&str] = &["dmd2", "tdm"];
+const WITH_FAKE: &[&str] = &["dmd2", "tdm", "tdm-r1"];
 const DMD2: &[&str] = &["dmd2"];
-const TDM: &[&str] = &["tdm"];
+/// Those that match at every step.
+const TDM: &[&str] = &["tdm", "tdm-r1"];
 const REPLAYED: &str =
     "flow-train logs the difference of a replayed step from the stored one, and stops for none";
 const MODEL_SIZE: &str =
@@ -39,7 +40,7 @@ pub(super) const COMMON: &[Rule] = &[
         "train.trainer_type",
         "algorithm.kind",
         Joint(Join::Algorithm),
-        "`grpo`, `grpo-guard`, `dppo`, `nft`, `awm`, `dpo`, `dgpo`, `crd`, `sft`, `offline-dpo`, `diffusion-opd`, `dmd2` and `tdm`; any other as it is, and flow-train refuses it",
+        "`grpo`, `grpo-guard`, `dppo`, `nft`, `awm`, `dpo`, `dgpo`, `crd`, `sft`, `offline-dpo`, `diffusion-opd`, `dmd2`, `tdm` and `tdm-r1`; any other as it is, and flow-train refuses it",
     ),
     Rule::new(
         "train.resolution",

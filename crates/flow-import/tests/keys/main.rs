@@ -147,8 +147,8 @@ fn a_key_of_another_trainer_says_so() {
         text.contains("`algorithm.kind = \"nft\"` has no such key"),
         "{text}"
     );
-    let text = note("train: {trainer_type: tdm-r1}", "train.trainer_type").text;
-    assert!(text.starts_with("flow-train has no trainer tdm-r1"), "{text}");
+    let text = note("train: {trainer_type: dmdr}", "train.trainer_type").text;
+    assert!(text.starts_with("flow-train has no trainer dmdr"), "{text}");
 }
 
 #[test]

@@ -266,3 +266,45 @@ fn keys_of_dmd2_and_tdm_become_those_of_flow_train() {
     );
     assert_eq!(tdm.scheduler.dynamics, flow_config::Dynamics::Ode);
 }
+
+#[test]
+fn keys_of_tdm_r1_become_those_of_its_student_and_of_its_surrogate() {
+    let found = config(
+        "model: {finetune_type: lora}\ntrain: {trainer_type: tdm-r1, group_size: 4, ttur_fake_updates: 1, real_guidance_scale: 4.5, \
+         tdm_weight: 0.4, cfg_reward_scale: 4.5, advantage_clip_range: 3.0, surrogate_preference_beta: 10, \
+         surrogate_reference_beta: 0.01, surrogate_reference_threshold: 0.1, surrogate_clip_range: 0.002, \
+         surrogate_slow_decay_min: 0.01, surrogate_slow_decay_max: 0.4, use_time_weighting: false}\n\
+         optimizers: [{name: fake, learning_rate: 2.0e-4, betas: [0.0, 0.9]}, {name: surrogate, learning_rate: 1.0e-4, betas: [0.8, 0.9]}, \
+         {name: generator, learning_rate: 7.5e-5}]",
+    );
+    let params = &found.algorithm.params;
+    assert_eq!(
+        params["fake_score"],
+        json!({ "updates": 1, "learning_rate": 2e-4, "betas": [0.0, 0.9] })
+    );
+    assert_eq!(
+        params["surrogate"],
+        json!({
+            "learning_rate": 1e-4,
+            "betas": [0.8, 0.9],
+            "preference_beta": 10.0,
+            "reference_beta": 0.01,
+            "reference_threshold": 0.1,
+            "clip_range": 0.002,
+            "slow_decay_min": 0.01,
+            "slow_decay_max": 0.4,
+            "time_weighting": false
+        })
+    );
+    assert_eq!(
+        (
+            &params["tdm_weight"],
+            &params["cfg_reward_scale"],
+            &params["advantage_clip"],
+            &params["reference"]
+        ),
+        (&json!(0.4), &json!(4.5), &json!(3.0), &json!("lora-off"))
+    );
+    assert_eq!(found.optimizer.learning_rate, 7.5e-5);
+    assert_eq!(found.scheduler.dynamics, flow_config::Dynamics::Ode);
+}

@@ -3,7 +3,7 @@
 //! Legend: `B` rows, `N` values of one latent.
 
 use super::forward::detached;
-use super::{LossContext, ReferenceWeights};
+use super::{LossContext, NetworkPlan, ReferenceWeights};
 use crate::policy::{CallSite, Conditions};
 use burn::tensor::Tensor;
 use flow_config::DistillationFacts;
@@ -48,7 +48,18 @@ impl Default for FakeScoreConfig {
     }
 }
 
-/// The frozen teacher's velocity and the fake score's, at noisy points around what the student made, both without a graph.
+impl From<&FakeScoreConfig> for NetworkPlan {
+    fn from(config: &FakeScoreConfig) -> Self {
+        Self {
+            updates: config.updates,
+            learning_rate: config.learning_rate,
+            betas: config.betas,
+            keeps_slow: false,
+        }
+    }
+}
+
+/// What the frozen teacher and the fake score make of noisy points around what the student made, both without a graph.
 pub(super) struct Scores {
     /// What the teacher makes of the points, `x_s - s v`, `[B, N]`.
     pub real_bn: Tensor<2>,
@@ -71,22 +82,46 @@ impl Scores {
         let fake = context
             .fake
             .expect("the loop provides the fake score an algorithm asks for");
-        let open = |call| reference.exec(call);
-        let of_reference = velocity_at_rows(context, x_bn.clone(), sigmas, guidance_scale, open);
-        let of_fake = velocity_at_rows(context, x_bn.clone(), sigmas, 1.0, |call| fake.exec(call));
-        let sigma_b1 = column(context, sigmas);
-        let image = |velocity: &Tensor<2>| x_bn.clone() - detached(velocity) * sigma_b1.clone();
+        let points = (x_bn, sigmas);
         Self {
-            real_bn: image(&of_reference),
-            fake_bn: image(&of_fake),
+            real_bn: image_at_rows(context, points, guidance_scale, |call| reference.exec(call)),
+            fake_bn: image_at_rows(context, points, 1.0, |call| fake.exec(call)),
         }
     }
+}
 
-    /// `max(mean|made - real|, 1e-6)` per row, `[B, 1]`.
-    pub(super) fn size(&self, made_bn: &Tensor<2>) -> Tensor<2> {
-        let difference_b1 = (made_bn.clone() - self.real_bn.clone()).abs().mean_dim(1);
-        difference_b1.clamp_min(LEAST_DIFFERENCE)
-    }
+/// `max(mean|made - other|, 1e-6)` per row of `[B, N]`, `[B, 1]`.
+pub(super) fn size(made_bn: &Tensor<2>, other_bn: &Tensor<2>) -> Tensor<2> {
+    let difference_b1 = (made_bn.clone() - other_bn.clone()).abs().mean_dim(1);
+    difference_b1.clamp_min(LEAST_DIFFERENCE)
+}
+
+/// Points around `clean_bn` at noise levels of each row's own, `[B, N]`, and their noise.
+pub(super) fn noisy(
+    context: &LossContext<'_, '_>,
+    clean_bn: &Tensor<2>,
+    sigmas: &[f64],
+) -> (Tensor<2>, Tensor<2>) {
+    let noise = context
+        .noise
+        .clone()
+        .expect("the loop draws the noise of a position");
+    let noise_bn = Tensor::<2>::from_dispatch(noise);
+    let sigma_b1 = column(context, sigmas);
+    let x_bn = clean_bn.clone() * (sigma_b1.clone().neg() + 1.0) + noise_bn.clone() * sigma_b1;
+    (x_bn, noise_bn)
+}
+
+/// What a model makes of points `[B, N]` at noise levels of each row's own, `x_s - s v`, without a graph; through the context that `open`
+/// makes of the call.
+pub(super) fn image_at_rows<'w>(
+    context: &LossContext<'_, '_>,
+    (x_bn, sigmas): (&Tensor<2>, &[f64]),
+    guidance_scale: f32,
+    open: impl FnOnce(CallContext) -> Exec<'w>,
+) -> Tensor<2> {
+    let velocity_bn = velocity_at_rows(context, x_bn.clone(), sigmas, guidance_scale, open);
+    x_bn.clone() - detached(&velocity_bn) * column(context, sigmas)
 }
 
 /// The model's velocity `[B, N]` at noise levels of each row's own, through the context that `open` makes of the call.

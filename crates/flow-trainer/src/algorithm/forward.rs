@@ -133,6 +133,12 @@ pub(super) fn optimality(advantages_b: Tensor<1>, clip: f32) -> Tensor<1> {
     (advantages_b / (2.0 * clip) + 0.5).clamp(0.0, 1.0)
 }
 
+/// Values of `[B]` whose gradient is that of the rows that learn, for which `learns_b` has 1, for the others 0.
+pub(super) fn held(values_b: Tensor<1>, learns_b: &Tensor<1>) -> Tensor<1> {
+    let fixed = detached(&values_b);
+    values_b * learns_b.clone() + fixed * (learns_b.clone().neg() + 1.0)
+}
+
 /// Values without a graph.
 pub(super) fn detached<const D: usize>(tensor: &Tensor<D>) -> Tensor<D> {
     Tensor::from_dispatch(plain(&tensor.clone().into_dispatch()))

@@ -16,6 +16,7 @@ mod gardo;
 mod grpo;
 mod guard;
 mod idle_keys;
+mod network;
 mod nft;
 mod offline_dpo;
 mod opd;
@@ -29,6 +30,7 @@ mod sft;
 mod slow;
 mod step_weights;
 mod tdm;
+mod tdm_r1;
 mod teacher;
 mod times;
 
@@ -46,6 +48,7 @@ pub use fake::FakeScoreConfig;
 pub use gardo::{Gardo, GardoSettings, GateConfig, RenewalConfig, Suspects};
 pub use grpo::Grpo;
 pub use guard::GrpoGuard;
+pub use network::{NetworkPlan, NetworkRole};
 pub use nft::{AdvantageMode, Nft, NftSettings};
 pub use offline_dpo::{OfflineDpo, OfflineDpoSettings};
 pub use opd::{LossTarget, Opd, OpdSettings, TeacherConfig};
@@ -59,6 +62,7 @@ pub use sft::{Sft, SftSettings};
 pub use slow::{Moment, SamplingWeights, SlowCopy};
 pub use step_weights::StepWeights;
 pub use tdm::{QueryDistribution, QueryInterval, Tdm, TdmDistance, TdmSettings};
+pub use tdm_r1::{SurrogateConfig, TdmR1, TdmR1FakeScoreConfig, TdmR1Settings};
 pub use teacher::{TEACHER_KEY, Taught, Teacher, TeacherSource, teacher_of};
 pub use times::{OldPolicyConfig, TimeSampling, TrainTimestepsConfig};
 
@@ -114,8 +118,12 @@ pub struct LossContext<'a, 'w> {
     pub reference: Option<&'a InferencePass<'w>>,
     /// The slower copy [`SlowCopy::Old`], if the algorithm keeps it ([`Algorithm::keeps`]).
     pub old: Option<&'a InferencePass<'w>>,
-    /// The fake score's weights, not differentiated, if the algorithm has one ([`Algorithm::fake_score`]).
+    /// The fake score's weights, not differentiated, if the algorithm has one ([`NetworkRole::FakeScore`]).
     pub fake: Option<&'a InferencePass<'w>>,
+    /// Those of the surrogate of the reward, if the algorithm has one ([`NetworkRole::Surrogate`]).
+    pub surrogate: Option<&'a InferencePass<'w>>,
+    /// Those of its slower copy, if that is kept ([`NetworkPlan::keeps_slow`]).
+    pub surrogate_slow: Option<&'a InferencePass<'w>>,
     /// The teachers of the micro-batch's rows, if the algorithm has some ([`Algorithm::teachers`]).
     pub teachers: Vec<Taught<'w>>,
     /// Model and guidance.
@@ -227,20 +235,31 @@ pub trait Algorithm: Sync + std::fmt::Debug + Send {
         &[]
     }
 
-    /// A second network that is trained beside the student, from the same weights, with an optimizer of its own: it takes its steps
-    /// before each of the student's.
-    fn fake_score(&self) -> Option<&FakeScoreConfig> {
+    /// How a network of this part learns, if there is one: trained beside the student, from the same weights, with an optimizer of its own.
+    /// It takes its steps before each of the student's.
+    fn network(&self, _role: NetworkRole) -> Option<NetworkPlan> {
         None
     }
 
-    /// Where the fake score's loss is taken in its step number `turn` before a step of the student, of the student's positions.
-    fn fake_positions(&self, _positions: &[Position], _turn: usize) -> Vec<Position> {
+    /// Where such a network's loss is taken in its step number `turn` before a step of the student, of the student's positions.
+    fn network_positions(&self, _role: NetworkRole, _positions: &[Position], _turn: usize) -> Vec<Position> {
         Vec::new()
     }
 
-    /// The fake score's loss at one position: its weights are those of [`LossContext::pass`], the student's [`LossContext::current`].
-    fn fake_loss(&self, context: &LossContext<'_, '_>, position: Position) -> UnitLoss {
+    /// Its loss at one position: its weights are those of [`LossContext::pass`], the student's [`LossContext::current`].
+    fn network_loss(
+        &self,
+        _role: NetworkRole,
+        context: &LossContext<'_, '_>,
+        position: Position,
+    ) -> UnitLoss {
         self.loss(context, position)
+    }
+
+    /// The share of its slower copy that survives its optimizer step number `steps` of the run, counted from 1: `copy <- share copy +
+    /// (1 - share) network`. None leaves the copy as it is.
+    fn network_survives(&self, _role: NetworkRole, _steps: u64) -> Option<f64> {
+        None
     }
 
     /// Whether a rollout records a step for the loss: one with a log-probability, unless the algorithm says otherwise.
@@ -264,8 +283,9 @@ pub trait Algorithm: Sync + std::fmt::Debug + Send {
         None
     }
 
-    /// Whether losses read [`LossContext::compared`]. Costs a pass of [`row_numbers`](Self::row_numbers) before each optimizer step.
-    fn compares_rows(&self) -> bool {
+    /// Whether losses of the student, or of the network of a part, read [`LossContext::compared`]. Costs a pass of
+    /// [`row_numbers`](Self::row_numbers) before each of its optimizer steps.
+    fn compares_rows(&self, _role: Option<NetworkRole>) -> bool {
         false
     }
 
@@ -347,16 +367,20 @@ impl Algorithm for Box<dyn Algorithm> {
         (**self).teachers()
     }
 
-    fn fake_score(&self) -> Option<&FakeScoreConfig> {
-        (**self).fake_score()
+    fn network(&self, role: NetworkRole) -> Option<NetworkPlan> {
+        (**self).network(role)
     }
 
-    fn fake_positions(&self, positions: &[Position], turn: usize) -> Vec<Position> {
-        (**self).fake_positions(positions, turn)
+    fn network_positions(&self, role: NetworkRole, positions: &[Position], turn: usize) -> Vec<Position> {
+        (**self).network_positions(role, positions, turn)
     }
 
-    fn fake_loss(&self, context: &LossContext<'_, '_>, position: Position) -> UnitLoss {
-        (**self).fake_loss(context, position)
+    fn network_loss(&self, role: NetworkRole, context: &LossContext<'_, '_>, position: Position) -> UnitLoss {
+        (**self).network_loss(role, context, position)
+    }
+
+    fn network_survives(&self, role: NetworkRole, steps: u64) -> Option<f64> {
+        (**self).network_survives(role, steps)
     }
 
     fn keeps_step(&self, step: &StepCoefficients) -> bool {
@@ -375,8 +399,8 @@ impl Algorithm for Box<dyn Algorithm> {
         (**self).before(context, position)
     }
 
-    fn compares_rows(&self) -> bool {
-        (**self).compares_rows()
+    fn compares_rows(&self, role: Option<NetworkRole>) -> bool {
+        (**self).compares_rows(role)
     }
 
     fn row_numbers(&self, context: &LossContext<'_, '_>, position: Position) -> Vec<RawTensor> {

@@ -152,6 +152,7 @@ impl AlgorithmRegistry {
         super::Opd::register(&mut registry)?;
         super::Dmd2::register(&mut registry)?;
         super::Tdm::register(&mut registry)?;
+        super::TdmR1::register(&mut registry)?;
         super::Gardo::register(&mut registry)?;
         Ok(registry)
     }

@@ -33,6 +33,34 @@ impl StepRows<'_> {
         })
         .collect()
     }
+
+    /// For each row the weight of its group, `sigmoid(sum over the group of A beta (error - other) / K)` with `K` rows in the group, from
+    /// errors and those they are compared with. Summed in f64.
+    pub(super) fn group_weights(&self, beta: f64, errors: &[f32], others: &[f32]) -> Vec<f32> {
+        let excess = |row: usize| f64::from(errors[row]) - f64::from(others[row]);
+        let mut weights = Vec::with_capacity(self.count());
+        for group in self.groups() {
+            let images = group.len();
+            let sum: f64 = (group.map(|row| f64::from(self.advantages[row]) * beta * excess(row))).sum();
+            let weight = 1.0 / (1.0 + (-sum / images as f64).exp());
+            weights.resize(weights.len() + images, weight as f32);
+        }
+        weights
+    }
+
+    /// 1 for each row that learns, 0 for each that is held: whose `exp(old - error)` is beyond `[1 + lo, 1 + hi]` in the direction that its
+    /// advantage asks for, from errors and those of a slower copy.
+    pub(super) fn learns(&self, [lo, hi]: [f64; 2], errors: &[f32], old: &[f32]) -> Vec<f32> {
+        let row = |row: usize| {
+            let ratio = (f64::from(old[row]) - f64::from(errors[row])).exp();
+            let is_held = match self.advantages[row] > 0.0 {
+                true => ratio > 1.0 + hi,
+                false => ratio < 1.0 + lo,
+            };
+            if is_held { 0.0 } else { 1.0 }
+        };
+        (0..self.count()).map(row).collect()
+    }
 }
 
 /// The rule that an optimizer step has whole groups; `why` ends the sentence.

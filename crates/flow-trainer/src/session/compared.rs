@@ -2,7 +2,7 @@
 //! algorithm makes of them together.
 
 use super::Parts;
-use super::update::{Pass, Site};
+use super::update::{Learner, Pass, Site};
 use crate::algorithm::{Algorithm, LossContext, StepRows};
 use crate::error::TrainError;
 use flow_accel::Acceleration;
@@ -17,16 +17,17 @@ pub(super) type Compared = BTreeMap<usize, Vec<RawTensor>>;
 type Numbers = Vec<Vec<u32>>;
 
 impl<A: Algorithm> Parts<A, Acceleration> {
-    /// Compares the rows of the micro-batches `update`, at this rank's `sites` of them, under the weights there are. `advantages` and
-    /// `groups` are those of all samples of the iteration.
+    /// Compares the rows of the micro-batches `update` for `learner`, at this rank's `sites` of them, under the weights there are.
+    /// `advantages` and `groups` are those of all samples of the iteration.
     pub(super) fn compared(
         &self,
+        learner: Learner,
         pass: &Pass<'_>,
         sites: &[Site],
         update: &Range<usize>,
         (advantages, groups): (&[f32], &[u64]),
     ) -> Result<Compared, TrainError> {
-        if !self.algorithm.compares_rows() {
+        if !self.algorithm.compares_rows(learner.role()) {
             return Ok(Compared::new());
         }
         if pass.batches.arranged {

@@ -2,16 +2,20 @@
 
 use super::Parts;
 use super::saved::{Meta, layout_of};
-use crate::algorithm::Algorithm;
+use super::state::TrainedNetwork;
+use crate::algorithm::{Algorithm, NetworkRole};
 use crate::description::{Change, Description, forbidden};
 use crate::error::TrainError;
 use crate::frozen::{FrozenSaved, FrozenWeights};
 use crate::geometry_history::GeometryHistory;
-use crate::state_sections::{FAKE_MOMENTS, FAKE_WEIGHTS, MOMENTS, PREVIOUS_WEIGHTS, Sections};
+use crate::state_sections::{
+    FAKE_WEIGHTS, MOMENTS, NetworkSections, PREVIOUS_WEIGHTS, SURROGATE_WEIGHTS, Sections,
+};
 use flow_config::Catalog;
 use flow_core::Weights;
 use flow_exchange::Lanes;
 use flow_report::{CheckpointReader, CheckpointStore, MetricsFound, MetricsWriter, RunDirectory, Traces};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// A checkpoint that is whole, and what it says of itself.
@@ -185,7 +189,7 @@ impl Checkpoint {
         for (set, weights) in &wanted {
             self.check_set(set, weights.is_some())?;
         }
-        self.check_set(FAKE_WEIGHTS, parts.state.fake_score.is_some())?;
+        self.check_networks(&parts.state.networks)?;
         for (set, weights) in wanted {
             if let Some(weights) = weights {
                 fill(set, weights)?;
@@ -202,12 +206,9 @@ impl Checkpoint {
         let moments = sections.moments(MOMENTS, &layout, &parts.state.optimizer)?;
         let optimizer = &mut parts.state.optimizer;
         device.with_persistent_allocation(|| optimizer.restore(meta.optimizer_steps, moments));
-        if let Some(network) = &mut parts.state.fake_score {
-            sections.weights(FAKE_WEIGHTS, &mut network.weights, |index| trained[index])?;
-            network.weights.settle(&*kernels);
-            let moments = sections.moments(FAKE_MOMENTS, &layout, &network.optimizer)?;
-            let (optimizer, steps) = (&mut network.optimizer, meta.fake_steps.unwrap_or(0));
-            device.with_persistent_allocation(|| optimizer.restore(steps, moments));
+        for (role, network) in &mut parts.state.networks {
+            let names = NetworkSections::of(*role);
+            sections.network(names, (network, meta.network_steps(*role)), &*kernels)?;
         }
         parts.acceleration.restore(&meta.accelerators);
         parts.state.iteration = meta.iteration;
@@ -244,6 +245,16 @@ impl Checkpoint {
         sections.any(|section| section.name.starts_with(&below))
     }
 
+    /// That the networks which are trained beside the student are in the checkpoint.
+    fn check_networks(&self, networks: &BTreeMap<NetworkRole, TrainedNetwork>) -> Result<(), TrainError> {
+        for (role, network) in networks {
+            let names = NetworkSections::of(*role);
+            self.check_set(names.weights, true)?;
+            self.check_set(names.slow, network.slow.is_some())?;
+        }
+        Ok(())
+    }
+
     /// That a set of weights is in the checkpoint, if it is wanted.
     fn check_set(&self, set: &str, wanted: bool) -> Result<(), TrainError> {
         if !wanted || self.has_set(set) {
@@ -261,6 +272,10 @@ impl Checkpoint {
             ),
             FAKE_WEIGHTS => (
                 "it has no fake score, with which its loss is to compare now",
+                "Set `[algorithm]` back, or start a new run from the exported weights",
+            ),
+            SURROGATE_WEIGHTS => (
+                "it has no surrogate of the reward, which its loss is to follow now",
                 "Set `[algorithm]` back, or start a new run from the exported weights",
             ),
             _ => (

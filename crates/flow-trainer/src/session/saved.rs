@@ -3,15 +3,13 @@
 use super::Session;
 use super::state::PolicyWeights;
 use super::tally::Tally;
-use crate::algorithm::{Algorithm, Memory};
+use crate::algorithm::{Algorithm, Memory, NetworkRole};
 use crate::description::Description;
 use crate::error::TrainError;
 use crate::frozen::FrozenSaved;
 use crate::geometry_history::GeometryHistory;
 use crate::moments_of_ranks;
-use crate::state_sections::{
-    FAKE_MOMENTS, FAKE_WEIGHTS, MOMENTS, PREVIOUS_WEIGHTS, add_moments, add_weights,
-};
+use crate::state_sections::{MOMENTS, NetworkSections, PREVIOUS_WEIGHTS, add_moments, add_weights};
 use flow_core::{ParamLayout, Weights};
 use flow_report::{CHECKPOINT_RECORD, CheckpointWriter, MetricRecord, MetricsPosition, RunStamp, Stopwatch};
 use serde::{Deserialize, Serialize};
@@ -49,12 +47,26 @@ pub(super) struct Meta {
     /// Optimizer steps of the fake score.
     #[serde(default)]
     pub fake_steps: Option<u64>,
+    /// Optimizer steps of the surrogate of the reward.
+    #[serde(default)]
+    pub surrogate_steps: Option<u64>,
     /// Whether the evaluation of this iteration is still to be done.
     #[serde(default)]
     pub evaluation_due: bool,
     /// What the algorithm remembers.
     #[serde(default)]
     pub memory: Memory,
+}
+
+impl Meta {
+    /// Optimizer steps of a network that is trained beside the student.
+    pub(super) fn network_steps(&self, role: NetworkRole) -> u64 {
+        let steps = match role {
+            NetworkRole::FakeScore => self.fake_steps,
+            NetworkRole::Surrogate => self.surrogate_steps,
+        };
+        steps.unwrap_or(0)
+    }
 }
 
 /// The lanes of checkpoints that do not say.
@@ -80,6 +92,7 @@ impl<A: Algorithm> Session<A> {
         }
         let state = &self.parts.state;
         let layout = state.weights.current.layout();
+        let steps_of = |role: NetworkRole| state.networks.get(&role).map(|network| network.optimizer.steps());
         let meta = Meta {
             run: Some(files.run.clone()),
             algorithm: self.parts.algorithm.name().into(),
@@ -94,7 +107,8 @@ impl<A: Algorithm> Session<A> {
             lanes: self.parts.distribution.lanes.count(),
             accelerators: self.parts.acceleration.learned(),
             frozen: Some(self.parts.frozen.saved()),
-            fake_steps: state.fake_score.as_ref().map(|network| network.optimizer.steps()),
+            fake_steps: steps_of(NetworkRole::FakeScore),
+            surrogate_steps: steps_of(NetworkRole::Surrogate),
             evaluation_due: self.evaluation_due,
             memory: state.memory.clone(),
         };
@@ -109,12 +123,16 @@ impl<A: Algorithm> Session<A> {
             add_weights(&mut writer, PREVIOUS_WEIGHTS, previous, |index| trained[index])?;
         }
         add_moments(&mut writer, MOMENTS, layout, (&state.optimizer, exchange))?;
-        if let Some(network) = &state.fake_score {
+        for (role, network) in &state.networks {
+            let names = NetworkSections::of(*role);
             // The rest is the run's.
-            add_weights(&mut writer, FAKE_WEIGHTS, &network.weights, |index| {
+            add_weights(&mut writer, names.weights, &network.weights, |index| {
                 trained[index]
             })?;
-            add_moments(&mut writer, FAKE_MOMENTS, layout, (&network.optimizer, exchange))?;
+            if let Some(slow) = &network.slow {
+                add_weights(&mut writer, names.slow, slow, |index| trained[index])?;
+            }
+            add_moments(&mut writer, names.moments, layout, (&network.optimizer, exchange))?;
         }
         let saved = files.checkpoints.save(&writer);
         // If a rank is lost, its words say more than those of a file that was not written.

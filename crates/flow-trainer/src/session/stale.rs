@@ -96,7 +96,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
     ) -> Result<RolledAhead, TrainError> {
         let weights = match sampler {
             Learner::Previous => self.state.weights.previous(),
-            Learner::Student | Learner::FakeScore => &self.state.weights.current,
+            Learner::Student | Learner::Network(_) => &self.state.weights.current,
         };
         let compared = (self.drift_groups(), true);
         let mut rolled = self.roll_out_comparing(weights, compared, None, observer)?;

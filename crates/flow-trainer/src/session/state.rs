@@ -1,9 +1,10 @@
 //! What a run carries from iteration to iteration.
 
-use crate::algorithm::{Memory, SamplingWeights, SlowCopy};
+use crate::algorithm::{Memory, NetworkRole, SamplingWeights, SlowCopy};
 use crate::optimizer::AdamW;
 use flow_core::device::ComputeDevice;
 use flow_core::{Changing, CoreError, Kernels, ParamKind, Weights};
+use std::collections::BTreeMap;
 
 /// Weights whose averages are formed at once: what is put together from halves for them is in memory meanwhile.
 const AT_ONCE: usize = 16;
@@ -36,27 +37,29 @@ pub struct TrainState {
     pub weights: PolicyWeights,
     /// The optimizer.
     pub optimizer: AdamW,
-    /// The network that is trained beside the student, if the algorithm has one.
-    pub fake_score: Option<TrainedNetwork>,
+    /// The networks that are trained beside the student, of an algorithm that has some.
+    pub networks: BTreeMap<NetworkRole, TrainedNetwork>,
     /// What the algorithm remembers.
     pub memory: Memory,
 }
 
 impl TrainState {
     /// Puts what is not trained of other networks onto the frozen weights of the run, so that all share them and a checkpoint holds them
-    /// once: of the fake score, and of teachers that are adapters.
+    /// once: of networks that are trained beside the student, and of teachers that are adapters.
     ///
     /// # Errors
     /// If a network is of another architecture.
     pub(super) fn share_frozen(&mut self) -> Result<(), CoreError> {
         self.weights.share_with_teachers()?;
-        let Some(network) = &mut self.fake_score else {
-            return Ok(());
-        };
-        let trained = self.optimizer.trained().iter().enumerate();
-        for (index, _) in trained.filter(|(_, trained)| !**trained) {
-            let value = self.weights.current.stored()[index].clone();
-            network.weights.set(index, value)?;
+        for network in self.networks.values_mut() {
+            let trained = self.optimizer.trained().iter().enumerate();
+            for (index, _) in trained.filter(|(_, trained)| !**trained) {
+                let value = &self.weights.current.stored()[index];
+                network.weights.set(index, value.clone())?;
+                if let Some(slow) = &mut network.slow {
+                    slow.set(index, value.clone())?;
+                }
+            }
         }
         Ok(())
     }
@@ -69,6 +72,45 @@ pub struct TrainedNetwork {
     pub weights: Weights,
     /// Its optimizer.
     pub optimizer: AdamW,
+    /// A slower copy of its weights, if its losses compare with one.
+    pub slow: Option<Weights>,
+}
+
+impl TrainedNetwork {
+    /// Lets the slower copy, if there is one, follow: `share` of it survives.
+    pub(super) fn follow(&mut self, kernels: &dyn Kernels, device: &ComputeDevice, share: f64) {
+        if let Some(slow) = &mut self.slow {
+            let trained = self.optimizer.trained();
+            average_into(slow, &self.weights, (kernels, device), trained, share);
+        }
+    }
+}
+
+/// Makes the trained values of `set` `decay set + (1 - decay) current`.
+fn average_into(
+    set: &mut Weights,
+    current: &Weights,
+    (kernels, device): (&dyn Kernels, &ComputeDevice),
+    trained: &[bool],
+    decay: f64,
+) {
+    let decay = device.plain(vec![decay as f32], &[1]);
+    let mut set = set.update();
+    let slow = set.each().enumerate().filter(|(index, _)| trained[*index]);
+    let mut slow: Vec<(usize, Changing<'_>)> = slow.collect();
+    // Some at a time: those stored in halves are put together on the way.
+    for some in slow.chunks_mut(AT_ONCE) {
+        let indices: Vec<usize> = some.iter().map(|(index, _)| *index).collect();
+        let values = current.values(&indices, kernels);
+        let pairs = some.iter_mut().zip(&values);
+        let pairs = pairs
+            .map(|((_, slow), value)| (&mut *slow.value, value))
+            .collect();
+        device.with_persistent_allocation(|| kernels.ops().optimizer.average_all(pairs, &decay));
+    }
+    let copies = slow.into_iter();
+    let copies = copies.filter_map(|(_, slow)| Some((slow.copy?, &*slow.value)));
+    device.with_persistent_allocation(|| kernels.ops().weights.copy_all(copies.collect()));
 }
 
 /// Shares of the slower sets that survive; none leaves a set as it is.
@@ -204,26 +246,9 @@ impl PolicyWeights {
             (&mut self.sampling, sampling),
         ];
         for (set, decay) in sets {
-            let (Some(set), Some(decay)) = (set.as_mut(), decay) else {
-                continue;
-            };
-            let decay = device.plain(vec![decay as f32], &[1]);
-            let mut set = set.update();
-            let slow = set.each().enumerate().filter(|(index, _)| trained[*index]);
-            let mut slow: Vec<(usize, Changing<'_>)> = slow.collect();
-            // Some at a time: those stored in halves are put together on the way.
-            for some in slow.chunks_mut(AT_ONCE) {
-                let indices: Vec<usize> = some.iter().map(|(index, _)| *index).collect();
-                let values = self.current.values(&indices, kernels);
-                let pairs = some.iter_mut().zip(&values);
-                let pairs = pairs
-                    .map(|((_, slow), value)| (&mut *slow.value, value))
-                    .collect();
-                device.with_persistent_allocation(|| kernels.ops().optimizer.average_all(pairs, &decay));
+            if let (Some(set), Some(decay)) = (set.as_mut(), decay) {
+                average_into(set, &self.current, (kernels, device), trained, decay);
             }
-            let copies = slow.into_iter();
-            let copies = copies.filter_map(|(_, slow)| Some((slow.copy?, &*slow.value)));
-            device.with_persistent_allocation(|| kernels.ops().weights.copy_all(copies.collect()));
         }
     }
 }

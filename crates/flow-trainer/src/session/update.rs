@@ -6,7 +6,8 @@ use super::micro_batches::{Counted, MicroBatch, PassBatches};
 use super::stale::ratio_deviation;
 use super::{AuditMode, Parts};
 use crate::algorithm::{
-    Algorithm, LossContext, Moment, Position, ReferenceWeights, RolledOut, SamplingWeights, SlowCopy,
+    Algorithm, LossContext, Moment, NetworkRole, Position, ReferenceWeights, RolledOut, SamplingWeights,
+    SlowCopy,
 };
 use crate::audit::{OnPolicyAudit, ReplayedStep};
 use crate::distributed::{UnitSeen, UpdateSeen, on_some_rank};
@@ -45,8 +46,18 @@ pub(super) enum Learner {
     Student,
     /// Those before the last update, which sampled a rollout that is an update behind.
     Previous,
-    /// Those of [`Algorithm::fake_score`].
-    FakeScore,
+    /// Those of a network beside them ([`Algorithm::network`]).
+    Network(NetworkRole),
+}
+
+impl Learner {
+    /// The part of the network, if the weights are of one beside the trained ones.
+    pub(super) fn role(self) -> Option<NetworkRole> {
+        match self {
+            Self::Network(role) => Some(role),
+            Self::Student | Self::Previous => None,
+        }
+    }
 }
 
 /// Where a loss is taken: a micro-batch, and one of the positions of the pass.
@@ -171,7 +182,8 @@ impl<A: Algorithm> Parts<A, Acceleration> {
                 if all == 0 {
                     continue;
                 }
-                self.learn_fake_score(&pass, &positions.0, (&update, mine.clone()), &mut outcome)?;
+                let (own, rows) = ((&update, mine.clone()), (advantages, groups));
+                self.learn_networks(&pass, &positions.0, own, rows, &mut outcome)?;
                 let sites = positions.sites(mine, |number| pass.batches.size(number));
                 let mut accumulated = Accumulated::in_lanes(all, lanes);
                 let mut seen = UpdateSeen {
@@ -180,7 +192,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
                     present: Vec::new(),
                 };
                 let kernels = self.training_plan().kernels.clone();
-                let compared = self.compared(&pass, &sites, &update, (advantages, groups))?;
+                let compared = self.compared(Learner::Student, &pass, &sites, &update, rows)?;
                 let weights = self.state.weights.current.layout().specs().len();
                 // Rows that were arranged anew may be fewer micro-batches than lanes.
                 let own_lanes = self.distribution.own_lanes();
@@ -256,7 +268,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             for unit in &seen.units {
                 let loss = match learner {
                     Learner::Student | Learner::Previous => &mut outcome.loss,
-                    Learner::FakeScore => outcome.terms.entry("fake_loss".to_owned()).or_default(),
+                    Learner::Network(role) => outcome.terms.entry(role.loss_name().to_owned()).or_default(),
                 };
                 loss.add(unit.loss());
                 for (name, values) in unit.terms() {
@@ -364,7 +376,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         let learner = given.learner;
         let (unit, pass) = self.in_context(given, |context| match learner {
             Learner::Student | Learner::Previous => self.algorithm.loss(context, position),
-            Learner::FakeScore => self.algorithm.fake_loss(context, position),
+            Learner::Network(role) => self.algorithm.network_loss(role, context, position),
         });
         let loss = match weight {
             1.0 => unit.loss,
@@ -397,9 +409,10 @@ impl<A: Algorithm> Parts<A, Acceleration> {
     ) -> (R, TrainingPass<'_>) {
         let weights = &self.state.weights;
         let device = &self.sampler.device;
-        let network = self.state.fake_score.as_ref();
+        let networks = &self.state.networks;
+        let network = learner.role().and_then(|role| networks.get(&role));
         let (learning, trained) = match (learner, network) {
-            (Learner::FakeScore, Some(network)) => (&network.weights, network.optimizer.trained()),
+            (Learner::Network(_), Some(network)) => (&network.weights, network.optimizer.trained()),
             (Learner::Previous, _) => (weights.previous(), self.state.optimizer.trained()),
             _ => (&weights.current, self.state.optimizer.trained()),
         };
@@ -413,7 +426,11 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         });
         let keeps_old = self.algorithm.keeps(SlowCopy::Old);
         let old = keeps_old.then(|| inference(weights.slow(SlowCopy::Old)));
-        let fake = network.map(|network| inference(&network.weights));
+        let of_role = |role: NetworkRole| networks.get(&role).map(|network| inference(&network.weights));
+        let (fake, surrogate) = (of_role(NetworkRole::FakeScore), of_role(NetworkRole::Surrogate));
+        let slow = networks.get(&NetworkRole::Surrogate);
+        let slow = slow.and_then(|network| network.slow.as_ref());
+        let surrogate_slow = slow.map(inference);
         let teachers = self.taught(&micro_batch.batch.samples, teachers);
         let (sampler, _) = self.at_size(micro_batch.batch.size);
         let noise = match position {
@@ -434,6 +451,8 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             reference: reference.as_ref(),
             old: old.as_ref(),
             fake: fake.as_ref(),
+            surrogate: surrogate.as_ref(),
+            surrogate_slow: surrogate_slow.as_ref(),
             teachers,
             policy: &sampler.policy,
             kernels: &*self.training_plan().kernels,

@@ -11,6 +11,7 @@ mod folder;
 mod folders;
 mod latents;
 mod model;
+mod networks;
 mod optimizer;
 mod paths;
 mod rewards;
@@ -33,7 +34,7 @@ pub use paths::{start_in_config, start_on_command_line};
 pub use rewards::{BuiltRewards, RewardParts, ScoredPrompts, rewards};
 pub use schedule::{average, deterministic, schedule, step_sigmas};
 
-use crate::algorithm::{Algorithm, AlgorithmContext, FakeScoreConfig, Memory, ReferenceWeights, SlowCopy};
+use crate::algorithm::{Algorithm, AlgorithmContext, Memory, ReferenceWeights, SlowCopy};
 use crate::branching::Branches;
 use crate::conditions::Conditioner;
 use crate::description::Description;
@@ -42,14 +43,13 @@ use crate::error::TrainError;
 use crate::frozen::FrozenWeights;
 use crate::geometry::PromptSampler;
 use crate::geometry_history::GeometryHistory;
-use crate::optimizer::{AdamW, AdamWSettings};
+use crate::optimizer::AdamW;
 use crate::plugins::Plugins;
 use crate::policy::Policy;
 use crate::records::Records;
 use crate::rollout::Sampler;
 use crate::session::{
-    AuditMode, EvaluationSettings, Parts, PolicyWeights, SessionSettings, TrainState, TrainedNetwork,
-    WatchSettings,
+    AuditMode, EvaluationSettings, Parts, PolicyWeights, SessionSettings, TrainState, WatchSettings,
 };
 use crate::text::EncodedText;
 use crate::undone::{Undone, settle, shortfalls};
@@ -475,20 +475,7 @@ pub fn parts_of<A: Algorithm>(
     let average = average(config)?;
     // Averages are f32, in one piece.
     let slow = || model.weights.whole(&*environment.plan.kernels);
-    let of_fake_score = |network: &FakeScoreConfig| TrainedNetwork {
-        weights: model.weights.clone(),
-        optimizer: AdamW::new(
-            AdamWSettings {
-                learning_rate: network.learning_rate,
-                betas: (network.betas[0], network.betas[1]),
-                ..optimizer_settings(config)
-            },
-            model.weights.layout(),
-            model.trained.clone(),
-            device,
-        ),
-    };
-    let fake_score = algorithm.fake_score().map(of_fake_score);
+    let networks = networks::networks(config, environment, &algorithm, &model);
     let weights = PolicyWeights {
         average: average.as_ref().map(|_| slow()),
         old: algorithm.keeps(SlowCopy::Old).then(slow),
@@ -587,7 +574,7 @@ pub fn parts_of<A: Algorithm>(
             iteration: 0,
             weights,
             optimizer,
-            fake_score,
+            networks,
             memory: Memory::default(),
         },
         distribution,

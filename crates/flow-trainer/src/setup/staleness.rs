@@ -23,7 +23,7 @@ pub(super) fn check<A: Algorithm>(
         )
     } else if algorithm.sampling_weights(0) != SamplingWeights::Current {
         format!("the algorithm `{name}` samples with a slower copy of the weights")
-    } else if algorithm.looks_before() || algorithm.compares_rows() {
+    } else if algorithm.looks_before() || algorithm.compares_rows(None) {
         format!(
             "the algorithm `{name}` computes numbers of the policy that sampled from the weights before the update, which are others by then"
         )

@@ -9,27 +9,27 @@ use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::plain;
 use flow_core::{CallContext, Exec, RawTensor, TrainingPass};
 use flow_report::{Manifest, OnExists, RunDirectory};
-use flow_trainer::algorithm::{Algorithm, LossContext, Position};
+use flow_trainer::algorithm::{Algorithm, LossContext, NetworkRole, Position};
 use flow_trainer::observer::Silent;
 use flow_trainer::policy::CallSite;
 use flow_trainer::rollout::StepRecord;
 use flow_trainer::session::{Parts, Session};
 use std::path::Path;
 
-const ODE: &str = "scheduler.dynamics=\"ode\"";
+pub const ODE: &str = "scheduler.dynamics=\"ode\"";
 /// The seed of the base config.
 const SEED: u64 = 3;
-const INDEX: usize = 1;
+pub const INDEX: usize = 1;
 const DRAW: u32 = 6;
-const POSITION: Position = Position::Step {
+pub const POSITION: Position = Position::Step {
     index: INDEX,
     draw: DRAW,
 };
 /// Guidance of the teacher; rollouts have none.
-const GUIDANCE: f32 = 2.0;
+pub const GUIDANCE: f32 = 2.0;
 
 /// The velocity at levels of each row's own, `[4, N]`.
-fn velocity_at_rows<'e>(
+pub fn velocity_at_rows<'e>(
     context: &LossContext<'_, '_>,
     (x, sigmas): (&[f64], &[f64]),
     guidance: f32,
@@ -44,7 +44,7 @@ fn velocity_at_rows<'e>(
     policy.velocity(&exec, x, sigma, &conditions)
 }
 
-fn values(velocity: Tensor<2>) -> Vec<f64> {
+pub fn values(velocity: Tensor<2>) -> Vec<f64> {
     host(&velocity.into_dispatch())
 }
 
@@ -56,17 +56,17 @@ fn shares(context: &LossContext<'_, '_>) -> Vec<f64> {
 }
 
 /// By value, what `of` makes of its row and place.
-fn each(count: usize, of: impl Fn(usize, usize) -> f64) -> Vec<f64> {
+pub fn each(count: usize, of: impl Fn(usize, usize) -> f64) -> Vec<f64> {
     (0..count).map(|at| of(at / (count / 4), at)).collect()
 }
 
 /// Mean over the values of each row.
-fn row_means(all: &[f64]) -> Vec<f64> {
+pub fn row_means(all: &[f64]) -> Vec<f64> {
     rows(all).map(|row| mean(row.iter().copied())).collect()
 }
 
 /// What the reference, under guidance, and the fake score make of points: `x - s v`.
-fn images(context: &LossContext<'_, '_>, points: (&[f64], &[f64])) -> (Vec<f64>, Vec<f64>) {
+pub fn images(context: &LossContext<'_, '_>, points: (&[f64], &[f64])) -> (Vec<f64>, Vec<f64>) {
     let reference = context.reference.expect("it is there");
     let fake = context.fake.expect("it is there");
     let real = values(velocity_at_rows(context, points, GUIDANCE, |call| {
@@ -79,12 +79,12 @@ fn images(context: &LossContext<'_, '_>, points: (&[f64], &[f64])) -> (Vec<f64>,
 }
 
 /// What a loss is, and how it rises with each value of the velocity, times the number of values.
-struct Expected {
-    loss: f64,
-    rises: Vec<f64>,
+pub struct Expected {
+    pub loss: f64,
+    pub rises: Vec<f64>,
 }
 
-fn check(
+pub fn check(
     context: &LossContext<'_, '_>,
     (loss, gradients): (f64, Vec<Option<RawTensor>>),
     (velocity, again): (Tensor<2>, TrainingPass<'_>),
@@ -105,16 +105,16 @@ fn check(
 }
 
 /// What a loss is computed from, on the host.
-struct Point<'c> {
-    record: &'c StepRecord,
+pub struct Point<'c> {
+    pub record: &'c StepRecord,
     x: Vec<f64>,
     /// The student's velocity at the recorded step.
     v: Vec<f64>,
-    noise: Vec<f64>,
+    pub noise: Vec<f64>,
 }
 
 impl<'c> Point<'c> {
-    fn of(context: &'c LossContext<'_, '_>) -> Self {
+    pub fn of(context: &'c LossContext<'_, '_>) -> Self {
         let record = &context.batch.records[INDEX];
         Self {
             record,
@@ -175,7 +175,9 @@ impl Visit for CheckDmd2 {
                 let v = velocity(context, record, 1.0, |call| again.exec(call));
                 return check(context, found, (v, again), &Self::student(context));
             }
-            let found = loss_in(pass, context, |inner| algorithm.fake_loss(inner, POSITION));
+            let found = loss_in(pass, context, |inner| {
+                algorithm.network_loss(NetworkRole::FakeScore, inner, POSITION)
+            });
             let (points, sigmas, targets) = Self::looked_at(context);
             let at = (&points[..], &sigmas[..]);
             let v = values(velocity_at_rows(context, at, 1.0, |call| {
@@ -194,7 +196,8 @@ impl Visit for CheckDmd2 {
 
 /// A fake score that is neither the student nor the reference.
 fn with_another_fake_score<A>(mut parts: Parts<A>) -> Parts<A> {
-    let network = parts.state.fake_score.as_mut().expect("the algorithm has one");
+    let network = parts.state.networks.get_mut(&NetworkRole::FakeScore);
+    let network = network.expect("the algorithm has one");
     scramble(&mut network.weights, 41);
     parts
 }
@@ -215,16 +218,16 @@ struct CheckTdm {
 }
 
 /// What TDM looks at, on the host.
-struct Query {
-    image: Vec<f64>,
-    sigmas: Vec<f64>,
-    points: Vec<f64>,
+pub struct Query {
+    pub image: Vec<f64>,
+    pub sigmas: Vec<f64>,
+    pub points: Vec<f64>,
     /// Importance of each row.
     importance: Vec<f64>,
 }
 
 impl Query {
-    fn of(context: &LossContext<'_, '_>) -> Self {
+    pub fn of(context: &LossContext<'_, '_>) -> Self {
         let Point { record, x, v, noise } = Point::of(context);
         let (count, from, to) = (x.len(), record.step.sigma, record.step.sigma_next);
         let image = each(count, |_, at| x[at] - from * v[at]);
@@ -291,7 +294,9 @@ impl Visit for CheckTdm {
                 let v = velocity(context, record, 1.0, |call| again.exec(call));
                 return check(context, found, (v, again), &self.student(context));
             }
-            let found = loss_in(pass, context, |inner| algorithm.fake_loss(inner, POSITION));
+            let found = loss_in(pass, context, |inner| {
+                algorithm.network_loss(NetworkRole::FakeScore, inner, POSITION)
+            });
             let Query {
                 image,
                 sigmas,
@@ -329,15 +334,16 @@ fn tdm_follows_its_formulas_for_the_student_and_for_the_fake_score() {
     }
 }
 
-/// A fake score that is the reference, bit for bit.
+/// Networks that are the reference, bit for bit.
 struct SameScores;
 
 impl Visit for SameScores {
     type Output = ();
 
     fn visit<A: Algorithm + 'static>(self, mut parts: Parts<A>) {
-        let network = parts.state.fake_score.as_mut().expect("the algorithm has one");
-        network.weights = parts.state.weights.current.clone();
+        for network in parts.state.networks.values_mut() {
+            network.weights = parts.state.weights.current.clone();
+        }
         let mut parts = parts.set_up().expect("no accelerator refuses");
         in_context(&mut parts, POSITION, |algorithm, context, [pass, _]| {
             let (loss, gradients) = loss_in(pass, context, |inner| algorithm.loss(inner, POSITION));
@@ -349,10 +355,11 @@ impl Visit for SameScores {
 }
 
 #[test]
-fn a_student_whose_fake_score_is_the_teacher_learns_nothing() {
+fn a_student_whose_networks_are_the_teacher_learns_nothing() {
     let registries = registries();
-    for kind in ["dmd2", "tdm"] {
-        let config = config(&[&format!("algorithm.kind=\"{kind}\""), ODE]);
+    for kind in ["dmd2", "tdm", "tdm-r1"] {
+        let whole = "optimizer.gradient_accumulation=0";
+        let config = config(&[&format!("algorithm.kind=\"{kind}\""), ODE, whole]);
         with_parts(&config, &environment(&registries), SameScores);
     }
 }
@@ -367,13 +374,13 @@ impl Visit for Steps<'_> {
     fn visit<A: Algorithm + 'static>(self, mut parts: Parts<A>) -> Self::Output {
         parts.settings.iterations = 1;
         let reference = bits(parts.state.weights.reference());
-        let before = bits(&parts.state.fake_score.as_ref().expect("it has one").weights);
+        let before = bits(&parts.state.networks[&NetworkRole::FakeScore].weights);
         let directory = RunDirectory::open(self.0, "run", OnExists::Error).expect("a folder");
         let manifest = Manifest::new("run", vec![], serde_json::Value::Null, self.0);
         let mut session = Session::start(parts, directory, &manifest).expect("it starts");
         session.run(&mut Silent).expect("it ends");
         let state = session.state();
-        let fake = state.fake_score.as_ref().expect("it has one");
+        let fake = &state.networks[&NetworkRole::FakeScore];
         assert!(
             bits(state.weights.reference()) == reference,
             "the teacher must not move"

@@ -22,6 +22,8 @@ pub fn loss_in(
         reference: context.reference,
         old: context.old,
         fake: context.fake,
+        surrogate: context.surrogate,
+        surrogate_slow: context.surrogate_slow,
         teachers: teachers.collect(),
         policy: context.policy,
         kernels: context.kernels,

@@ -5,7 +5,7 @@ use burn::tensor::Tensor;
 use flow_accel::Acceleration;
 use flow_core::rng::Purpose;
 use flow_core::{InferencePass, RawTensor, Stage, TrainingPass, cpu};
-use flow_trainer::algorithm::{Algorithm, LossContext, Position, StepRows, Taught, UnitLoss};
+use flow_trainer::algorithm::{Algorithm, LossContext, NetworkRole, Position, StepRows, Taught, UnitLoss};
 use flow_trainer::policy::{CallSite, Conditions};
 use flow_trainer::rollout::{NoiseSource, SampleRequest, StepRecord, Trajectories};
 use flow_trainer::scheduler::StepCoefficients;
@@ -78,8 +78,12 @@ pub fn in_context<A: Algorithm, R>(
         pass: InferencePass::new(weights, parts.training_plan().clone()),
         rows: (0..4).map(|row| row % teachers.len() == teacher).collect(),
     });
-    let fake = parts.state.fake_score.as_ref();
-    let fake = fake.map(|network| InferencePass::new(&network.weights, parts.training_plan().clone()));
+    let networks = &parts.state.networks;
+    let inference = |weights| InferencePass::new(weights, parts.training_plan().clone());
+    let of_role = |role: NetworkRole| networks.get(&role).map(|network| inference(&network.weights));
+    let (fake, surrogate) = (of_role(NetworkRole::FakeScore), of_role(NetworkRole::Surrogate));
+    let slow = networks.get(&NetworkRole::Surrogate);
+    let slow = slow.and_then(|network| network.slow.as_ref()).map(inference);
     let mut context = LossContext {
         pass: &pass,
         current: &current,
@@ -87,6 +91,8 @@ pub fn in_context<A: Algorithm, R>(
         reference: Some(&reference),
         old: Some(&reference),
         fake: fake.as_ref(),
+        surrogate: surrogate.as_ref(),
+        surrogate_slow: slow.as_ref(),
         teachers: taught.collect(),
         policy: &parts.sampler.policy,
         kernels: &*parts.training_plan().kernels,
@@ -100,7 +106,8 @@ pub fn in_context<A: Algorithm, R>(
         site: SITE,
     };
     context.before = parts.algorithm.before(&context, position);
-    if parts.algorithm.compares_rows() {
+    let mut learners = NetworkRole::ALL.map(Some).into_iter().chain([None]);
+    if learners.any(|learner| parts.algorithm.compares_rows(learner)) {
         let numbers = parts.algorithm.row_numbers(&context, position);
         let numbers: Vec<Vec<f32>> = numbers.iter().map(cpu::to_host).collect();
         let compared = parts.algorithm.compare(&StepRows {

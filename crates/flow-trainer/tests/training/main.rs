@@ -26,6 +26,7 @@ mod resume;
 mod staleness;
 mod storage;
 mod support;
+mod tdm_r1;
 mod text;
 mod unscored;
 mod watch;

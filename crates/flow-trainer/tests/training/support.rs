@@ -209,16 +209,18 @@ pub fn left<A: Algorithm>(session: &Session<A>) -> Left {
     let metrics =
         std::fs::read_to_string(session.directory().path().join("metrics.jsonl")).expect("metrics exist");
     let weights = &session.state().weights;
-    let fake_score = session.state().fake_score.as_ref();
+    let networks = session.state().networks.values();
+    let networks = networks.flat_map(|network| std::iter::once(&network.weights).chain(&network.slow));
     let sets = [
         Some(&weights.current),
         weights.average.as_ref(),
         weights.old.as_ref(),
         weights.sampling.as_ref(),
-        fake_score.map(|network| &network.weights),
     ];
     Left {
         metrics,
-        weights: sets.into_iter().flatten().flat_map(bits).collect(),
+        weights: (sets.into_iter().flatten().chain(networks))
+            .flat_map(bits)
+            .collect(),
     }
 }

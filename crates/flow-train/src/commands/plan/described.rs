@@ -7,7 +7,7 @@ use crate::terminal;
 use flow_config::{Config, Finetune};
 use flow_core::{ModelSpec, ParamLayout};
 use flow_train::checkpoint::Policy;
-use flow_trainer::algorithm::Algorithm;
+use flow_trainer::algorithm::{Algorithm, NetworkRole};
 use flow_trainer::branching::Branches;
 use flow_trainer::geometry::Geometry;
 use flow_trainer::scheduler::{Schedule, StepCoefficients};
@@ -249,7 +249,11 @@ impl Described<'_> {
             true => geometry.candidate_micro_batches() * exploration.steps.unwrap_or(steps),
             false => 0,
         };
-        let turns = algorithm.fake_score().map_or(0, |network| network.updates);
+        let networks = NetworkRole::ALL
+            .into_iter()
+            .filter_map(|role| algorithm.network(role));
+        let networks: Vec<usize> = networks.map(|network| network.updates).collect();
+        let turns: usize = networks.iter().sum();
         // A reference, and the teacher of a micro-batch's rows.
         let frozen =
             usize::from(algorithm.reference().is_some()) + usize::from(!algorithm.teachers().is_empty());
@@ -260,7 +264,7 @@ impl Described<'_> {
                 false => 0,
             },
             training_calls: updates * (1 + turns),
-            reference_calls: updates * (frozen + usize::from(turns > 0)),
+            reference_calls: updates * (frozen + networks.len()),
         };
         let operations = Operations::of(self.layout, self.spec, self.trained, self.text_tokens);
         let load = Load {

@@ -25,8 +25,8 @@ use super::dpo::negative_log_sigmoid;
 use super::forward::{Forward, detached, distance, optimality};
 use super::times::drawn_positions;
 use super::{
-    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, Moment, Position, ReferenceWeights,
-    SamplingWeights, SlowCopy, StepRows, UnitLoss, mean_over_rows,
+    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, Moment, NetworkRole, Position,
+    ReferenceWeights, SamplingWeights, SlowCopy, StepRows, UnitLoss, mean_over_rows,
 };
 use crate::error::TrainError;
 use crate::scheduler::{Schedule, SigmaGrid};
@@ -188,8 +188,8 @@ impl Algorithm for Crd {
         drawn_positions(&self.timesteps, seed, iteration, pass)
     }
 
-    fn compares_rows(&self) -> bool {
-        true
+    fn compares_rows(&self, role: Option<NetworkRole>) -> bool {
+        role.is_none()
     }
 
     /// The error under the weights that are measured from, and the one under those that learn.

@@ -17,11 +17,11 @@ mod settings;
 
 pub use settings::{DgpoCopyConfig, DgpoSettings, DgpoTimesConfig};
 
-use super::forward::{Forward, detached, distance};
+use super::forward::{Forward, distance, held};
 use super::times::drawn_positions;
 use super::{
-    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, Moment, Position, ReferenceWeights,
-    SamplingWeights, SlowCopy, StepRows, UnitLoss, mean_over_rows,
+    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, Moment, NetworkRole, Position,
+    ReferenceWeights, SamplingWeights, SlowCopy, StepRows, UnitLoss, mean_over_rows,
 };
 use crate::error::TrainError;
 use crate::scheduler::{Schedule, SigmaGrid};
@@ -86,40 +86,6 @@ impl Dgpo {
                 .with_step_rule(settings::check_steps),
         )
     }
-
-    /// The weight of each row's group, from errors `d` and those they are compared with.
-    fn group_weights(&self, rows: &StepRows<'_>, errors: &[f32], others: &[f32]) -> Vec<f32> {
-        let excess = |row: usize| f64::from(errors[row]) - f64::from(others[row]);
-        let mut weights = Vec::with_capacity(rows.count());
-        for group in rows.groups() {
-            let images = group.len();
-            let sum: f64 =
-                (group.map(|row| f64::from(rows.advantages[row]) * self.settings.beta * excess(row))).sum();
-            let weight = 1.0 / (1.0 + (-sum / images as f64).exp());
-            weights.resize(weights.len() + images, weight as f32);
-        }
-        weights
-    }
-
-    /// 1 for each row that learns, 0 for each that is held, from errors `d` and those of the slower copy.
-    fn learns(&self, rows: &StepRows<'_>, errors: &[f32], old: &[f32]) -> Vec<f32> {
-        let [lo, hi] = self.settings.clip_range;
-        let row = |row: usize| {
-            let ratio = (f64::from(old[row]) - f64::from(errors[row])).exp();
-            let is_held = match rows.advantages[row] > 0.0 {
-                true => ratio > 1.0 + hi,
-                false => ratio < 1.0 + lo,
-            };
-            if is_held { 0.0 } else { 1.0 }
-        };
-        (0..rows.count()).map(row).collect()
-    }
-}
-
-/// Values of `[B]` whose gradient is that of the rows that learn.
-fn held(values_b: Tensor<1>, learns_b: &Tensor<1>) -> Tensor<1> {
-    let fixed = detached(&values_b);
-    values_b * learns_b.clone() + fixed * (learns_b.clone().neg() + 1.0)
 }
 
 impl Algorithm for Dgpo {
@@ -175,8 +141,8 @@ impl Algorithm for Dgpo {
         drawn_positions(&self.timesteps, seed, iteration, pass)
     }
 
-    fn compares_rows(&self) -> bool {
-        true
+    fn compares_rows(&self, role: Option<NetworkRole>) -> bool {
+        role.is_none()
     }
 
     /// The error, the one that the group's weight compares it with, and under the slower copy if rows are held by it.
@@ -204,9 +170,9 @@ impl Algorithm for Dgpo {
         let [errors, others, ..] = rows.numbers else {
             unreachable!("`row_numbers` gives two or three");
         };
-        let mut compared = vec![self.group_weights(rows, errors, others)];
+        let mut compared = vec![rows.group_weights(self.settings.beta, errors, others)];
         if let (true, Some(old)) = (self.settings.clips(), rows.numbers.last()) {
-            compared.push(self.learns(rows, errors, old));
+            compared.push(rows.learns(self.settings.clip_range, errors, old));
         }
         compared
     }

@@ -16,12 +16,12 @@ mod settings;
 pub use settings::Dmd2Settings;
 pub(super) use settings::check_dynamics;
 
-use super::fake::{FakeScoreConfig, RUN_FACTS, Scores, column, copies, velocity_at_rows};
+use super::fake::{RUN_FACTS, Scores, copies, noisy, size, velocity_at_rows};
 use super::forward::{detached, distance};
 use super::grpo::velocity_at;
 use super::{
-    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, Position, ReferenceWeights, UnitLoss,
-    mean_over_rows,
+    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, NetworkPlan, NetworkRole, Position,
+    ReferenceWeights, UnitLoss, mean_over_rows,
 };
 use crate::rollout::StepRecord;
 use crate::scheduler::{Schedule, StepCoefficients};
@@ -77,18 +77,6 @@ impl Dmd2 {
         let stream = Stream::new(self.seed, Purpose::Timesteps);
         let of = |sample: &u64| low + stream.at(*sample, draw).uniform() * (high - low);
         context.batch.samples.iter().map(of).collect()
-    }
-
-    /// Points around `clean_bn` at `sigmas`, `[B, N]`, and their noise.
-    fn noisy(context: &LossContext<'_, '_>, clean_bn: &Tensor<2>, sigmas: &[f64]) -> (Tensor<2>, Tensor<2>) {
-        let noise = context
-            .noise
-            .clone()
-            .expect("the loop draws the noise of a position");
-        let noise_bn = Tensor::<2>::from_dispatch(noise);
-        let sigma_b1 = column(context, sigmas);
-        let x_bn = clean_bn.clone() * (sigma_b1.clone().neg() + 1.0) + noise_bn.clone() * sigma_b1;
-        (x_bn, noise_bn)
     }
 }
 
@@ -147,10 +135,10 @@ impl Algorithm for Dmd2 {
         let made_bn = velocity_bn * record.step.mean_v as f32 + before_bn * record.step.mean_x as f32;
         let plain_bn = detached(&made_bn);
         let sigmas = self.sigmas(context, draw);
-        let (x_bn, _) = Self::noisy(context, &plain_bn, &sigmas);
+        let (x_bn, _) = noisy(context, &plain_bn, &sigmas);
         let guidance = self.settings.real_guidance_scale;
         let scores = Scores::at(context, &x_bn, &sigmas, guidance);
-        let size_b1 = scores.size(&plain_bn);
+        let size_b1 = size(&plain_bn, &scores.real_bn);
         let direction_bn = (scores.fake_bn - scores.real_bn) / size_b1;
         let stored_bn = Tensor::<2>::from_dispatch(record.x_next.clone());
         let replay_b1 = (plain_bn.clone() - stored_bn).abs().max_dim(1);
@@ -162,19 +150,24 @@ impl Algorithm for Dmd2 {
         }
     }
 
-    fn fake_score(&self) -> Option<&FakeScoreConfig> {
-        Some(&self.settings.fake_score)
+    fn network(&self, role: NetworkRole) -> Option<NetworkPlan> {
+        (role == NetworkRole::FakeScore).then(|| (&self.settings.fake_score).into())
     }
 
-    fn fake_positions(&self, positions: &[Position], turn: usize) -> Vec<Position> {
+    fn network_positions(&self, _role: NetworkRole, positions: &[Position], turn: usize) -> Vec<Position> {
         later_draws(positions, turn)
     }
 
-    fn fake_loss(&self, context: &LossContext<'_, '_>, position: Position) -> UnitLoss {
+    fn network_loss(
+        &self,
+        _role: NetworkRole,
+        context: &LossContext<'_, '_>,
+        position: Position,
+    ) -> UnitLoss {
         let (record, draw) = recorded(context, position);
         let made_bn = Tensor::<2>::from_dispatch(record.x_next.clone());
         let sigmas = self.sigmas(context, draw);
-        let (x_bn, noise_bn) = Self::noisy(context, &made_bn, &sigmas);
+        let (x_bn, noise_bn) = noisy(context, &made_bn, &sigmas);
         let velocity_bn = velocity_at_rows(context, x_bn, &sigmas, 1.0, |call| context.pass.exec(call));
         UnitLoss {
             loss: mean_over_rows(distance(context, velocity_bn, noise_bn - made_bn)),
@@ -184,7 +177,7 @@ impl Algorithm for Dmd2 {
     }
 }
 
-/// The same steps with noise of their own, for a turn of the fake score.
+/// The same steps with noise of their own, for a turn of a network beside the student.
 pub(super) fn later_draws(positions: &[Position], turn: usize) -> Vec<Position> {
     let later = positions.len() * (turn + 1);
     let of = |position: &Position| match *position {

@@ -17,14 +17,15 @@
 mod settings;
 
 pub use settings::{QueryDistribution, QueryInterval, TdmDistance, TdmSettings};
+pub(super) use settings::{check, check_steps};
 
 use super::dmd2::{later_draws, recorded};
-use super::fake::{FakeScoreConfig, RUN_FACTS, Scores, column, copies, velocity_at_rows};
+use super::fake::{RUN_FACTS, Scores, column, copies, size, velocity_at_rows};
 use super::forward::{detached, distance};
 use super::grpo::velocity_at;
 use super::{
-    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, Position, ReferenceWeights, UnitLoss,
-    mean_over_rows,
+    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, NetworkPlan, NetworkRole, Position,
+    ReferenceWeights, UnitLoss, mean_over_rows,
 };
 use crate::scheduler::{Schedule, SigmaShift, StepCoefficients};
 use burn::tensor::Tensor;
@@ -71,13 +72,23 @@ impl Renoising {
 }
 
 /// Points around what the student points at, without a graph.
-struct Query {
-    sigmas: Vec<f64>,
+pub(super) struct Query {
+    pub sigmas: Vec<f64>,
     /// The points, `[B, N]`.
-    x_bn: Tensor<2>,
+    pub x_bn: Tensor<2>,
     /// Their noise, `[B, N]`, of which `fresh_bn` is a part.
     noise_bn: Tensor<2>,
     fresh_bn: Tensor<2>,
+}
+
+/// What the student points at in a step, and what others make of points around it.
+pub(super) struct Matched {
+    /// The image that it points at, `[B, N]`.
+    image_bn: Tensor<2>,
+    /// The same without a graph.
+    pub plain_bn: Tensor<2>,
+    pub query: Query,
+    pub scores: Scores,
 }
 
 impl Tdm {
@@ -112,10 +123,77 @@ impl Tdm {
         );
         registry.register(
             factory
-                .with_rules(settings::check)
-                .with_step_rule(settings::check_steps)
+                .with_rules(check)
+                .with_step_rule(check_steps)
                 .with_distillation(|_: &TdmSettings| RUN_FACTS),
         )
+    }
+
+    /// A noise level for each row, above that at which the step arrives.
+    pub(super) fn levels(
+        &self,
+        context: &LossContext<'_, '_>,
+        (step, draw): (&StepCoefficients, u32),
+    ) -> Vec<f64> {
+        let upper = match self.settings.query_interval {
+            QueryInterval::Trajectory => step.sigma,
+            QueryInterval::Reverse => self.settings.query_max_sigma,
+        };
+        let (ends, stream) = (
+            (step.sigma_next, upper),
+            Stream::new(self.seed, Purpose::Timesteps),
+        );
+        let of_row = |sample: &u64| {
+            let share = stream.at(*sample, draw).uniform();
+            self.settings.query_distribution.level(ends, self.shift, share)
+        };
+        context.batch.samples.iter().map(of_row).collect()
+    }
+
+    /// What the student points at in the recorded step of a position, and what the teacher and the fake score make of points around it.
+    pub(super) fn matched(&self, context: &LossContext<'_, '_>, position: Position) -> Matched {
+        let (record, draw) = recorded(context, position);
+        let ours = (context.policy, &context.batch.conditions);
+        let velocity_bn = velocity_at(context, record, ours, |call| context.pass.exec(call));
+        let x_bn = Tensor::<2>::from_dispatch(record.x.clone());
+        let image_bn = velocity_bn.clone() * -record.step.sigma as f32 + x_bn;
+        let plain_bn = detached(&image_bn);
+        let far_bn = plain_bn.clone() + detached(&velocity_bn);
+        let query = self.query(context, (&record.step, draw), &plain_bn, &far_bn);
+        let guidance = self.settings.real_guidance_scale;
+        let scores = Scores::at(context, &query.x_bn, &query.sigmas, guidance);
+        Matched {
+            image_bn,
+            plain_bn,
+            query,
+            scores,
+        }
+    }
+
+    /// How far the student's image is from itself moved by `correction_bn`, over its size: its mean difference from `other_bn`. Gives the
+    /// mean over rows, `[1]`, and the size of each, `[B]`.
+    pub(super) fn pull(
+        &self,
+        context: &LossContext<'_, '_>,
+        matched: &Matched,
+        correction_bn: Tensor<2>,
+        other_bn: &Tensor<2>,
+    ) -> (Tensor<1>, Tensor<1>) {
+        let size_b: Tensor<1> = size(&matched.plain_bn, other_bn).squeeze_dim(1);
+        let target_bn = matched.plain_bn.clone() + correction_bn;
+        let image_bn = matched.image_bn.clone();
+        let distance_b: Tensor<1> = match self.settings.distance {
+            TdmDistance::Square => distance(context, image_bn, target_bn) * 0.5,
+            TdmDistance::Huber => {
+                let threshold = self.settings.huber_threshold as f32;
+                let difference_bn = image_bn - target_bn;
+                let square_bn = difference_bn.clone() * difference_bn;
+                // sqrt(d² + h²) - h = d² / (sqrt(d² + h²) + h), which is 0 where `d` is, and loses no digits.
+                let root_bn = (square_bn.clone() + threshold * threshold).sqrt();
+                (square_bn / (root_bn + threshold)).mean_dim(1).squeeze_dim(1)
+            }
+        };
+        (mean_over_rows(distance_b / size_b.clone()), size_b)
     }
 
     /// Points around `image_bn`, the end of a step without noise, whose other end is `far_bn`.
@@ -126,18 +204,10 @@ impl Tdm {
         image_bn: &Tensor<2>,
         far_bn: &Tensor<2>,
     ) -> Query {
-        let upper = match self.settings.query_interval {
-            QueryInterval::Trajectory => step.sigma,
-            QueryInterval::Reverse => self.settings.query_max_sigma,
-        };
-        let stream = Stream::new(self.seed, Purpose::Timesteps);
-        let of_row = |sample: &u64| {
-            let share = stream.at(*sample, draw).uniform();
-            let ends = (step.sigma_next, upper);
-            let level = self.settings.query_distribution.level(ends, self.shift, share);
-            Renoising::new(step.sigma_next, level)
-        };
-        let rows: Vec<Renoising> = context.batch.samples.iter().map(of_row).collect();
+        let levels = self.levels(context, (step, draw)).into_iter();
+        let rows: Vec<Renoising> = levels
+            .map(|level| Renoising::new(step.sigma_next, level))
+            .collect();
         let numbers = |of: fn(&Renoising) -> f64| column(context, &rows.iter().map(of).collect::<Vec<f64>>());
         let noise = context
             .noise
@@ -207,45 +277,31 @@ impl Algorithm for Tdm {
     }
 
     fn loss(&self, context: &LossContext<'_, '_>, position: Position) -> UnitLoss {
-        let (record, draw) = recorded(context, position);
-        let ours = (context.policy, &context.batch.conditions);
-        let velocity_bn = velocity_at(context, record, ours, |call| context.pass.exec(call));
-        let x_bn = Tensor::<2>::from_dispatch(record.x.clone());
-        let image_bn = velocity_bn.clone() * -record.step.sigma as f32 + x_bn;
-        let plain_bn = detached(&image_bn);
-        let far_bn = plain_bn.clone() + detached(&velocity_bn);
-        let query = self.query(context, (&record.step, draw), &plain_bn, &far_bn);
-        let guidance = self.settings.real_guidance_scale;
-        let scores = Scores::at(context, &query.x_bn, &query.sigmas, guidance);
-        let size_b: Tensor<1> = scores.size(&plain_bn).squeeze_dim(1);
-        let target_bn = plain_bn + (scores.real_bn - scores.fake_bn);
-        let distance_b: Tensor<1> = match self.settings.distance {
-            TdmDistance::Square => distance(context, image_bn, target_bn) * 0.5,
-            TdmDistance::Huber => {
-                let threshold = self.settings.huber_threshold as f32;
-                let difference_bn = image_bn - target_bn;
-                let square_bn = difference_bn.clone() * difference_bn;
-                // sqrt(d² + h²) - h = d² / (sqrt(d² + h²) + h), which is 0 where `d` is, and loses no digits.
-                let root_bn = (square_bn.clone() + threshold * threshold).sqrt();
-                (square_bn / (root_bn + threshold)).mean_dim(1).squeeze_dim(1)
-            }
-        };
+        let matched = self.matched(context, position);
+        let Scores { real_bn, fake_bn } = &matched.scores;
+        let correction_bn = real_bn.clone() - fake_bn.clone();
+        let (loss, size_b) = self.pull(context, &matched, correction_bn, real_bn);
         UnitLoss {
-            loss: mean_over_rows(distance_b / size_b.clone()),
+            loss,
             replayed: None,
             terms: vec![("teacher_difference", plain(&size_b.into_dispatch()))],
         }
     }
 
-    fn fake_score(&self) -> Option<&FakeScoreConfig> {
-        Some(&self.settings.fake_score)
+    fn network(&self, role: NetworkRole) -> Option<NetworkPlan> {
+        (role == NetworkRole::FakeScore).then(|| (&self.settings.fake_score).into())
     }
 
-    fn fake_positions(&self, positions: &[Position], turn: usize) -> Vec<Position> {
+    fn network_positions(&self, _role: NetworkRole, positions: &[Position], turn: usize) -> Vec<Position> {
         later_draws(positions, turn)
     }
 
-    fn fake_loss(&self, context: &LossContext<'_, '_>, position: Position) -> UnitLoss {
+    fn network_loss(
+        &self,
+        _role: NetworkRole,
+        context: &LossContext<'_, '_>,
+        position: Position,
+    ) -> UnitLoss {
         let (record, draw) = recorded(context, position);
         let ours = (context.policy, &context.batch.conditions);
         let velocity_bn = velocity_at(context, record, ours, |call| context.current.exec(call));

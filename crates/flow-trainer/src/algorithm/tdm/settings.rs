@@ -110,7 +110,7 @@ impl QueryDistribution {
 }
 
 /// The rules on settings that stand at `path`.
-pub(super) fn check(settings: &TdmSettings, rules: &mut Rules<'_>, path: &str) {
+pub(in crate::algorithm) fn check(settings: &TdmSettings, rules: &mut Rules<'_>, path: &str) {
     settings.reference.check(rules, &format!("{path}.reference"));
     check_dynamics(rules);
     check_decided_keys(
@@ -134,7 +134,7 @@ pub(super) fn check(settings: &TdmSettings, rules: &mut Rules<'_>, path: &str) {
 }
 
 /// The rule on the sampler's `sigmas`: the interval of each step has something in it.
-pub(super) fn check_steps(settings: &TdmSettings, sigmas: &[f64]) -> Option<Diagnostic> {
+pub(in crate::algorithm) fn check_steps(settings: &TdmSettings, sigmas: &[f64]) -> Option<Diagnostic> {
     let arrives = *sigmas.get(1)?;
     let most = settings.query_max_sigma;
     if settings.query_interval == QueryInterval::Trajectory || arrives < most {
