@@ -82,6 +82,12 @@ fn each_rule_is_reported_at_the_key_to_mend() {
             Error,
         ),
         (
+            "[algorithm]\nkind = \"gardo\"\njudges = [\"target-colour\"]\ngate = { share_range = [0.3, 0.1] }\n[[rewards]]\nkind = \"target-colour\"\nrgb = [1, 1, 1]\n[[rewards]]\nkind = \"diversity-in-group\"\nweight = 0",
+            "rule::kl",
+            "algorithm.gate.share_range",
+            Error,
+        ),
+        (
             "[scheduler]\nsteps = 8\n[scheduler.after_window]\nkind = \"dpm-solver\"",
             "rule::unused",
             "scheduler.after_window.kind",

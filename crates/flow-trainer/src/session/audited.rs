@@ -42,7 +42,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         let mut compared = Compared::new();
         for update in &pass.batches.steps {
             let sites = positions.sites(update.clone(), size);
-            compared.extend(self.compared(&pass, &sites, update, values)?);
+            compared.extend(self.compared(Learner::Student, &pass, &sites, update, values)?);
         }
         let mut audit = OnPolicyAudit::default();
         self.for_each_unit(Learner::Student, &all, &pass, &compared, |batch, site, unit| {

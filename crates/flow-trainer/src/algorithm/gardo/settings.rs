@@ -4,7 +4,7 @@ use crate::algorithm::StepWeights;
 use crate::algorithm::idle_keys::check_decided_keys;
 use crate::algorithm::reference::check_clip_range;
 use flow_config::Rules;
-use flow_config::codes::{RULE_REWARD_ROLE, RULE_UNUSED};
+use flow_config::codes::{RULE_KL, RULE_REWARD_ROLE, RULE_UNUSED};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -137,6 +137,17 @@ impl GardoSettings {
 pub(super) fn check(settings: &GardoSettings, rules: &mut Rules<'_>, path: &str) {
     check_clip_range(settings.clip_range, rules, path);
     check_rewards(settings, rules, path);
+    let [least, most] = settings.gate.share_range;
+    if least > most {
+        let key = format!("{path}.gate.share_range");
+        rules
+            .error(
+                RULE_KL,
+                &[&key],
+                format!("`{key}` is [{least}, {most}], but the first must not be above the second"),
+            )
+            .help(format!("write [{most}, {least}]"));
+    }
     let gated = settings.is_gated();
     check_decided_keys(
         rules,
