@@ -148,7 +148,7 @@ fn of_model(config: &Config, model: &Trained<'_>, estimate: &MemoryEstimate) -> 
         MemoryRow {
             part: "copies".into(),
             what: format!(
-                "{} of {values} values: average, reference, sampling policy, weights before the last update, fake score, surrogate and its slower copy",
+                "{} of {values} values: averages, references, earlier weights, further networks",
                 model.load.copies + model.load.networks
             ),
             bytes: estimate.copies,

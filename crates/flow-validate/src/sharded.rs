@@ -37,7 +37,7 @@ pub fn sharded_weights(
         refuse(
             "model.finetune",
             "`distributed.shard = \"weights\"` shares out weights that are frozen, and here all of them are trained",
-            "set it to \"lora\", or `distributed.shard = \"optimizer\"`, which shares out the moments of weights that are trained",
+            "set `model.finetune = \"lora\"`, or `distributed.shard = \"optimizer\"`, which shares out the moments of weights that are trained",
         );
     }
     if config.model.weights.is_none() && config.model.path.is_none() {
@@ -53,7 +53,7 @@ pub fn sharded_weights(
             "checkpointing.policy",
             "a block that is not computed again keeps its weights for the backward pass, so all blocks would be whole at one time in spite of \
              `distributed.shard = \"weights\"`",
-            "set it to \"full\", \"attn-only\", \"every-nth-linear\" or \"regions\"; no policy changes a bit of the run",
+            "set `checkpointing.policy` to \"full\", \"attn-only\", \"every-nth-linear\" or \"regions\"; no policy changes a bit of the run",
         );
     }
     let acceleration = &config.acceleration;

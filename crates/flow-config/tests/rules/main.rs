@@ -78,7 +78,7 @@ fn each_rule_is_reported_at_the_key_to_mend() {
         (
             "[algorithm]\nkind = \"gardo\"\nkl_beta = 0\n[[rewards]]\nkind = \"diversity-in-group\"",
             "rule::reward-role",
-            "rewards.0.weight",
+            "rewards.0",
             Error,
         ),
         (

@@ -25,7 +25,7 @@ pub(crate) struct StoredValues {
 #[derive(Clone, Debug)]
 enum StoredMatrix {
     Numbers(CpuTensor),
-    LowPrecision(LowPrecision, RawTensor),
+    LowPrecision(LowPrecision, Box<RawTensor>),
 }
 
 /// Values of a layer's weights, the matrix widened: for one pass, forward or backward.
@@ -142,7 +142,7 @@ impl StoredValues {
     pub(crate) fn read(plain: &[RawTensor], weights: &LinearWeights, precision: Precision) -> Self {
         let (weight, (outputs, inputs)) = match weights.low_precision {
             Some(of) => (
-                StoredMatrix::LowPrecision(of, plain[0].clone()),
+                StoredMatrix::LowPrecision(of, Box::new(plain[0].clone())),
                 (of.rows, of.columns),
             ),
             None => {

@@ -317,7 +317,7 @@ fn the_audit_is_exact_for_every_combination_and_writes_nothing() {
     } else {
         1
     };
-    assert_eq!(rows.len(), 2 * 3 * 2 * 3 * 2 * 3 * 2 * dtypes, "{text}");
+    assert_eq!(rows.len(), 2 * 3 * 2 * 3 * 2 * 4 * 2 * dtypes, "{text}");
     for row in rows {
         let [.., ratios, deviation] = row[..] else {
             panic!("{row:?}")
@@ -335,6 +335,7 @@ fn the_audit_is_exact_for_every_combination_and_writes_nothing() {
             "exact",
             "attn-only",
             "grpo-guard",
+            "gardo",
             "lora",
             "combinations are exact",
         ],
@@ -414,14 +415,14 @@ fn combinations_that_fail_have_rows_that_say_why_and_the_others_are_audited() {
         .collect();
     let (failed, exact): (Vec<&str>, Vec<&str>) =
         rows.iter().copied().partition(|row| row.contains("  failed: "));
-    assert_eq!((failed.len(), exact.len()), (6, 6), "{}", outcome.stdout);
+    assert_eq!((failed.len(), exact.len()), (8, 8), "{}", outcome.stdout);
     for row in failed {
         contains(row, &["lora", "*.atention.*"]);
     }
     for row in exact {
         assert!(row.contains(" full ") && row.ends_with(" 0e0"), "{row}");
     }
-    contains(&outcome.stderr, &["6 of 12 combinations failed"]);
+    contains(&outcome.stderr, &["8 of 16 combinations failed"]);
     assert!(
         !outcome.stdout.contains("combinations are exact"),
         "{}",
@@ -450,7 +451,7 @@ fn an_audit_can_be_narrowed_down_to_values_of_its_columns() {
         "weights=lora",
         "dtype=f32",
     ]);
-    contains(&place.succeed(&asked), &["all 12 combinations are exact"]);
+    contains(&place.succeed(&asked), &["all 16 combinations are exact"]);
     let unknown = place.fail(2, &narrowed(&["dtype=f64"]));
     contains(&unknown, &["`--only dtype=f64`", "`dtype` is one of:", "f32"]);
     let unknown = place.fail(2, &narrowed(&["kernel=cpu"]));

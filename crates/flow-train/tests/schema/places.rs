@@ -131,7 +131,8 @@ fn unions() -> Vec<Union> {
 /// A value that the schema takes.
 fn sample(root: &Json, schema: &Json) -> Json {
     let schema = resolve(root, schema);
-    if let Some(value) = schema.get("default").or(schema["enum"].get(0)) {
+    let stated = schema.get("default").or(schema.get("const"));
+    if let Some(value) = stated.or(schema["enum"].get(0)) {
         return value.clone();
     }
     let kind = schema["type"].as_str().or(schema["type"][0].as_str());
