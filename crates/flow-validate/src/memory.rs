@@ -33,6 +33,7 @@ use crate::companions::{Companion, Companions};
 use crate::features::is_bf16_gpu;
 use crate::low_precision::LowPrecisionLoad;
 use crate::phase::Phase;
+use flow_accel::AcceleratorRegistry;
 use flow_checkpoint::Policy;
 use flow_config::{
     Branching, Catalog, Config, DistillationFacts, Dynamics, Finetune, GradientStorage, MomentStorage, Shard,
@@ -191,6 +192,20 @@ impl Load {
             weight_shards: 1,
             low_precision: LowPrecisionLoad::default(),
         }
+    }
+
+    /// That of one of `ranks` processes of a run of the model of `layout` and `spec`, with what its accelerators store in low precision.
+    pub fn of_run(
+        config: &Config,
+        catalog: &Catalog,
+        accelerators: &AcceleratorRegistry,
+        (layout, spec): (&ParamLayout, &ModelSpec),
+        ranks: usize,
+    ) -> Self {
+        let rule = accelerators.low_precision(&config.acceleration.shared);
+        Self::of(config, catalog)
+            .on_ranks(config, ranks)
+            .with_low_precision(rule.as_ref(), layout, spec)
     }
 
     /// With frozen weights of `layout` in low precision, as far as `rule` is about them; without one, as before.

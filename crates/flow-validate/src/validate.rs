@@ -114,10 +114,8 @@ pub fn validate(question: &Question<'_>) -> Vec<Diagnostic> {
         );
     }
     if let (true, Some(model)) = (training, model) {
-        let rule = accelerators.low_precision(&config.acceleration.shared);
-        let load = Load::of(config, catalog)
-            .on_ranks(config, ranks)
-            .with_low_precision(rule.as_ref(), model.layout, model.spec);
+        let of_model = (model.layout, model.spec);
+        let load = Load::of_run(config, catalog, accelerators, of_model, ranks);
         let estimate = MemoryEstimate::new(model.layout, model.spec, model.trained, &load);
         let estimate = companions.map_or(estimate, |all| estimate.with_companions(all, load.stored));
         found.extend(memory_check::check_budget(config, &estimate));

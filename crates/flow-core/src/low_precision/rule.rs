@@ -58,15 +58,11 @@ fn layer(weight: &ParamSpec) -> &str {
 /// The shape of a weight that may be stored in low precision.
 fn candidate(layout: &ParamLayout, spec: &ModelSpec, index: usize) -> Option<[usize; 2]> {
     let weight = &layout.specs()[index];
-    let of_block = |(stack, _): &(String, usize)| {
-        let rest = weight.name.strip_prefix(stack.as_str());
-        rest.is_some_and(|rest| rest.starts_with('.'))
-    };
     let is_frozen = layout.has_adapters() && weight.kind == ParamKind::Base;
     let [rows, columns] = weight.shape[..] else {
         return None;
     };
-    let chosen =
-        is_frozen && layout.is_matrix(index) && spec.stacks.iter().any(of_block) && columns >= MIN_COLUMNS;
+    let is_of_block = spec.block_of(&weight.name).is_some();
+    let chosen = is_frozen && layout.is_matrix(index) && is_of_block && columns >= MIN_COLUMNS;
     chosen.then_some([rows, columns])
 }

@@ -10,34 +10,29 @@ use flow_core::tensors::is_tracked;
 use flow_core::{Activation, LowPrecision, RawTensor, autograd};
 use std::sync::Arc;
 
-/// A layer's weights as they are stored: what backward keeps.
+/// A layer's weights, with the matrix in the form `M`.
 #[derive(Clone, Debug)]
-pub(crate) struct StoredValues {
-    weight: StoredMatrix,
+pub(crate) struct Layer<M> {
+    /// `[out, in]`.
+    weight: M,
     bias: Option<CpuTensor>,
     adapter: Option<Adapter>,
     inputs: usize,
     outputs: usize,
     precision: Precision,
 }
+
+/// A layer's weights as they are stored: what backward keeps.
+pub(crate) type StoredValues = Layer<StoredMatrix>;
+
+/// Values of a layer's weights, the matrix widened: for one pass, forward or backward.
+pub(crate) type Values = Layer<CpuTensor>;
 
 /// A matrix `[out, in]` as it is stored.
 #[derive(Clone, Debug)]
-enum StoredMatrix {
+pub(crate) enum StoredMatrix {
     Numbers(CpuTensor),
     LowPrecision(LowPrecision, Box<RawTensor>),
-}
-
-/// Values of a layer's weights, the matrix widened: for one pass, forward or backward.
-#[derive(Clone, Debug)]
-pub(crate) struct Values {
-    /// `[out, in]`.
-    weight: CpuTensor,
-    bias: Option<CpuTensor>,
-    adapter: Option<Adapter>,
-    inputs: usize,
-    outputs: usize,
-    precision: Precision,
 }
 
 /// `scale · (x Aᵀ) Bᵀ` is added to the output; the product of `A` and `B` is never formed.

@@ -150,11 +150,8 @@ impl Describe<'_> {
             }
             elsewhere => Computing::elsewhere(elsewhere, config),
         };
-        let rule = environment
-            .accelerators
-            .low_precision(&config.acceleration.shared);
-        let load = Load::of(config, &environment.plugins.catalog());
-        let load = load.with_low_precision(rule.as_ref(), &outline.layout, spec);
+        let (catalog, of_model) = (environment.plugins.catalog(), (&*outline.layout, spec));
+        let load = Load::of_run(config, &catalog, environment.accelerators, of_model, 1);
         let around = memory::Around::of(environment);
         let companions = memory::companions(config, around, (spec, &load)).or_bad_input()?;
         let described = Described {

@@ -202,14 +202,9 @@ impl Asked<'_> {
         machine: &Machine,
     ) -> Result<(Option<Companions>, MemoryTable), TrainError> {
         let spec = outline.model.spec();
-        let rule = self
-            .known
-            .0
-            .accelerators
-            .low_precision(&config.acceleration.shared);
-        let load = Load::of(config, self.known.1)
-            .on_ranks(config, self.ranks)
-            .with_low_precision(rule.as_ref(), &outline.layout, spec);
+        let (registries, catalog) = self.known;
+        let of_model = (&*outline.layout, spec);
+        let load = Load::of_run(config, catalog, &registries.accelerators, of_model, self.ranks);
         let (base, folders) = self.folder;
         let around = memory::Around {
             base,

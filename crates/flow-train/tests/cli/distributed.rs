@@ -318,7 +318,6 @@ fn a_process_that_is_killed_with_its_share_of_the_optimizer_ends_the_others_and_
 #[test]
 fn a_process_that_is_killed_with_its_part_of_the_weights_ends_the_others_within_seconds() {
     let place = Place::new();
-    let port = free_port();
     let more = [
         "--set",
         "model.finetune=lora",
@@ -331,12 +330,17 @@ fn a_process_that_is_killed_with_its_part_of_the_weights_ends_the_others_within_
         "--set",
         "evaluation.every=0",
     ];
-    let mut ranks: Vec<Child> = (0..2)
-        .map(|rank| start(&place, (rank, 2), &port, &more))
-        .collect();
+    one_of_two_is_killed(&place, &more, 2);
+}
+
+/// Starts two processes of 2,000 iterations and kills one once `after` are done: the other ends within seconds and says why.
+#[track_caller]
+fn one_of_two_is_killed(place: &Place, more: &[&str], after: usize) {
+    let port = free_port();
+    let mut ranks: Vec<Child> = (0..2).map(|rank| start(place, (rank, 2), &port, more)).collect();
     let mut said = BufReader::new(ranks[0].stderr.take().unwrap());
     let (mut line, mut iterations) = (String::new(), 0);
-    while iterations < 2 {
+    while iterations < after {
         line.clear();
         assert!(said.read_line(&mut line).unwrap() > 0, "the run ended early");
         iterations += usize::from(line.contains("/2000"));
@@ -362,7 +366,6 @@ fn a_process_that_is_killed_with_its_part_of_the_weights_ends_the_others_within_
 
 fn killed_in_the_middle(shard: &str) {
     let place = Place::new();
-    let port = free_port();
     let more = [
         "--set",
         shard,
@@ -373,37 +376,8 @@ fn killed_in_the_middle(shard: &str) {
         "--set",
         "run.name=lost",
     ];
-    let mut ranks: Vec<Child> = (0..2)
-        .map(|rank| start(&place, (rank, 2), &port, &more))
-        .collect();
     // In the middle: once three iterations are done.
-    let mut said = BufReader::new(ranks[0].stderr.take().unwrap());
-    let (mut line, mut iterations) = (String::new(), 0);
-    while iterations < 3 {
-        line.clear();
-        assert!(said.read_line(&mut line).unwrap() > 0, "the run ended early");
-        iterations += usize::from(line.contains("/2000"));
-    }
-    ranks[1].kill().unwrap();
-    let killed = Instant::now();
-    let rest = thread::spawn(move || {
-        let mut rest = String::new();
-        said.read_to_string(&mut rest).unwrap();
-        rest
-    });
-    let code = ranks[0].wait().unwrap().code();
-    assert!(
-        killed.elapsed() < Duration::from_secs(30),
-        "{:?}",
-        killed.elapsed()
-    );
-    ranks[1].wait().unwrap();
-    let rest = rest.join().unwrap();
-    assert_eq!(code, Some(1), "{rest}");
-    assert!(
-        rest.contains("rank 1 of 2 is gone") && rest.contains("--resume latest"),
-        "{rest}"
-    );
+    one_of_two_is_killed(&place, &more, 3);
 
     // What was saved goes on, alone, and comes to what a run alone comes to.
     let metrics = place.text("runs/lost/metrics.jsonl");

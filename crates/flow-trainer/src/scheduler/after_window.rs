@@ -10,6 +10,7 @@
 //! The first step has no `D_before`, and behind the last `lambda` is infinite: both are Euler's. The points are those of MixGRPO
 //! (`fastvideo/utils/sampling_utils.py`, e5cdd6a, lines 29 to 60): evenly spaced before the shift, from where the window ends to 0.
 
+use super::grid::shifted;
 use super::{Schedule, SchedulerError, SigmaShift, StepCoefficients};
 
 /// The steps behind the window of a schedule.
@@ -33,10 +34,7 @@ impl AfterWindow {
     fn sigmas(self, last: usize, grid: &[f64]) -> Vec<f64> {
         let (first, count) = (grid[last + 1], self.count(last, grid.len() - 1));
         let even = first / (self.factor * (1.0 - first) + first);
-        let point = |index: usize| {
-            let even = even * (count - index) as f64 / count as f64;
-            self.factor * even / (self.factor * even + (1.0 - even))
-        };
+        let point = |index: usize| shifted(even * (count - index) as f64 / count as f64, self.factor);
         let between = (1..count).map(point);
         let mut sigmas: Vec<f64> = std::iter::once(first).chain(between).collect();
         if count > 0 {

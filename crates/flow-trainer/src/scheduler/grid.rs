@@ -137,9 +137,7 @@ impl SigmaGrid {
             // numpy's `linspace`.
             Some(last) => 1.0 + (last - 1.0) * (step as f64 / (steps - 1).max(1) as f64),
         };
-        // Divided by s * sigma + (1 - sigma), which is exactly s at sigma = 1, so that the grid starts at exactly 1.
-        let shifted = |sigma: f64| factor * sigma / (factor * sigma + (1.0 - sigma));
-        let mut sigmas: Vec<f64> = (0..steps).map(|step| shifted(even(step))).collect();
+        let mut sigmas: Vec<f64> = (0..steps).map(|step| shifted(even(step), factor)).collect();
         if let Some(terminal) = ends.shift_terminal {
             // A single sigma is 1, which nothing stretches.
             let below_one = 1.0 - sigmas[steps - 1];
@@ -207,4 +205,10 @@ impl SigmaGrid {
             .map(|sigma| sigma * TIMESTEPS_PER_SIGMA)
             .collect()
     }
+}
+
+/// The place of `sigma` behind a shift by `factor`. Divided by `s * sigma + (1 - sigma)`, which is exactly s at 1, so that a grid starts at
+/// exactly 1.
+pub(super) fn shifted(sigma: f64, factor: f64) -> f64 {
+    factor * sigma / (factor * sigma + (1.0 - sigma))
 }

@@ -2,7 +2,8 @@
 //! noise, without them; everything is compared pair by pair.
 
 use super::Parts;
-use crate::advantage::{AdvantageOptions, RewardColumn, compute_advantages};
+use super::iterate::reward_columns;
+use crate::advantage::{AdvantageOptions, compute_advantages};
 use crate::algorithm::Algorithm;
 use crate::error::TrainError;
 use crate::observer::{Observer, Phase};
@@ -136,14 +137,8 @@ impl Pending {
             .collect();
         let groups = &groups[..self.samples];
         let advantages = |columns: &Columns| {
-            let columns: Vec<RewardColumn<'_>> = (names.iter().zip(columns))
-                .map(|(reward, values)| RewardColumn {
-                    name: &reward.name,
-                    weight: reward.weight,
-                    values: &values[..self.samples],
-                })
-                .collect();
-            compute_advantages(&columns, groups, options)
+            let columns = columns.iter().map(|values| &values[..self.samples]);
+            compute_advantages(&reward_columns(names, columns), groups, options)
         };
         let (ours, theirs) = (advantages(rewarded)?, advantages(&exact)?);
         let signs = |values: &[f32]| {

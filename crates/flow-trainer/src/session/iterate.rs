@@ -28,8 +28,11 @@ type Columns = Vec<Vec<f32>>;
 type Logged = Vec<(String, Mean)>;
 
 /// The values of each reward, with its name and weight.
-fn reward_columns<'a>(rewards: &'a [RewardWeight], columns: &'a [Vec<f32>]) -> Vec<RewardColumn<'a>> {
-    let column = |(reward, values): (&'a RewardWeight, &'a Vec<f32>)| RewardColumn {
+pub(super) fn reward_columns<'a>(
+    rewards: &'a [RewardWeight],
+    columns: impl Iterator<Item = &'a [f32]>,
+) -> Vec<RewardColumn<'a>> {
+    let column = |(reward, values): (&'a RewardWeight, &'a [f32])| RewardColumn {
         name: &reward.name,
         weight: reward.weight,
         values,
@@ -76,7 +79,7 @@ impl<A: Algorithm> Session<A> {
         let (columns, log_probs, reward_times) = self.scored(rolled.tickets, &rolled.batches, observer)?;
         let watched = self.parts.watched(&rolled.watched, &rolled.groups)?;
         let names = &self.parts.rewards.1;
-        let rewards = reward_columns(names, &columns);
+        let rewards = reward_columns(names, columns.iter().map(Vec::as_slice));
         let options = &self.parts.settings.advantage;
         let compared = self.parts.branches().compared_groups(&rolled.groups);
         let drift = (rolled.drift)

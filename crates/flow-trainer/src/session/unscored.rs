@@ -60,8 +60,9 @@ impl<A: Algorithm> Session<A> {
         }
         if self.saved_at != Some(iteration) {
             let saved = self.save();
-            // A process that ends makes the others end: none may before the first one has written its file.
-            let saved = saved.and(self.parts.distribution.any(false));
+            // A process that ends makes the others end: none may before the first one has written its file. Where another has ended by
+            // now, the file is written all the same.
+            let _ = self.parts.distribution.any(false);
             if let Err(problem) = saved {
                 // Why the run stops is what a person has to know first, and the error says that.
                 observer.notice(&format!(

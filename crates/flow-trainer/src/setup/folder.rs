@@ -6,6 +6,7 @@ use super::{Environment, PipelineFolders};
 use crate::decoder::ImageDecoder;
 use crate::encoded::PromptEncoders;
 use crate::error::TrainError;
+use crate::timesteps::shifted;
 use flow_config::{Config, EncodersText, TextConfig};
 use flow_core::ModelSpec;
 use flow_diffusers::{Family, Scheduler, ShiftKind};
@@ -100,7 +101,6 @@ pub fn said_by_folder(
 
 /// The noise levels of the pipeline's scheduler, which hold for any number of steps.
 fn noise_levels(said: &mut Said, pipeline: &Pipeline) -> Result<(), TrainError> {
-    let shifted = |sigma: f64, shift: f64| shift * sigma / (1.0 + (shift - 1.0) * sigma);
     let euler = match pipeline.scheduler() {
         Scheduler::FlowMatchEuler(euler) => euler,
         Scheduler::UniPc(unipc) => {

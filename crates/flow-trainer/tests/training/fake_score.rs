@@ -3,7 +3,9 @@
 use crate::distillation::velocity;
 use crate::loss_pass::{expect_gradients, loss_in};
 use crate::losses::{SITE, host, in_context, mean, rows};
-use crate::support::{BASE, RunTo, Visit, bits, config, environment, registries, scramble, with_parts};
+use crate::support::{
+    BASE, Visit, bits, config, environment, expect_same_when_resumed, registries, scramble, with_parts,
+};
 use burn::tensor::Tensor;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::plain;
@@ -415,21 +417,7 @@ fn a_resumed_run_has_both_networks_of_the_uninterrupted_one_bit_for_bit() {
     ];
     for overrides in variants {
         let config = config(overrides);
-        let root = tempfile::tempdir().expect("a temporary directory");
-        let go = |name: &str, resume, until| {
-            let root = root.path().join(name);
-            let run = RunTo {
-                root: &root,
-                resume,
-                until,
-            };
-            with_parts(&config, &environment, run).unwrap_or_else(|error| panic!("{overrides:?}: {error}"))
-        };
-        let whole = go("whole", false, 4);
-        go("parts", false, 3);
-        let newest = root.path().join("parts/run/checkpoints/step-000003.ckpt");
-        std::fs::remove_file(&newest).expect("the run saved its end");
-        assert_eq!(whole, go("parts", true, 4), "{overrides:?}");
+        expect_same_when_resumed(&config, &environment, &overrides);
     }
 }
 

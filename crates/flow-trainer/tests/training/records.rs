@@ -2,7 +2,7 @@
 
 use crate::loss_pass::{expect_gradients, loss_in};
 use crate::losses::{SITE, host, in_context, mean, squared};
-use crate::support::{RunTo, Visit, config, environment, registries, with_parts};
+use crate::support::{Visit, config, environment, expect_same_when_resumed, registries, with_parts};
 use burn::tensor::Tensor;
 use flow_config::Config;
 use flow_core::rng::{Purpose, Stream};
@@ -279,22 +279,7 @@ fn runs_on_records_resume_bit_for_bit() {
         "lora.targets=[\"to_q\"]",
     ]);
     for config in [config(&sft), preferences(folder.path())] {
-        let root = tempfile::tempdir().expect("a temporary directory");
-        let go = |name: &str, resume, until| {
-            let root = root.path().join(name);
-            let run = RunTo {
-                root: &root,
-                resume,
-                until,
-            };
-            with_parts(&config, &environment, run).unwrap_or_else(|error| panic!("{error}"))
-        };
-        let whole = go("whole", false, 4);
-        go("parts", false, 3);
-        let newest = root.path().join("parts/run/checkpoints/step-000003.ckpt");
-        std::fs::remove_file(&newest).expect("the run saved its end");
-        let resumed = go("parts", true, 4);
-        assert_eq!(whole, resumed, "{}", config.algorithm.kind);
+        expect_same_when_resumed(&config, &environment, &config.algorithm.kind);
     }
 }
 

@@ -1,7 +1,9 @@
 //! Interrupted and resumed runs are the uninterrupted run, bit for bit.
 
 use crate::losses::OF_GARDO;
-use crate::support::{Left, RunTo, Visit, config, environment, left, registries, with_parts};
+use crate::support::{
+    Left, RunTo, Visit, config, environment, expect_same_when_resumed, left, registries, with_parts,
+};
 use flow_report::{Manifest, OnExists, RunDirectory, RunSummary};
 use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
@@ -66,27 +68,7 @@ fn a_resumed_run_has_the_metrics_and_weights_of_an_uninterrupted_one() {
     let environment = environment(&registries);
     for overrides in VARIANTS {
         let config = config(overrides);
-        let root = tempfile::tempdir().expect("a temporary directory");
-        let go = |name: &str, resume, until| {
-            let root = root.path().join(name);
-            with_parts(
-                &config,
-                &environment,
-                RunTo {
-                    root: &root,
-                    resume,
-                    until,
-                },
-            )
-            .unwrap_or_else(|error| panic!("{overrides:?}: {error}"))
-        };
-        let whole = go("whole", false, 4);
-        go("parts", false, 3);
-        // The evaluation at the early end is not part of the whole run, so go back to the checkpoint before it.
-        let newest = root.path().join("parts/run/checkpoints/step-000003.ckpt");
-        std::fs::remove_file(&newest).expect("the run saved its end");
-        let resumed = go("parts", true, 4);
-        assert_eq!(whole, resumed, "{overrides:?}");
+        expect_same_when_resumed(&config, &environment, overrides);
     }
 }
 

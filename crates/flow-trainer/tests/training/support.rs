@@ -11,6 +11,7 @@ use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::Observer;
 use flow_trainer::session::{Parts, Session};
 use flow_trainer::setup::{self, Environment, PipelineFolders};
+use std::fmt::Debug;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -202,6 +203,31 @@ impl RunTo<'_> {
         session.run(observer)?;
         Ok(left(&session))
     }
+}
+
+/// A run that is stopped before its end and goes on leaves what one leaves that is not stopped; `which` names the run.
+#[track_caller]
+pub fn expect_same_when_resumed<W: Debug + ?Sized>(
+    config: &Config,
+    environment: &Environment<'_>,
+    which: &W,
+) {
+    let root = tempfile::tempdir().expect("a temporary directory");
+    let go = |name: &str, resume, until| {
+        let root = root.path().join(name);
+        let run = RunTo {
+            root: &root,
+            resume,
+            until,
+        };
+        with_parts(config, environment, run).unwrap_or_else(|error| panic!("{which:?}: {error}"))
+    };
+    let whole = go("whole", false, 4);
+    go("parts", false, 3);
+    // The evaluation at the early end is not part of the whole run, so go back to the checkpoint before it.
+    let newest = root.path().join("parts/run/checkpoints/step-000003.ckpt");
+    std::fs::remove_file(&newest).expect("the run saved its end");
+    assert_eq!(whole, go("parts", true, 4), "{which:?}");
 }
 
 /// What a session that has run leaves.

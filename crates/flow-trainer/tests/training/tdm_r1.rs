@@ -7,7 +7,9 @@ use crate::fake_score::{
 };
 use crate::loss_pass::loss_in;
 use crate::losses::{ADVANTAGES, GROUPS, host, in_context, mean, squared};
-use crate::support::{BASE, RunTo, Visit, bits, config, environment, registries, scramble, with_parts};
+use crate::support::{
+    BASE, Visit, bits, config, environment, expect_same_when_resumed, registries, scramble, with_parts,
+};
 use flow_core::InferencePass;
 use flow_report::{Manifest, OnExists, RunDirectory};
 use flow_trainer::algorithm::{Algorithm, LossContext, NetworkRole};
@@ -288,21 +290,7 @@ fn a_resumed_run_has_all_networks_and_the_slower_copy_of_the_uninterrupted_one_b
     ];
     for overrides in variants {
         let config = config(overrides);
-        let root = tempfile::tempdir().expect("a temporary directory");
-        let go = |name: &str, resume, until| {
-            let root = root.path().join(name);
-            let run = RunTo {
-                root: &root,
-                resume,
-                until,
-            };
-            with_parts(&config, &environment, run).unwrap_or_else(|error| panic!("{overrides:?}: {error}"))
-        };
-        let whole = go("whole", false, 4);
-        go("parts", false, 3);
-        let newest = root.path().join("parts/run/checkpoints/step-000003.ckpt");
-        std::fs::remove_file(&newest).expect("the run saved its end");
-        assert_eq!(whole, go("parts", true, 4), "{overrides:?}");
+        expect_same_when_resumed(&config, &environment, &overrides);
     }
 }
 

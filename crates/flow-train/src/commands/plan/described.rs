@@ -113,11 +113,8 @@ impl<'a> Described<'a> {
     ) -> Self {
         let spec = parts.sampler.policy.model.spec();
         let layout = parts.state.weights.current.layout();
-        let rule = environment
-            .accelerators
-            .low_precision(&config.acceleration.shared);
-        let load = Load::of(config, &environment.plugins.catalog());
-        let load = load.with_low_precision(rule.as_ref(), layout, spec);
+        let catalog = environment.plugins.catalog();
+        let load = Load::of_run(config, &catalog, environment.accelerators, (layout, spec), 1);
         // What cannot be measured has been refused: the parts are there.
         let companions = memory::companions(config, memory::Around::of(environment), (spec, &load));
         Self {

@@ -4,6 +4,7 @@ use crate::algorithm::ReferenceWeights;
 use crate::algorithm::dmd2::check_dynamics;
 use crate::algorithm::fake::FakeScoreConfig;
 use crate::algorithm::idle_keys::check_decided_keys;
+use crate::timesteps::shifted;
 use flow_config::codes::RULE_DISTILLATION;
 use flow_config::{Diagnostic, Rules};
 use schemars::JsonSchema;
@@ -103,7 +104,7 @@ impl QueryDistribution {
             Self::SourceUniform => {
                 let source = |level: f64| level / (shift - (shift - 1.0) * level);
                 let at = source(low) + share * (source(high) - source(low));
-                shift * at / (1.0 + (shift - 1.0) * at)
+                shifted(at, shift)
             }
         }
     }
