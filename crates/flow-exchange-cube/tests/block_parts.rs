@@ -331,12 +331,13 @@ fn a_block_travels_once_a_pass_in_the_type_it_is_stored_in_and_ahead_of_its_turn
             })
             .collect();
         let ahead = format!("{of} ahead");
+        let ahead = ahead.as_str();
         // The first block of a pass and the second come in one round; the last one is there when it is asked for.
-        let between = ["await", "gather", ahead.as_str()].repeat(9);
+        let between = ["await", "gather", ahead].repeat(9);
         let parts: [&[&str]; 6] = [
-            &["gather", of, &ahead],
+            &["gather", of, ahead],
             &between,
-            &["await", "gather", of, &ahead],
+            &["await", "gather", of, ahead],
             &between,
             &["await"],
             // At the next exchange, after a round in which nobody wants a block.
