@@ -29,14 +29,14 @@ struct Copies {
     spec: ModelSpec,
     layout: Arc<ParamLayout>,
     file: Weights,
-    /// Blocks in the order in which they were asked for.
-    asked: Mutex<Vec<usize>>,
+    /// Blocks in the order in which they were asked for, and which were said to be next.
+    asked: Mutex<Vec<(usize, Option<usize>)>>,
     /// Bytes of the values of all blocks.
     bytes: AtomicUsize,
 }
 
 impl Copies {
-    fn asked(&self) -> Vec<usize> {
+    fn asked(&self) -> Vec<(usize, Option<usize>)> {
         std::mem::take(&mut *self.asked.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -50,11 +50,11 @@ impl BlockWeights for Copies {
 
     fn keep(&self, _: usize, _: RawTensor) {}
 
-    fn gather(&self, stack: &str, block: usize) -> Vec<(usize, RawTensor)> {
+    fn gather(&self, stack: &str, block: usize, next: Option<usize>) -> Vec<(usize, RawTensor)> {
         self.asked
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .push(block);
+            .push((block, next));
         let specs = self.layout.specs().iter().enumerate();
         let of_block = specs.filter(|(index, spec)| {
             self.own_part(*index).is_some() && self.spec.block_of(&spec.name) == Some((stack, block))
@@ -186,8 +186,9 @@ fn everything() {
             .any(|bits| bits.iter().any(|bits| *bits << 1 != 0))
     );
     assert!(found == wanted, "gradients of adapters have other bits");
-    let forward = 0..LAYERS;
-    let backward = (0..LAYERS).rev();
+    // And the one that follows was announced in both directions.
+    let forward = (0..LAYERS).map(|block| (block, Some(block + 1).filter(|next| *next < LAYERS)));
+    let backward = (0..LAYERS).rev().map(|block| (block, block.checked_sub(1)));
     assert_eq!(copies.asked(), forward.chain(backward).collect::<Vec<_>>());
     // Each block was copied twice. The graph holds not even one of them.
     let block = copies.bytes.load(Ordering::Relaxed) as u64 / (2 * LAYERS as u64);

@@ -8,7 +8,7 @@ use burn::tensor::FloatDType;
 use flow_core::device::ComputeDevice;
 use flow_core::tensors::cast;
 use flow_core::{ModelSpec, ParamKind, ParamLayout, RawTensor};
-use flow_exchange::{World, portion};
+use flow_exchange::{ValueType, World, portion};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -154,8 +154,14 @@ impl BlockParts {
         }
         pieces.push((None, [row.count - at]));
         drop(kept);
-        FlatTensor::pack(
+        // As they are stored, so that they travel so.
+        let of = match self.device.compute_dtype() {
+            Some(FloatDType::BF16) => ValueType::Bf16,
+            _ => ValueType::F32,
+        };
+        FlatTensor::pack_as(
             &self.device,
+            of,
             pieces.iter().map(|(piece, count)| (piece.as_ref(), &count[..])),
         )
     }

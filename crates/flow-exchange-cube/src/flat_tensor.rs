@@ -1,14 +1,14 @@
 //! Several tensors as one row of values.
 
-use burn::backend::{Dispatch, ops::FloatTensorOps};
+use burn::backend::{Dispatch, TensorMetadata, ops::FloatTensorOps};
 use burn::tensor::{DType, FloatDType, Slice, Tensor};
 use flow_core::device::ComputeDevice;
 use flow_core::tensors::{cast, stacked};
 use flow_core::{RawTensor, cpu};
-use flow_exchange::Values;
+use flow_exchange::{ValueType, Values};
 use std::any::Any;
 
-/// Several tensors as one row of f32, on the device that they are on.
+/// Several tensors as one row of values of one type, on the device that they are on.
 #[derive(Clone, Debug)]
 pub struct FlatTensor {
     device: ComputeDevice,
@@ -17,8 +17,8 @@ pub struct FlatTensor {
 }
 
 impl FlatTensor {
-    /// Copies tensors, given with their shapes, one behind the other. An absent one becomes -0: the one number that changes no other
-    /// when it is added.
+    /// Copies tensors, given with their shapes, one behind the other, as f32. An absent one becomes -0: the one number that changes no
+    /// other when it is added.
     ///
     /// # Panics
     /// If a tensor has not as many values as its shape.
@@ -26,6 +26,19 @@ impl FlatTensor {
         device: &ComputeDevice,
         tensors: impl IntoIterator<Item = (Option<&'a RawTensor>, &'a [usize])>,
     ) -> Self {
+        Self::pack_as(device, ValueType::F32, tensors)
+    }
+
+    /// As [`pack`](Self::pack), in any type: what is of another one is rounded to it.
+    ///
+    /// # Panics
+    /// As [`pack`](Self::pack).
+    pub fn pack_as<'a>(
+        device: &ComputeDevice,
+        of: ValueType,
+        tensors: impl IntoIterator<Item = (Option<&'a RawTensor>, &'a [usize])>,
+    ) -> Self {
+        let dtype = float_dtype(of);
         let mut rows = Vec::new();
         for (tensor, shape) in tensors {
             let size: usize = shape.iter().product();
@@ -33,12 +46,14 @@ impl FlatTensor {
                 continue;
             }
             rows.push(match tensor {
-                Some(tensor) => Dispatch::float_reshape(cast(tensor, FloatDType::F32), [size].into()),
-                None => Tensor::<1>::full([size], -0.0f32, (device.burn(), DType::F32)).into_dispatch(),
+                Some(tensor) => Dispatch::float_reshape(cast(tensor, dtype), [size].into()),
+                None => {
+                    Tensor::<1>::full([size], -0.0f32, (device.burn(), DType::from(dtype))).into_dispatch()
+                }
             });
         }
         let values = match rows.len() {
-            0 => device.zeros(&[0]),
+            0 => device.zeros_in(&[0], dtype),
             _ => stacked(rows),
         };
         Self {
@@ -73,11 +88,21 @@ impl FlatTensor {
         &self.values
     }
 
+    /// A row as long, of the same type, its values unspecified.
+    pub fn empty_like(&self) -> RawTensor {
+        self.device.empty_in(&[self.count()], self.dtype())
+    }
+
+    fn dtype(&self) -> FloatDType {
+        self.values.dtype().into()
+    }
+
     /// Puts another row in its place.
     ///
     /// # Panics
-    /// If it has another number of values.
+    /// If it has another number of values, or values of another type.
     pub fn replace(&mut self, values: RawTensor) {
+        assert_eq!(values.dtype(), self.values.dtype(), "a row of the same type");
         assert_eq!(
             flow_core::tensors::shape(&values),
             [self.count()],
@@ -97,6 +122,13 @@ impl Values for FlatTensor {
         flow_core::tensors::shape(&self.values)[0]
     }
 
+    fn value_type(&self) -> ValueType {
+        match self.dtype() {
+            FloatDType::BF16 => ValueType::Bf16,
+            _ => ValueType::F32,
+        }
+    }
+
     fn read(&self) -> Vec<f32> {
         match self.count() {
             0 => Vec::new(),
@@ -106,10 +138,18 @@ impl Values for FlatTensor {
 
     fn write(&mut self, values: Vec<f32>) {
         let shape = [values.len()];
-        self.replace(self.device.plain(values, &shape));
+        self.replace(cast(&self.device.plain(values, &shape), self.dtype()));
     }
 
     fn as_any(&mut self) -> &mut dyn Any {
         self
+    }
+}
+
+/// What Burn calls a type.
+fn float_dtype(of: ValueType) -> FloatDType {
+    match of {
+        ValueType::F32 => FloatDType::F32,
+        ValueType::Bf16 => FloatDType::BF16,
     }
 }

@@ -3,11 +3,11 @@
 mod all_reduce;
 
 use crate::flat_tensor::FlatTensor;
-use crate::stream::{Gpu, IN_FLIGHT, Stream};
+use crate::stream::{Gpu, IN_FLIGHT, MARKS, Stream};
 use burn::backend::{Dispatch, ops::FloatTensorOps};
 use flow_core::RawTensor;
 use flow_core::device::ComputeDevice;
-use flow_exchange::{Exchange, Lanes, Lost, Partials, Values, World, parts_of_ranks, portion};
+use flow_exchange::{Exchange, Lanes, Lost, Partials, ValueType, Values, World, parts_of_ranks, portion};
 use flow_nccl::{Communicator, Nccl, NcclError, UniqueId};
 use std::ops::Range;
 use std::path::Path;
@@ -62,6 +62,21 @@ struct InFlight {
     sent: [Vec<RawTensor>; IN_FLIGHT],
     /// The mark of the next one.
     next: usize,
+    /// The row beside CubeCL's stream, until that comes behind it.
+    ahead: Option<Ahead>,
+    /// How many rows there have been, which says the mark of the next one.
+    rows_ahead: usize,
+}
+
+/// A row that is on its way beside CubeCL's stream.
+#[derive(Debug)]
+struct Ahead {
+    /// Its end.
+    mark: usize,
+    /// The stream on which CubeCL has its memory.
+    stream: Stream,
+    /// What is sent and what is received. CubeCL, which knows nothing of the other stream, would give their memory away.
+    rows: [RawTensor; 2],
 }
 
 impl<E: Exchange> NcclExchange<E> {
@@ -171,15 +186,16 @@ impl<E: Exchange> NcclExchange<E> {
             let mut group = communicator.group(stream.raw())?;
             for transfer in transfers {
                 let Transfer {
-                    address, count, rank, ..
+                    address, bytes, rank, ..
                 } = *transfer;
                 // SAFETY: the addresses are those of tensors. What is sent is read alone, and kept until the device is past the group;
-                // what is received was made for it on this thread, whose stream is this one: CubeCL gives its memory to no other
-                // stream, and to this one only behind the group.
+                // what is received was made for it on this thread. If its stream is this one, CubeCL gives that memory to no other
+                // stream, and to this one only behind the group. If this stream is beside it, both tensors are kept until
+                // the thread's comes behind the group.
                 unsafe {
                     match transfer.sends {
-                        true => group.send(address, count, rank)?,
-                        false => group.receive(address, count, rank)?,
+                        true => group.send(address, bytes, rank)?,
+                        false => group.receive(address, bytes, rank)?,
                     }
                 }
             }
@@ -190,21 +206,23 @@ impl<E: Exchange> NcclExchange<E> {
         self.until(|exchange| exchange.is_ready())
     }
 
-    /// That all ranks exchange as many values.
-    fn agree(&self, count: usize) -> Result<(), Lost> {
+    /// That all ranks exchange as many values of one type.
+    fn agree(&self, count: usize, of: ValueType) -> Result<(), Lost> {
         let own = self.control.world().rank;
-        let counts = self.control.gather(&(count as u64).to_le_bytes())?;
-        for (rank, theirs) in counts.iter().enumerate() {
-            if *theirs != (count as u64).to_le_bytes() {
-                let problem = "it exchanges another number of values".into();
+        let said = [count as u64, of.bytes() as u64].map(u64::to_le_bytes).concat();
+        for (rank, theirs) in self.control.gather(&said)?.iter().enumerate() {
+            if *theirs != said {
+                let problem = "it exchanges another number of values, or values of another type".into();
                 return Err(Lost::OutOfStep { rank, own, problem });
             }
         }
         Ok(())
     }
 
-    /// Waits for the exchange before the last one; says the mark of the next.
+    /// Waits for the exchange before the last one; says the mark of the next, which comes behind a row that is ahead: so the device does what
+    /// it exchanges in one order, whichever stream it is launched on.
     fn next_mark(&self) -> Result<usize, Lost> {
+        self.join_ahead()?;
         let mark = self.in_flight().next;
         self.until_past(mark)?;
         self.in_flight().sent[mark].clear();
@@ -235,7 +253,7 @@ impl<E: Exchange> NcclExchange<E> {
     ) -> Result<RawTensor, Lost> {
         let World { rank: own, ranks, .. } = self.control.world();
         let mark = self.next_mark()?;
-        self.agree(count)?;
+        self.agree(count, ValueType::F32)?;
         self.gpu.bind().map_err(|problem| self.lost(problem))?;
         let address = |tensor: &RawTensor| self.gpu.address(tensor).map_err(|problem| self.lost(problem));
         let mine = portion(count, own, ranks, ALIGNMENT);
@@ -244,17 +262,17 @@ impl<E: Exchange> NcclExchange<E> {
         let mut transfers = Vec::new();
         for (rank, part) in (0..ranks).flat_map(|rank| parts.iter().map(move |part| (rank, part))) {
             let range = portion(count, rank, ranks, ALIGNMENT);
-            transfers.push(Transfer::send(address(part)?, &range, rank));
+            transfers.push(Transfer::send(address(part)?, &range, rank, WIDTH));
         }
         for rank in 0..ranks {
             for node in lanes.cover(lanes.of_rank(rank, ranks)) {
                 let row = device.empty(&[mine.len().max(1)]);
-                transfers.push(Transfer::receive(address(&row)?, mine.len(), rank));
+                transfers.push(Transfer::receive(address(&row)?, &(0..mine.len()), rank, WIDTH));
                 nodes.push((node, row));
             }
         }
         let stream = self.gpu.stream().map_err(|problem| self.lost(problem))?;
-        transfers.retain(|transfer| transfer.count > 0);
+        transfers.retain(|transfer| transfer.bytes > 0);
         self.launch(stream, &transfers)?;
         let mut sums: Partials<RawTensor> = Partials::new(*lanes);
         for (node, row) in nodes {
@@ -268,75 +286,122 @@ impl<E: Exchange> NcclExchange<E> {
         let mut transfers = Vec::new();
         for rank in 0..ranks {
             let range = portion(count, rank, ranks, ALIGNMENT);
-            transfers.push(Transfer::send(from, &(0..mine.len()), rank));
-            transfers.push(Transfer::receive(to + 4 * range.start as u64, range.len(), rank));
+            transfers.push(Transfer::send(from, &(0..mine.len()), rank, WIDTH));
+            transfers.push(Transfer::receive(to, &range, rank, WIDTH));
         }
-        transfers.retain(|transfer| transfer.count > 0);
+        transfers.retain(|transfer| transfer.bytes > 0);
         self.launch(stream, &transfers)?;
         self.end_at(mark, stream, parts)?;
         Ok(all)
     }
 
-    /// As [`Exchange::share`], of a row with the parts of all ranks. It is on the device's way until the end of the next
-    /// [`settle`](Exchange::settle).
-    fn share_on_gpu(
-        &self,
-        row: RawTensor,
-        parts: &[Range<usize>],
-        device: &ComputeDevice,
-    ) -> Result<RawTensor, Lost> {
-        let count = parts.last().map_or(0, |part| part.end);
-        let own = &parts[self.control.world().rank];
-        let mark = self.next_mark()?;
-        self.agree(count)?;
+    /// As [`Exchange::share`] and, if `is_ahead`, [`Exchange::share_ahead`], of a row with the parts of all ranks, if it is on a GPU:
+    /// whether it is. The row is on the device's way until the end of the next [`settle`](Exchange::settle).
+    ///
+    /// Which of the two it is concerns this rank alone: the others see the same transfers.
+    fn share_on_gpu(&self, values: &mut dyn Values, counts: &[usize], is_ahead: bool) -> Result<bool, Lost> {
+        let World { rank: own, ranks, .. } = self.control.world();
+        let flat = values.as_any().downcast_mut::<FlatTensor>();
+        let Some(flat) = flat.filter(|flat| !flat.device().is_processor()) else {
+            return Ok(false);
+        };
+        let (count, of) = (flat.count(), flat.value_type());
+        let parts = parts_of_ranks(counts, ranks, count);
+        if count == 0 {
+            return Ok(true);
+        }
+        let mark = match is_ahead {
+            true => self.next_mark_ahead()?,
+            false => self.next_mark()?,
+        };
+        self.agree(count, of)?;
         self.gpu.bind().map_err(|problem| self.lost(problem))?;
         let address = |tensor: &RawTensor| self.gpu.address(tensor).map_err(|problem| self.lost(problem));
-        let all = device.empty(&[count]);
+        let row = flat.values().clone();
+        let all = flat.empty_like();
         let (from, to) = (address(&row)?, address(&all)?);
         let mut transfers = Vec::new();
         for (rank, part) in parts.iter().enumerate() {
-            transfers.push(Transfer::send(from, own, rank));
-            transfers.push(Transfer::receive(to + 4 * part.start as u64, part.len(), rank));
+            transfers.push(Transfer::send(from, &parts[own], rank, of.bytes()));
+            transfers.push(Transfer::receive(to, part, rank, of.bytes()));
         }
-        transfers.retain(|transfer| transfer.count > 0);
+        transfers.retain(|transfer| transfer.bytes > 0);
         let stream = self.gpu.stream().map_err(|problem| self.lost(problem))?;
-        self.launch(stream, &transfers)?;
-        self.gpu
-            .mark(stream, mark)
-            .map_err(|problem| self.lost(problem))?;
-        let mut in_flight = self.in_flight();
-        in_flight.sent[mark] = vec![row];
-        in_flight.next = (mark + 1) % IN_FLIGHT;
-        Ok(all)
+        if is_ahead {
+            let beside = self.gpu.fork(stream).map_err(|problem| self.lost(problem))?;
+            // Before the launch, so that whatever fails does not give the memory away under it.
+            self.in_flight().ahead = Some(Ahead {
+                mark,
+                stream,
+                rows: [row, all.clone()],
+            });
+            self.launch(beside, &transfers)?;
+            let marked = self.gpu.mark(beside, mark);
+            marked.map_err(|problem| self.lost(problem))?;
+        } else {
+            self.launch(stream, &transfers)?;
+            self.end_at(mark, stream, vec![row])?;
+        }
+        flat.replace(all);
+        Ok(true)
+    }
+
+    /// Ends what is ahead, and waits for the row before that; says the mark of the next row ahead.
+    fn next_mark_ahead(&self) -> Result<usize, Lost> {
+        self.join_ahead()?;
+        let mark = IN_FLIGHT + self.in_flight().rows_ahead % IN_FLIGHT;
+        self.until_past(mark)?;
+        self.in_flight().rows_ahead += 1;
+        Ok(mark)
+    }
+
+    /// As [`Exchange::await_ahead`].
+    fn join_ahead(&self) -> Result<(), Lost> {
+        let Some(ahead) = self.in_flight().ahead.take() else {
+            return Ok(());
+        };
+        self.gpu.bind().map_err(|problem| self.lost(problem))?;
+        // The stream of its memory, and the one in which it is read: the same one, if one thread does both. A thread without a stream
+        // reads nothing.
+        let current = self.gpu.stream().ok();
+        for stream in [Some(ahead.stream), current].into_iter().flatten() {
+            let joined = self.gpu.join(stream, ahead.mark);
+            joined.map_err(|problem| self.lost(problem))?;
+        }
+        // Not before: whoever gets their memory next comes behind the row.
+        drop(ahead.rows);
+        Ok(())
     }
 }
+
+/// Bytes of an f32, which is what sums are of.
+const WIDTH: usize = 4;
 
 /// A row of values that goes to a rank, or comes from one.
 #[derive(Clone, Copy)]
 struct Transfer {
     address: u64,
-    count: usize,
+    bytes: usize,
     rank: usize,
     sends: bool,
 }
 
 impl Transfer {
-    /// Of the values in `range` of those at `address`.
-    fn send(address: u64, range: &Range<usize>, rank: usize) -> Self {
+    /// Of the values in `range` of those at `address`, of `width` bytes each.
+    fn send(address: u64, range: &Range<usize>, rank: usize, width: usize) -> Self {
         Self {
-            address: address + 4 * range.start as u64,
-            count: range.len(),
+            address: address + (width * range.start) as u64,
+            bytes: width * range.len(),
             rank,
             sends: true,
         }
     }
 
-    fn receive(address: u64, count: usize, rank: usize) -> Self {
+    /// To where the values in `range` are of those at `address`.
+    fn receive(address: u64, range: &Range<usize>, rank: usize, width: usize) -> Self {
         Self {
-            address,
-            count,
-            rank,
             sends: false,
+            ..Self::send(address, range, rank, width)
         }
     }
 }
@@ -394,10 +459,12 @@ impl<E: Exchange> Exchange for NcclExchange<E> {
     }
 
     fn settle(&self) -> Result<(), Lost> {
-        for mark in 0..IN_FLIGHT {
+        for mark in 0..MARKS {
             self.until_past(mark)?;
-            self.in_flight().sent[mark].clear();
         }
+        let mut in_flight = self.in_flight();
+        in_flight.sent.iter_mut().for_each(Vec::clear);
+        in_flight.ahead = None;
         Ok(())
     }
 
@@ -406,18 +473,21 @@ impl<E: Exchange> Exchange for NcclExchange<E> {
     }
 
     fn share(&self, values: &mut dyn Values, counts: &[usize]) -> Result<(), Lost> {
-        let flat = values.as_any().downcast_mut::<FlatTensor>();
-        let Some(flat) = flat.filter(|flat| !flat.device().is_processor()) else {
-            return self.control.share(values, counts);
-        };
-        let count = flat.count();
-        let parts = parts_of_ranks(counts, self.control.world().ranks, count);
-        if count == 0 {
-            return Ok(());
+        match self.share_on_gpu(values, counts, false)? {
+            true => Ok(()),
+            false => self.control.share(values, counts),
         }
-        let (row, device) = (flat.values().clone(), flat.device().clone());
-        flat.replace(self.share_on_gpu(row, &parts, &device)?);
-        Ok(())
+    }
+
+    fn share_ahead(&self, values: &mut dyn Values, counts: &[usize]) -> Result<(), Lost> {
+        match self.share_on_gpu(values, counts, true)? {
+            true => Ok(()),
+            false => self.control.share_ahead(values, counts),
+        }
+    }
+
+    fn await_ahead(&self) -> Result<(), Lost> {
+        self.join_ahead()
     }
 
     fn transfer(&self, values: &mut dyn Values, from: usize, to: usize) -> Result<(), Lost> {

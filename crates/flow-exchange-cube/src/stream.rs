@@ -10,7 +10,8 @@ use cubecl_core::environment::stream::StreamId;
 use cubecl_server::runtime::Runtime;
 use cubecl_server::stream::WriteScoped;
 use cudarc::driver::CudaContext;
-use cudarc::driver::sys::{self, CUevent, CUevent_flags, CUresult, CUstream};
+use cudarc::driver::result::stream::{StreamKind, create as create_stream, wait_event};
+use cudarc::driver::sys::{self, CUevent, CUevent_flags, CUevent_wait_flags, CUresult, CUstream};
 use flow_core::RawTensor;
 use flow_core::cube;
 use std::ffi::c_void;
@@ -23,13 +24,20 @@ type Server = <CudaRuntime as Runtime>::Server;
 /// would fill the queue of launches, in which the host then waits without a deadline.
 pub(crate) const IN_FLIGHT: usize = 2;
 
+/// Places that [`Gpu::mark`] notes: as many in CubeCL's stream as may be in flight, then as many in the stream beside it.
+pub(crate) const MARKS: usize = 2 * IN_FLIGHT;
+
 /// A GPU: CubeCL's thread that launches on it, and the driver's context, which is the one that CubeCL has.
 pub(crate) struct Gpu {
     /// Opened when it is needed first: options of the runtime may not be in force before.
     server: OnceLock<DeviceHandle<Server>>,
     context: Arc<CudaContext>,
-    /// Recorded behind what is waited for, by turns.
-    events: [Event; IN_FLIGHT],
+    /// Recorded behind what is waited for, by mark.
+    events: Vec<Event>,
+    /// Recorded in CubeCL's stream where the stream beside it goes on from.
+    fork: Event,
+    /// A stream of our own, for what is on its way while CubeCL's computes. It lives as long as the process.
+    beside: Stream,
 }
 
 /// An event of the driver. It is made once and lives as long as the process.
@@ -42,11 +50,13 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 /// The stream on which CubeCL launches what the calling thread asks for.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Stream(CUstream);
 
 // SAFETY: a stream is a handle that the driver lets any thread use.
 unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
 
 impl Stream {
     /// As NCCL wants it.
@@ -72,13 +82,21 @@ impl Gpu {
         let context = CudaContext::new(index).map_err(|error| error.to_string())?;
         context.bind_to_thread().map_err(|error| error.to_string())?;
         let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING;
-        let event = || cudarc::driver::result::event::create(flags).map(Event);
-        let events = [event(), event()];
-        let [first, second] = events.map(|event| event.map_err(|error| error.to_string()));
+        let event = || {
+            let created = cudarc::driver::result::event::create(flags).map(Event);
+            created.map_err(|error| error.to_string())
+        };
+        let events = (0..MARKS)
+            .map(|_| event())
+            .collect::<Result<Vec<Event>, String>>()?;
+        let fork = event()?;
+        let beside = create_stream(StreamKind::NonBlocking).map_err(|error| error.to_string())?;
         Ok(Self {
             server: OnceLock::new(),
             context,
-            events: [first?, second?],
+            events,
+            fork,
+            beside: Stream(beside),
         })
     }
 
@@ -119,7 +137,37 @@ impl Gpu {
         Ok(resource.resource().ptr)
     }
 
-    /// Notes how far `stream` has been filled, as mark number `mark`, which may be below [`IN_FLIGHT`].
+    /// The stream beside CubeCL's, for what comes behind all that was launched in `stream` so far. What is launched in `stream` later does
+    /// not wait for it, unless [`join`](Self::join) says so.
+    pub(crate) fn fork(&self, stream: Stream) -> Result<Stream, String> {
+        let (fork, beside) = (self.fork, self.beside);
+        let forked = self.on_launching_thread(move || {
+            // Taken whole into the closure: their fields alone are not `Send`.
+            let (fork, stream, beside) = (fork, stream, beside);
+            // SAFETY: the handles are alive: event and stream of our own for ever, the other stream as long as CubeCL's server, on whose
+            // thread this is.
+            unsafe {
+                cudarc::driver::result::event::record(fork.0, stream.0)?;
+                wait_event(beside.0, fork.0, CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT)
+            }
+        })?;
+        forked.map_err(|error| error.to_string())?;
+        Ok(beside)
+    }
+
+    /// What is launched in `stream` from now on comes behind a mark of any stream.
+    pub(crate) fn join(&self, stream: Stream, mark: usize) -> Result<(), String> {
+        let event = self.events[mark];
+        let joined = self.on_launching_thread(move || {
+            // As in `fork`.
+            let (event, stream) = (event, stream);
+            // SAFETY: as in `mark`.
+            unsafe { wait_event(stream.0, event.0, CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT) }
+        })?;
+        joined.map_err(|error| error.to_string())
+    }
+
+    /// Notes how far `stream` has been filled, as mark number `mark`, which may be below [`MARKS`].
     pub(crate) fn mark(&self, stream: Stream, mark: usize) -> Result<(), String> {
         let event = self.events[mark];
         let recorded = self.on_launching_thread(move || {

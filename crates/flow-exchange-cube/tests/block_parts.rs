@@ -5,9 +5,9 @@ use flow_core::device::ComputeDevice;
 use flow_core::params::LayoutBuilder;
 use flow_core::stopped::caught;
 use flow_core::{Init, ModelSpec, ParamLayout, ParamView, Stopped, Weights, cpu};
-use flow_exchange::{Exchange, in_process};
+use flow_exchange::{Exchange, Lanes, Lost, Values, World, in_process};
 use flow_exchange_cube::{BlockExchange, BlockParts};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -61,12 +61,12 @@ fn in_parts(exchange: &BlockExchange, device: &ComputeDevice) -> Weights {
     weights
 }
 
-/// The whole values of a block, by name, as a view of it shows them.
-fn of_block(weights: &Weights, stack: &str, block: usize) -> Vec<(String, Vec<u32>)> {
+/// The whole values of a block, by name, as a view of it shows them; `next` is said to be the one after it.
+fn of_block(weights: &Weights, stack: &str, block: usize, next: Option<usize>) -> Vec<(String, Vec<u32>)> {
     let layout = weights.layout().clone();
     let view = ParamView::plain(weights);
     let view = view
-        .of_block(stack, block)
+        .of_block(stack, block, next)
         .expect("weights in parts are made whole");
     let prefix = format!("{stack}.{block}.");
     let specs = layout.specs().iter().enumerate();
@@ -126,14 +126,22 @@ fn ranks_that_compute_different_blocks_get_the_bits_of_whole_weights_and_meet_at
             let seen = on_each(ranks, move |exchange| {
                 let weights = in_parts(&exchange, &on);
                 let rank = exchange.world().rank;
-                // Rank 0 computes nothing, rank 1 all blocks, rank 2 some of them twice and in another order.
-                let blocks: Vec<(&str, usize)> = match rank {
+                // Rank 0 computes nothing, rank 1 all blocks as it says beforehand, rank 2 some of them twice and in another order, most of
+                // them others than it said, and in the end not the one that it has ahead.
+                let blocks: Vec<(&str, usize, Option<usize>)> = match rank {
                     0 => vec![],
-                    1 => (0..11).map(|block| ("blocks", block)).collect(),
-                    _ => vec![("single_blocks", 1), ("blocks", 10), ("blocks", 1), ("blocks", 1)],
+                    1 => (0..11).map(|block| ("blocks", block, Some(block + 1))).collect(),
+                    _ => vec![
+                        ("single_blocks", 1, Some(0)),
+                        ("blocks", 10, Some(9)),
+                        ("blocks", 1, Some(1)),
+                        ("blocks", 1, Some(2)),
+                        ("blocks", 2, None),
+                        ("blocks", 4, Some(5)),
+                    ],
                 };
-                for (stack, block) in blocks {
-                    let found = of_block(&weights, stack, block);
+                for (stack, block, next) in blocks {
+                    let found = of_block(&weights, stack, block, next);
                     assert!(found == wanted(&on, stack, block), "{stack}.{block} on {ranks}");
                 }
                 exchange.gather(&[rank as u8]).expect("everyone is there")
@@ -200,7 +208,8 @@ fn several_threads_of_a_rank_may_compute_blocks_beside_one_another() {
                 let device = &device;
                 scope.spawn(move || {
                     for block in (first..11).step_by(3) {
-                        assert!(of_block(weights, "blocks", block) == wanted(device, "blocks", block));
+                        let found = of_block(weights, "blocks", block, Some(block + 3));
+                        assert!(found == wanted(device, "blocks", block));
                     }
                 });
             }
@@ -220,7 +229,7 @@ fn a_rank_that_stops_ends_the_computation_of_the_others_with_its_words() {
             let _ = exchange.gather(&[]);
             return Ok(());
         }
-        let outcome = caught(|| of_block(&weights, "blocks", 0)).map(drop);
+        let outcome = caught(|| of_block(&weights, "blocks", 0, Some(1))).map(drop);
         exchange.abort("it lost the other");
         outcome
     });
@@ -228,6 +237,119 @@ fn a_rank_that_stops_ends_the_computation_of_the_others_with_its_words() {
         panic!("{outcomes:?}");
     };
     assert!(why.contains("its disk is full"), "{why}");
+}
+
+/// Writes down what is asked of an exchange, and the type of rows.
+#[derive(Debug)]
+struct Logged {
+    exchange: Arc<dyn Exchange>,
+    log: Arc<Mutex<Vec<String>>>,
+}
+
+impl Logged {
+    fn log(&self, words: impl Into<String>) {
+        let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        log.push(words.into());
+    }
+}
+
+impl Exchange for Logged {
+    fn world(&self) -> World {
+        self.exchange.world()
+    }
+
+    fn gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Lost> {
+        self.log("gather");
+        self.exchange.gather(mine)
+    }
+
+    fn sum(&self, lanes: &Lanes, parts: &mut [&mut dyn Values]) -> Result<(), Lost> {
+        self.exchange.sum(lanes, parts)
+    }
+
+    fn settle(&self) -> Result<(), Lost> {
+        self.exchange.settle()
+    }
+
+    fn broadcast(&self, values: &mut dyn Values, from: usize) -> Result<(), Lost> {
+        self.exchange.broadcast(values, from)
+    }
+
+    fn share(&self, values: &mut dyn Values, counts: &[usize]) -> Result<(), Lost> {
+        self.log(format!("{:?}", values.value_type()));
+        self.exchange.share(values, counts)
+    }
+
+    fn share_ahead(&self, values: &mut dyn Values, counts: &[usize]) -> Result<(), Lost> {
+        self.log(format!("{:?} ahead", values.value_type()));
+        self.exchange.share_ahead(values, counts)
+    }
+
+    fn await_ahead(&self) -> Result<(), Lost> {
+        self.log("await");
+        self.exchange.await_ahead()
+    }
+
+    fn transfer(&self, values: &mut dyn Values, from: usize, to: usize) -> Result<(), Lost> {
+        self.exchange.transfer(values, from, to)
+    }
+
+    fn check(&self) -> Result<(), Lost> {
+        self.exchange.check()
+    }
+
+    fn abort(&self, words: &str) {
+        self.exchange.abort(words);
+    }
+}
+
+#[test]
+fn a_block_travels_once_a_pass_in_the_type_it_is_stored_in_and_ahead_of_its_turn() {
+    for (device, of) in [
+        (ComputeDevice::cpu(), "F32"),
+        (ComputeDevice::cpu().computing_in(FloatDType::BF16), "Bf16"),
+    ] {
+        let threads: Vec<_> = in_process(2, PATIENCE)
+            .into_iter()
+            .map(|exchange| {
+                let device = device.clone();
+                thread::spawn(move || {
+                    let log: Arc<Mutex<Vec<String>>> = Arc::default();
+                    let logged = Logged {
+                        exchange,
+                        log: Arc::clone(&log),
+                    };
+                    let exchange = BlockExchange::new(Arc::new(logged));
+                    let weights = in_parts(&exchange, &device);
+                    let forward = (0..11).map(|block| (block, Some(block + 1).filter(|next| *next < 11)));
+                    let backward = (0..11).rev().map(|block: usize| (block, block.checked_sub(1)));
+                    for (block, next) in forward.chain(backward) {
+                        let found = of_block(&weights, "blocks", block, next);
+                        assert!(found == wanted(&device, "blocks", block), "block {block}");
+                    }
+                    exchange.gather(&[]).expect("everyone is there");
+                    std::mem::take(&mut *log.lock().unwrap_or_else(PoisonError::into_inner))
+                })
+            })
+            .collect();
+        let ahead = format!("{of} ahead");
+        let ahead = ahead.as_str();
+        // The first block of a pass and the second come in one round; the last one is there when it is asked for.
+        let between = ["await", "gather", ahead].repeat(9);
+        let parts: [&[&str]; 6] = [
+            &["gather", of, ahead],
+            &between,
+            &["await", "gather", of, ahead],
+            &between,
+            &["await"],
+            // At the next exchange, after a round in which nobody wants a block.
+            &["await", "gather", "gather"],
+        ];
+        let wanted = parts.concat();
+        for thread in threads {
+            assert_eq!(thread.join().expect("no rank panics"), wanted);
+        }
+    }
 }
 
 #[test]

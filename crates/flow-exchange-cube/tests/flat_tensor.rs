@@ -1,8 +1,10 @@
 //! Tensors as one row, summed over ranks.
 
+use burn::tensor::FloatDType;
 use flow_core::device::ComputeDevice;
+use flow_core::tensors::cast;
 use flow_core::{RawTensor, cpu};
-use flow_exchange::{Lanes, Values, in_process};
+use flow_exchange::{Lanes, ValueType, Values, in_process};
 use flow_exchange_cube::FlatTensor;
 use std::time::Duration;
 
@@ -35,6 +37,25 @@ fn tensors_come_back_as_they_were_packed_and_an_absent_one_as_minus_zero() {
         };
         assert_eq!(bits, wanted.iter().map(|x| x.to_bits()).collect::<Vec<_>>());
     }
+}
+
+#[test]
+fn tensors_of_sixteen_bits_are_packed_read_written_and_unpacked_without_a_change() {
+    let device = ComputeDevice::cpu();
+    let own = cast(&tensor(0, 0), FloatDType::BF16);
+    let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+    let given = [(Some(&own), SHAPES[0]), (None, SHAPES[1])];
+    let mut flat = FlatTensor::pack_as(&device, ValueType::Bf16, given);
+    assert_eq!((flat.value_type(), flat.count()), (ValueType::Bf16, 22));
+    let read = flat.read();
+    let wanted = [cpu::to_host(&own), vec![-0.0; 7]].concat();
+    assert_eq!(bits(read.clone()), bits(wanted));
+    flat.write(read.iter().rev().copied().collect());
+    assert_eq!(flat.value_type(), ValueType::Bf16);
+    assert_eq!(bits(flat.read()), bits(read.iter().rev().copied().collect()));
+    flat.write(read);
+    let unpacked = flat.unpack([SHAPES[0], SHAPES[1]]);
+    assert_eq!(bits(cpu::to_host(&unpacked[0])), bits(cpu::to_host(&own)));
 }
 
 #[test]

@@ -51,6 +51,28 @@ pub trait Exchange: Debug + Send + Sync {
     /// If `counts` has not one number for each rank, or these are not as many as `values` together.
     fn share(&self, values: &mut dyn Values, counts: &[usize]) -> Result<(), Lost>;
 
+    /// As [`share`](Self::share), of a row that is read later. Where a device exchanges, the row travels beside what is launched from now
+    /// on, and nothing reads it before [`await_ahead`](Self::await_ahead). One row at a time travels so: what is exchanged
+    /// next waits for it, on the device. For other ranks this may be [`share`](Self::share).
+    ///
+    /// # Errors
+    /// As [`share`](Self::share).
+    ///
+    /// # Panics
+    /// As [`share`](Self::share).
+    fn share_ahead(&self, values: &mut dyn Values, counts: &[usize]) -> Result<(), Lost> {
+        self.share(values, counts)
+    }
+
+    /// What is launched from now on comes behind the last row that was [shared ahead](Self::share_ahead), if one is on its way.
+    /// It concerns this rank's device alone: the others need not be there.
+    ///
+    /// # Errors
+    /// If the device does not do what it must.
+    fn await_ahead(&self) -> Result<(), Lost> {
+        Ok(())
+    }
+
     /// Gives rank `to` the values of rank `from`. Those of the other ranks, which call this as well, stay as they are.
     ///
     /// # Errors

@@ -1,5 +1,6 @@
 //! What ranks send each other.
 
+use crate::values::ValueType;
 use std::io::{self, Read, Write};
 
 /// What a frame is part of.
@@ -95,13 +96,50 @@ impl Frame {
     }
 }
 
-/// Values as bytes, little end first.
-pub(crate) fn to_bytes<'a>(values: impl IntoIterator<Item = &'a f32>) -> Vec<u8> {
-    values.into_iter().flat_map(|value| value.to_le_bytes()).collect()
+/// Values of a type as its bytes, little end first.
+pub(crate) fn to_bytes<'a>(values: impl IntoIterator<Item = &'a f32>, of: ValueType) -> Vec<u8> {
+    let values = values.into_iter();
+    match of {
+        ValueType::F32 => values.flat_map(|value| value.to_le_bytes()).collect(),
+        // The lower half of each is zero.
+        ValueType::Bf16 => values
+            .flat_map(|value| ((value.to_bits() >> 16) as u16).to_le_bytes())
+            .collect(),
+    }
 }
 
-/// Bytes as values.
-pub(crate) fn to_values(bytes: &[u8]) -> Vec<f32> {
-    let words = bytes.as_chunks::<4>().0;
-    words.iter().map(|word| f32::from_le_bytes(*word)).collect()
+/// Bytes as values of a type.
+pub(crate) fn to_values(bytes: &[u8], of: ValueType) -> Vec<f32> {
+    match of {
+        ValueType::F32 => {
+            let words = bytes.as_chunks::<4>().0;
+            words.iter().map(|word| f32::from_le_bytes(*word)).collect()
+        }
+        ValueType::Bf16 => {
+            let halves = bytes.as_chunks::<2>().0.iter();
+            let widened = halves.map(|half| f32::from_bits(u32::from(u16::from_le_bytes(*half)) << 16));
+            widened.collect()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{to_bytes, to_values};
+    use crate::values::ValueType;
+
+    #[test]
+    fn every_value_of_sixteen_bits_travels_in_two_bytes_and_comes_back_bit_by_bit() {
+        let values: Vec<f32> = (0..=u16::MAX)
+            .map(|upper| f32::from_bits(u32::from(upper) << 16))
+            .collect();
+        for (of, width) in [(ValueType::Bf16, 2), (ValueType::F32, 4)] {
+            assert_eq!(of.bytes(), width);
+            let bytes = to_bytes(&values, of);
+            assert_eq!(bytes.len(), width * values.len());
+            let back = to_values(&bytes, of);
+            let same = |(one, other): (&f32, &f32)| one.to_bits() == other.to_bits();
+            assert!(back.len() == values.len() && back.iter().zip(&values).all(same));
+        }
+    }
 }

@@ -22,4 +22,4 @@ pub use lost::Lost;
 pub use portion::{parts_of_ranks, portion};
 pub use ranks::Ranks;
 pub use tcp::tcp;
-pub use values::{HostValues, Values};
+pub use values::{HostValues, ValueType, Values};

@@ -5,7 +5,7 @@ use crate::frame::{Frame, Kind, to_bytes, to_values};
 use crate::lanes::{Lanes, Partials};
 use crate::lost::Lost;
 use crate::portion::{parts_of_ranks, portion};
-use crate::values::Values;
+use crate::values::{ValueType, Values};
 use flow_rendezvous::{Membership, Watch, World};
 use std::collections::VecDeque;
 use std::fmt::Debug;
@@ -206,16 +206,19 @@ impl Ranks {
         state: &mut State,
         from: usize,
         kind: Kind,
-        count: usize,
+        (count, of): (usize, ValueType),
     ) -> Result<Vec<f32>, Lost> {
         let bytes = self.receive(state, from, kind)?;
-        if bytes.len() == 4 * count {
-            return Ok(to_values(&bytes));
+        if bytes.len() == of.bytes() * count {
+            return Ok(to_values(&bytes, of));
         }
         Err(Lost::OutOfStep {
             rank: from,
             own: self.world.rank,
-            problem: format!("it sends {} values where {count} are due", bytes.len() / 4),
+            problem: format!(
+                "it sends {} values where {count} are due",
+                bytes.len() / of.bytes()
+            ),
         })
     }
 
@@ -260,7 +263,7 @@ impl Exchange for Ranks {
             let frame = Frame {
                 kind: Kind::Portion,
                 number: state.number,
-                bytes: to_bytes(values),
+                bytes: to_bytes(values, ValueType::F32),
             };
             self.send(to, &frame);
         }
@@ -274,7 +277,10 @@ impl Exchange for Ranks {
                     .flat_map(|part| &part[range.clone()])
                     .copied()
                     .collect(),
-                false => self.receive_values(&mut state, from, Kind::Portion, nodes.len() * range.len())?,
+                false => {
+                    let due = (nodes.len() * range.len(), ValueType::F32);
+                    self.receive_values(&mut state, from, Kind::Portion, due)?
+                }
             };
             for (index, node) in nodes.into_iter().enumerate() {
                 let values = values[index * range.len()..(index + 1) * range.len()].to_vec();
@@ -287,7 +293,7 @@ impl Exchange for Ranks {
         let frame = Frame {
             kind: Kind::Total,
             number: state.number,
-            bytes: to_bytes(&total),
+            bytes: to_bytes(&total, ValueType::F32),
         };
         self.others().for_each(|to| self.send(to, &frame));
         let mut all = Vec::with_capacity(count);
@@ -295,7 +301,7 @@ impl Exchange for Ranks {
             let values = match from == own {
                 true => total.clone(),
                 false => {
-                    let due = portion(count, from, ranks, 1).len();
+                    let due = (portion(count, from, ranks, 1).len(), ValueType::F32);
                     self.receive_values(&mut state, from, Kind::Total, due)?
                 }
             };
@@ -318,13 +324,13 @@ impl Exchange for Ranks {
             let frame = Frame {
                 kind: Kind::Broadcast,
                 number: state.number,
-                bytes: to_bytes(&values.read()),
+                bytes: to_bytes(&values.read(), values.value_type()),
             };
             self.others().for_each(|to| self.send(to, &frame));
             return Ok(());
         }
-        let count = values.count();
-        let received = self.receive_values(&mut state, from, Kind::Broadcast, count)?;
+        let due = (values.count(), values.value_type());
+        let received = self.receive_values(&mut state, from, Kind::Broadcast, due)?;
         values.write(received);
         Ok(())
     }
@@ -332,15 +338,15 @@ impl Exchange for Ranks {
     fn share(&self, values: &mut dyn Values, counts: &[usize]) -> Result<(), Lost> {
         let parts = parts_of_ranks(counts, self.world.ranks, values.count());
         let mut state = self.begin()?;
-        let mut row = values.read();
+        let (mut row, of) = (values.read(), values.value_type());
         let frame = Frame {
             kind: Kind::Share,
             number: state.number,
-            bytes: to_bytes(&row[parts[self.world.rank].clone()]),
+            bytes: to_bytes(&row[parts[self.world.rank].clone()], of),
         };
         self.others().for_each(|to| self.send(to, &frame));
         for from in self.others() {
-            let theirs = self.receive_values(&mut state, from, Kind::Share, counts[from])?;
+            let theirs = self.receive_values(&mut state, from, Kind::Share, (counts[from], of))?;
             row[parts[from].clone()].copy_from_slice(&theirs);
         }
         values.write(row);
@@ -357,12 +363,12 @@ impl Exchange for Ranks {
             let frame = Frame {
                 kind: Kind::Transfer,
                 number: state.number,
-                bytes: to_bytes(&values.read()),
+                bytes: to_bytes(&values.read(), values.value_type()),
             };
             self.send(to, &frame);
         } else if own == to {
-            let count = values.count();
-            let received = self.receive_values(&mut state, from, Kind::Transfer, count)?;
+            let due = (values.count(), values.value_type());
+            let received = self.receive_values(&mut state, from, Kind::Transfer, due)?;
             values.write(received);
         }
         Ok(())

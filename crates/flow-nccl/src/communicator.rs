@@ -1,7 +1,7 @@
 //! A communicator of one GPU, whose calls never wait.
 
 use crate::error::NcclError;
-use crate::library::{Config, FLOAT32, IN_PROGRESS, Nccl, RawCommunicator, RawStream, SUM, UniqueId};
+use crate::library::{Config, FLOAT32, IN_PROGRESS, Nccl, RawCommunicator, RawStream, SUM, UINT8, UniqueId};
 use std::ffi::{c_int, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -77,7 +77,7 @@ impl Communicator {
         Ok(state != IN_PROGRESS)
     }
 
-    /// Transfers of f32 that are launched together on `stream`; [`Group::end`] launches them.
+    /// Transfers that are launched together on `stream`; [`Group::end`] launches them.
     ///
     /// # Errors
     /// [`NcclError`].
@@ -120,35 +120,35 @@ pub struct Group<'a> {
 }
 
 impl Group<'_> {
-    /// Sends `count` f32 to a rank, this one included.
+    /// Sends so many bytes to a rank, this one included.
     ///
     /// # Errors
     /// [`NcclError`].
     ///
     /// # Safety
-    /// Until the stream has come past the group, `count` values are at `from`, and nothing writes there.
-    pub unsafe fn send(&mut self, from: u64, count: usize, to_rank: usize) -> Result<(), NcclError> {
+    /// Until the stream has come past the group, so many bytes are at `from`, and nothing writes there.
+    pub unsafe fn send(&mut self, from: u64, bytes: usize, to_rank: usize) -> Result<(), NcclError> {
         let (from, rank, stream) = (from as *const c_void, to_rank as c_int, self.stream);
         let table = &self.communicator.nccl.table;
         self.communicator.with("ncclSend", |raw| {
             // SAFETY: as the caller says.
-            unsafe { (table.send)(from, count, FLOAT32, rank, raw, stream) }
+            unsafe { (table.send)(from, bytes, UINT8, rank, raw, stream) }
         })
     }
 
-    /// Receives `count` f32 of a rank, this one included.
+    /// Receives so many bytes of a rank, this one included.
     ///
     /// # Errors
     /// [`NcclError`].
     ///
     /// # Safety
-    /// Until the stream has come past the group, room for `count` values is at `to`, and nothing else reads or writes there.
-    pub unsafe fn receive(&mut self, to: u64, count: usize, from_rank: usize) -> Result<(), NcclError> {
+    /// Until the stream has come past the group, room for so many bytes is at `to`, and nothing else reads or writes there.
+    pub unsafe fn receive(&mut self, to: u64, bytes: usize, from_rank: usize) -> Result<(), NcclError> {
         let (to, rank, stream) = (to as *mut c_void, from_rank as c_int, self.stream);
         let table = &self.communicator.nccl.table;
         self.communicator.with("ncclRecv", |raw| {
             // SAFETY: as the caller says.
-            unsafe { (table.receive)(to, count, FLOAT32, rank, raw, stream) }
+            unsafe { (table.receive)(to, bytes, UINT8, rank, raw, stream) }
         })
     }
 

@@ -21,6 +21,8 @@ pub(crate) type RawStream = *mut c_void;
 pub(crate) const SUCCESS: c_int = 0;
 /// `ncclInProgress`: of a communicator that does not block.
 pub(crate) const IN_PROGRESS: c_int = 7;
+/// `ncclUint8`: what is moved and not added up is bytes.
+pub(crate) const UINT8: c_int = 1;
 /// `ncclFloat32`.
 pub(crate) const FLOAT32: c_int = 7;
 

@@ -22,8 +22,15 @@ result ncclCommInitRankConfig(void **comm, int ranks, unique_id id, int rank, vo
 result ncclCommAbort(void *comm) { calls[ABORT]++; return 0; }
 /* In progress twice, then done. */
 result ncclCommGetAsyncError(void *comm, int *state) { *state = ++polls > 2 ? 0 : 7; return 0; }
-result ncclSend(const void *from, size_t count, int type, int rank, void *comm, void *stream) { calls[SEND]++; return code_of_send; }
-result ncclRecv(void *to, size_t count, int type, int rank, void *comm, void *stream) { calls[RECEIVE]++; return 0; }
+/* Bytes are type 1. */
+result ncclSend(const void *from, size_t count, int type, int rank, void *comm, void *stream) {
+    calls[SEND]++;
+    return type == 1 ? code_of_send : 4;
+}
+result ncclRecv(void *to, size_t count, int type, int rank, void *comm, void *stream) {
+    calls[RECEIVE]++;
+    return type == 1 ? 0 : 4;
+}
 /* f32 is type 7, and a sum operation 0. */
 result ncclAllReduce(const void *from, void *to, size_t count, int type, int operation, void *comm, void *stream) {
     calls[ALL_REDUCE]++;

@@ -5,7 +5,7 @@
 //! | part | values |
 //! |---|---|
 //! | weights | `W`; on a GPU that computes in bf16, half of what is frozen, and of what is trained if it is stored in bf16; of the frozen weights of blocks, an even share on several processes that share them out; what the accelerator `low_precision` stores takes a byte a value and 4 a row, or in NF4 half a byte a value and 2 for each 64 of a row, and the largest such matrix stands there widened as well |
-//! | a whole block | where processes share out weights: the largest block as it is stored, and three times in f32: on its way from two processes, and to this one |
+//! | whole blocks | where processes share out weights: five times the largest block as it is stored: the one that computes, the next one, and three rows of a block that are on their way between processes |
 //! | gradients | `2 T`: those added up over micro-batches, and those of the call under way, which may be bf16 |
 //! | moments | `2 T`: AdamW's first and second; half of it in bf16; on several processes that share the optimizer's state, an even share of it |
 //! | copies | `T` for each of the moving average, the reference, the policy that samples and, with `sampling.staleness`, the weights before the last update, and half as much again for what a model that computes in bf16 reads of them; what is frozen is shared |
@@ -243,8 +243,8 @@ impl Load {
 pub struct MemoryEstimate {
     /// The weights.
     pub weights: f64,
-    /// A block while it computes, where the weights of blocks are shared out.
-    pub whole_block: f64,
+    /// A block while it computes and the next one on its way, where the weights of blocks are shared out.
+    pub whole_blocks: f64,
     /// Gradients of the trained ones, of the call under way.
     pub gradients: f64,
     /// Sums of gradients over micro-batches.
@@ -293,7 +293,8 @@ impl MemoryEstimate {
         let frozen = bytes(stored.frozen, all - trained - low.values as f64 - elsewhere) + low.bytes as f64;
         Self {
             weights: bytes(stored.trained, trained) + frozen + widened,
-            whole_block: bytes(stored.frozen, largest) + 3.0 * BYTES * largest,
+            // Two whole ones, and three rows on their way: what this process gives of two of them, and what it gets.
+            whole_blocks: 5.0 * bytes(stored.frozen, largest),
             gradients: bytes(stored.gradient, trained),
             sums: BYTES * trained,
             // Weights are shared out whole: some process has at least this much, and none has more than one weight above it. Those of a
@@ -352,8 +353,8 @@ impl MemoryEstimate {
         if self.teachers > 0.0 {
             parts.push(("teachers", self.teachers));
         }
-        if self.whole_block > 0.0 && phase != Phase::Encoding {
-            parts.push(("a whole block", self.whole_block));
+        if self.whole_blocks > 0.0 && phase != Phase::Encoding {
+            parts.push(("whole blocks", self.whole_blocks));
         }
         parts.push(("autoencoder", self.autoencoder));
         if self.rewards > 0.0 {
@@ -408,7 +409,7 @@ impl MemoryEstimate {
             sums: 0.0,
             trajectories: self.unshared_trajectories,
             activations: 0.0,
-            whole_block: 0.0,
+            whole_blocks: 0.0,
             ..self
         }
     }

@@ -126,7 +126,7 @@ fn of_model(config: &Config, model: &Trained<'_>, estimate: &MemoryEstimate) -> 
             bytes: trained as f64 * model.values as f64,
             when: WITH_MODEL.into(),
         },
-        of_whole_block(estimate),
+        of_whole_blocks(estimate),
         MemoryRow {
             part: "optimizer".into(),
             what: format!(
@@ -202,12 +202,12 @@ fn of_low_precision(load: &Load) -> MemoryRow {
     }
 }
 
-/// A block that is whole while it computes, where processes have parts of it.
-fn of_whole_block(estimate: &MemoryEstimate) -> MemoryRow {
+/// The block that is whole while it computes and the next one, where processes have parts of them.
+fn of_whole_blocks(estimate: &MemoryEstimate) -> MemoryRow {
     MemoryRow {
-        part: "a whole block".into(),
-        what: "the largest one while it computes, and on its way between processes".into(),
-        bytes: estimate.whole_block,
+        part: "whole blocks".into(),
+        what: "the largest, while it computes and the next one comes, and rows on their way".into(),
+        bytes: estimate.whole_blocks,
         when: vec![Phase::Rollout, Phase::Update],
     }
 }

@@ -318,14 +318,19 @@ impl ComputeDevice {
 
     /// A tensor in f32, its values unspecified; zeros on the processor.
     pub fn empty(&self, shape: &[usize]) -> RawTensor {
+        self.empty_in(shape, FloatDType::F32)
+    }
+
+    /// A tensor in any float type, its values unspecified; zeros on the processor.
+    pub fn empty_in(&self, shape: &[usize], dtype: FloatDType) -> RawTensor {
         #[cfg(feature = "cube")]
         if !self.is_processor() {
             use burn::backend::{Dispatch, ops::FloatTensorOps};
-            let count: usize = shape.iter().product();
-            let flat = Tensor::<1>::empty([count], (&self.device, burn::tensor::DType::F32));
+            let (count, dtype): (usize, burn::tensor::DType) = (shape.iter().product(), dtype.into());
+            let flat = Tensor::<1>::empty([count], (&self.device, dtype));
             return Dispatch::float_reshape(flat.into_dispatch(), shape.into());
         }
-        self.zeros(shape)
+        cast(&self.zeros(shape), dtype)
     }
 
     /// A tensor whose rank is erased, from host values.

@@ -16,6 +16,8 @@ pub struct Exec<'w> {
     pub(super) text_lengths: Option<Arc<[usize]>>,
     pub(super) stash: Arc<dyn Stash>,
     pub(super) site: Option<Site>,
+    /// Whether what computes belongs to a backward pass, which takes blocks from the last to the first.
+    pub(super) in_backward: bool,
     pub(super) weights: PhantomData<&'w ()>,
 }
 
@@ -29,6 +31,7 @@ impl<'w> Exec<'w> {
             text_lengths: None,
             stash: Arc::new(Compute),
             site: None,
+            in_backward: false,
             weights: PhantomData,
         }
     }
@@ -78,6 +81,7 @@ impl<'w> Exec<'w> {
             text_lengths: self.text_lengths.clone(),
             stash: Arc::new(Compute),
             site: self.site.clone(),
+            in_backward: true,
             weights: PhantomData,
         }
     }

@@ -20,6 +20,9 @@ pub trait BlockWeights: Debug + Send + Sync {
     /// The weights that are shared out of block number `block` of `stack`, whole, each with its place in the layout; none of a block that has
     /// none. Other processes take part: how they learn of it is up to whoever implements this.
     ///
+    /// `next` is the block of the same stack that this thread will most likely ask for after this one, if there is one: whoever implements
+    /// this may fetch it while this one computes. It is a hint: another one may follow, or none.
+    ///
     /// It unwinds with [`Stopped::RankLost`](crate::Stopped::RankLost) if a process is lost.
-    fn gather(&self, stack: &str, block: usize) -> Vec<(usize, RawTensor)>;
+    fn gather(&self, stack: &str, block: usize, next: Option<usize>) -> Vec<(usize, RawTensor)>;
 }

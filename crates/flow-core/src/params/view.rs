@@ -117,12 +117,13 @@ impl ParamView {
     }
 
     /// The same view with the whole weights of block number `block` of `stack`, where processes have parts of them; `None` where this one
-    /// has all weights whole, or has these already. They are there as long as the view and whatever reads from it.
+    /// has all weights whole, or has these already. They are there as long as the view and whatever reads from it. `next` is the block that
+    /// will most likely be asked for after this one, as [`BlockWeights::gather`] wants it.
     ///
     /// As [`BlockWeights::gather`], it unwinds if a process is lost.
-    pub fn of_block(&self, stack: &str, block: usize) -> Option<Self> {
+    pub fn of_block(&self, stack: &str, block: usize, next: Option<usize>) -> Option<Self> {
         let blocks = self.blocks.as_ref().filter(|_| self.gathered.is_none())?;
-        let gathered = blocks.gather(stack, block).into_iter().collect();
+        let gathered = blocks.gather(stack, block, next).into_iter().collect();
         Some(Self {
             gathered: Some(Arc::new(gathered)),
             ..self.clone()

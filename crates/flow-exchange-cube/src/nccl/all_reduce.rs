@@ -4,7 +4,7 @@ use super::NcclExchange;
 use burn::backend::{Dispatch, ops::FloatTensorOps};
 use flow_core::RawTensor;
 use flow_core::device::ComputeDevice;
-use flow_exchange::{Exchange, Lost};
+use flow_exchange::{Exchange, Lost, ValueType};
 use flow_nccl::NcclError;
 
 impl<E: Exchange> NcclExchange<E> {
@@ -16,7 +16,7 @@ impl<E: Exchange> NcclExchange<E> {
         (count, device): (usize, &ComputeDevice),
     ) -> Result<RawTensor, Lost> {
         let mark = self.next_mark()?;
-        self.agree(count)?;
+        self.agree(count, ValueType::F32)?;
         self.gpu.bind().map_err(|problem| self.lost(problem))?;
         let own = parts.into_iter().reduce(Dispatch::float_add);
         let own = own.ok_or_else(|| self.lost("it has no lane to sum"))?;

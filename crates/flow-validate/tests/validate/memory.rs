@@ -72,16 +72,16 @@ fn the_estimate_is_the_documented_sum_and_is_refused_above_the_memory_only() {
     assert_eq!(shared.total(), estimate.total() - moments * 0.75);
     let whole = MemoryEstimate::new(&layout(), &spec, 10, &load.on_ranks(&parsed, 4));
     assert_eq!(whole, estimate);
-    // With the frozen weights of blocks, all 10 below adapters: a part of them, and a whole block as it is stored and three times in f32.
+    // With the frozen weights of blocks, all 10 below adapters: a part of them, two whole blocks, and three rows of one on their way.
     let adapters = "[model]\nfinetune = \"lora\"\n[distributed]\nshard = \"weights\"";
     let in_parts = MemoryEstimate::new(&layout(), &spec, 0, &load.on_ranks(&config(adapters), 4));
     assert_eq!([in_parts.weights, in_parts.loading], [10.0, 10.0]);
-    assert_eq!(in_parts.whole_block, 40.0 + 120.0);
+    assert_eq!(in_parts.whole_blocks, 2.0 * 40.0 + 3.0 * 40.0);
     assert_eq!(in_parts.at(Phase::Loading), 10.0);
     let parts = in_parts.parts(Phase::Rollout);
-    assert!(parts.contains(&("a whole block", 160.0)), "{parts:?}");
+    assert!(parts.contains(&("whole blocks", 200.0)), "{parts:?}");
     let alone = MemoryEstimate::new(&layout(), &spec, 0, &load.on_ranks(&config(adapters), 1));
-    assert_eq!([alone.weights, alone.whole_block], [40.0, 0.0]);
+    assert_eq!([alone.weights, alone.whole_blocks], [40.0, 0.0]);
     let on_a_gpu = "config_version = 1\n[device]\nkind = \"cuda\"\ndtype = \"bf16\"\n[ema]\nenabled = true\n[optimizer]\n";
     for (keys, trained, gradient) in [
         ("", 4.0, 4.0),

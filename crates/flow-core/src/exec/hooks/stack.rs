@@ -149,12 +149,12 @@ impl<B: Block> Stack for Blocks<'_, B> {
         shared: Vec<DispatchTensor>,
     ) -> Vec<DispatchTensor> {
         let block = self.blocks[index].clone();
-        let carried_count = carried.len();
+        let (carried_count, blocks) = (carried.len(), self.blocks.len());
         let body: Body = Arc::new(move |exec: &Exec<'_>, mut inputs: Vec<DispatchTensor>| {
             let shared = inputs.split_off(carried_count);
             let (carried, shared) = (B::Carried::join(inputs), B::Shared::join(shared));
             // In here, so that a run in backward puts them together anew and nothing keeps them in between.
-            let carried = match exec.with_block_weights() {
+            let carried = match exec.with_block_weights(exec.block_after(index, blocks)) {
                 Some(exec) => block.forward(&exec, carried, shared),
                 None => block.forward(exec, carried, shared),
             };
@@ -180,7 +180,8 @@ impl<B: Block> Stack for Blocks<'_, B> {
             site: Some(self.site(index)),
             ..exec.clone()
         };
-        let exec = exec.with_block_weights().unwrap_or(exec);
+        // Whether a block computes after this is not known yet.
+        let exec = exec.with_block_weights(None).unwrap_or(exec);
         let (carried, shared) = (
             B::Carried::join(carried.to_vec()),
             B::Shared::join(shared.to_vec()),
@@ -191,10 +192,20 @@ impl<B: Block> Stack for Blocks<'_, B> {
 }
 
 impl<'w> Exec<'w> {
-    /// The same call with the whole weights of the block where it computes; `None` where all weights are whole, or these are already.
-    fn with_block_weights(&self) -> Option<Exec<'w>> {
+    /// The block that computes after number `index` of `blocks`, if none is left out: the next one, or in a backward pass, which runs blocks
+    /// again, the one before.
+    fn block_after(&self, index: usize, blocks: usize) -> Option<usize> {
+        match self.in_backward {
+            true => index.checked_sub(1),
+            false => Some(index + 1).filter(|next| *next < blocks),
+        }
+    }
+
+    /// The same call with the whole weights of the block where it computes, `next` being the one that computes after it; `None` where all
+    /// weights are whole, or these are already.
+    fn with_block_weights(&self, next: Option<usize>) -> Option<Exec<'w>> {
         let site = self.site.as_ref()?;
-        let params = self.params.of_block(&site.stack, site.block)?;
+        let params = self.params.of_block(&site.stack, site.block, next)?;
         Some(Exec {
             params,
             ..self.clone()
