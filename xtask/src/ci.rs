@@ -42,23 +42,16 @@ const DENIED: [&str; 2] = ["-D", "warnings"];
 /// What is compiled for clippy alone, the fuzz targets; and what makes all dependencies serve for rustdoc as well.
 const CHECKED: &str = "flow-train-fuzz/libfuzzer,workspace-hack/with-tests";
 
-/// The packages that are other code in a build without devices, which is the README's, with the program and its tests.
-const WITHOUT_DEVICES: [&str; 15] = [
+/// What is other code in a build without devices, which is the README's: the program with all that it rests on, its tests, and those of
+/// activation checkpointing.
+const WITHOUT_DEVICES: [&str; 7] = [
     "check",
     "--release",
     "--tests",
     "--package",
-    "flow-attention",
+    "flow-train",
     "--package",
     "flow-checkpoint",
-    "--package",
-    "flow-core",
-    "--package",
-    "flow-kernels",
-    "--package",
-    "flow-runtime",
-    "--package",
-    "flow-train",
 ];
 
 /// Which steps to leave out.
