@@ -154,7 +154,7 @@ fn lints(workspace: &Workspace, options: &Options, steps: &mut Steps) -> Result<
     };
     let features = ["--release", "--workspace", "--features", &features];
     steps.step("clippy, of the fuzz targets as well", |_| {
-        let clippy = [&["clippy"], &features[..], &["--all-targets", "--"], &DENIED];
+        let clippy = [&["clippy"][..], &features[..], &["--all-targets", "--"], &DENIED];
         let mut clippy = cargo(workspace, &clippy.concat());
         // libFuzzer itself, which is C++, is for a link that a check does not do.
         run_command(clippy.env("CUSTOM_LIBFUZZER_PATH", "./not-linked"))
