@@ -70,7 +70,8 @@ pub(crate) fn quantise_kernel<F: Float, N: Size>(
         load_four::<F, N>(x, &mut four, from, word, columns, width);
         #[unroll]
         for lane in 0..4usize {
-            largest = max(largest, magnitude_bits(four[lane]));
+            let value = four[lane];
+            largest = max(largest, magnitude_bits(value));
         }
         word += threads_per_row;
     }
@@ -80,11 +81,14 @@ pub(crate) fn quantise_kernel<F: Float, N: Size>(
     for step in 0..comptime!(threads_per_row.trailing_zeros() as usize) {
         let half = comptime!(threads_per_row >> (step + 1));
         if thread < half {
-            shared[unit] = max(shared[unit], shared[unit + half]);
+            let other = shared[unit + half];
+            let mine = shared[unit];
+            shared[unit] = max(mine, other);
         }
         sync_cube();
     }
-    let scale = scale_of(shared[unit - thread]);
+    let largest_of_row = shared[unit - thread];
+    let scale = scale_of(largest_of_row);
     if exists {
         if thread == 0 {
             scales[scale_start + row] = scale;

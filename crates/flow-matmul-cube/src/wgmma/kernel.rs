@@ -404,12 +404,14 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
 
             let row_of_thread = row + row_in_unit;
             let scaled_0 = if comptime!(tiles.is_e4m3()) {
+                let row_scale_0 = row_scales[(row_scale_start + min(row_of_thread, rows - 1)) as usize];
+                let row_scale_1 = row_scales[(row_scale_start + min(row_of_thread + 8, rows - 1)) as usize];
                 scale_sums::<N>(
                     sums_0,
                     column_scales,
                     column_scale_start,
-                    row_scales[(row_scale_start + min(row_of_thread, rows - 1)) as usize],
-                    row_scales[(row_scale_start + min(row_of_thread + 8, rows - 1)) as usize],
+                    row_scale_0,
+                    row_scale_1,
                     column,
                     columns,
                     lane,
@@ -450,12 +452,14 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
                 stage = at % comptime!(stages as u32);
             }
             if comptime!(tiles.is_e4m3() && row_groups == 2) {
+                let row_scale_0 = row_scales[(row_scale_start + min(row_of_thread + 64, rows - 1)) as usize];
+                let row_scale_1 = row_scales[(row_scale_start + min(row_of_thread + 72, rows - 1)) as usize];
                 sums_last = scale_sums::<N>(
                     sums_last,
                     column_scales,
                     column_scale_start,
-                    row_scales[(row_scale_start + min(row_of_thread + 64, rows - 1)) as usize],
-                    row_scales[(row_scale_start + min(row_of_thread + 72, rows - 1)) as usize],
+                    row_scale_0,
+                    row_scale_1,
                     column,
                     columns,
                     lane,
