@@ -172,7 +172,10 @@ impl Case {
                 d: matrix([call.m, call.n], 7),
             })
         };
-        let sets = (0..SETS).map(set).collect::<Result<Vec<Set>, Refusal>>().map_err(say)?;
+        let sets = (0..SETS)
+            .map(set)
+            .collect::<Result<Vec<Set>, Refusal>>()
+            .map_err(say)?;
         let prepared = Prepared::with(client, *call, plan).map_err(say)?;
         let quantise = |set: &Set| {
             let Quantised { codes, scales } = &set.quantised;
