@@ -19,7 +19,8 @@ use std::sync::Arc;
 /// The name under which results pass through the stash.
 pub(super) const LINEAR: &str = "linear";
 
-/// A layer's weights in the type that products take, but for a matrix in low precision, which each product widens.
+/// A layer's weights in the type that products take, but for a matrix in low precision, which each product widens, or of which forward
+/// multiplies the codes.
 #[derive(Debug)]
 pub(super) struct Layer {
     weight: StoredMatrix,
@@ -214,6 +215,10 @@ impl Layer {
 
     /// The sum before the activation, if wanted, and the output.
     pub fn forward(&self, x: &Operand, activation: Activation, keep_sum: bool) -> (Option<Operand>, Operand) {
+        if let Some(sum) = self.sums_of_codes(x) {
+            let output = activated(&sum, activation);
+            return (keep_sum.then_some(sum), output);
+        }
         let output = self.empty(x);
         let sum = keep_sum.then(|| output.empty_like());
         let epilogue = function(activation).map_or(Epilogue::Store, |activation| Epilogue::Activate {
@@ -226,6 +231,9 @@ impl Layer {
 
     /// What the output is a gated branch of; the output itself is never a tensor.
     pub fn gated(&self, x: &Operand, gated: &Gated) -> Operand {
+        if let Some(branch) = self.sums_of_codes(x) {
+            return gated.with(&branch);
+        }
         let call = &gated.call;
         let gate = MatmulGate {
             handle: gated.modulation.buffer().handle,
@@ -243,6 +251,17 @@ impl Layer {
         let mut shape = x.shape();
         *shape.last_mut().expect("a linear layer's input has an axis") = self.outputs;
         x.empty(&shape, x.element())
+    }
+
+    /// `x Wᵀ + b + (x Aᵀ) (scale · B)ᵀ` where the first product is one of codes: of the matrix, and of rows of `x` quantised for it. The
+    /// adapter reads `x` as it is.
+    fn sums_of_codes(&self, x: &Operand) -> Option<Operand> {
+        let codes = self.weight.as_codes()?;
+        let adapter = self.adapter.as_ref();
+        let reduced = adapter.map(|adapter| adapter.reduced(x, &self.products));
+        let low_rank = reduced.as_ref().zip(adapter);
+        let low_rank = low_rank.map(|(reduced, adapter)| ([reduced, &adapter.up], adapter.rank));
+        Some(codes.sums(x, self.bias.as_ref(), low_rank, &self.products))
     }
 
     /// `x Wᵀ + b + (x Aᵀ) (scale · B)ᵀ`, then the epilogue.

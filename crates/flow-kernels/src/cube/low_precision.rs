@@ -1,18 +1,32 @@
-//! Matrices of linear layers, some of which are in low precision and widened for each product.
+//! Matrices of linear layers, some of which are in low precision and widened for each product, or multiplied by codes of activations.
 
 use super::operand::{Operand, expect_launched};
+use super::products::{Products, matrix};
 use flow_core::cube::{self, CubeTensor};
-use flow_core::{LowPrecision, LowPrecisionFormat, RawTensor};
+use flow_core::{LowPrecision, LowPrecisionCompute, LowPrecisionFormat, RawTensor};
 use flow_kernels_cube::Element;
+use flow_kernels_cube::low_precision::activations::{ScaledSums, quantise};
 use flow_kernels_cube::low_precision::{CodeFormat, LowPrecision as InLowPrecision};
+use flow_matmul_cube::problem::{Layout, Matmul};
+use flow_matmul_cube::tensors::{Matrix, Operands};
 
 /// A matrix `[out, in]` as backward keeps it.
 #[derive(Debug)]
 pub(super) enum StoredMatrix {
     /// Numbers in the type that products take.
     Numbers(Operand),
-    /// Words, and the type that products take.
-    LowPrecision(InLowPrecision, CubeTensor, Element),
+    /// Codes and scales.
+    LowPrecision(Words),
+}
+
+/// A matrix `[out, in]` in low precision.
+#[derive(Debug)]
+pub(super) struct Words {
+    of: InLowPrecision,
+    words: CubeTensor,
+    /// The type that products take.
+    element: Element,
+    compute: LowPrecisionCompute,
 }
 
 impl StoredMatrix {
@@ -23,6 +37,7 @@ impl StoredMatrix {
     pub fn read(plain: &RawTensor, low_precision: Option<LowPrecision>, element: Element) -> Self {
         let Some(LowPrecision {
             format,
+            compute,
             rows,
             columns,
         }) = low_precision
@@ -39,14 +54,19 @@ impl StoredMatrix {
             rows,
             columns,
         };
-        Self::LowPrecision(of, words.clone(), element)
+        Self::LowPrecision(Words {
+            of,
+            words: words.clone(),
+            element,
+            compute,
+        })
     }
 
     /// Output and input channels.
     pub fn rows_and_columns(&self) -> (usize, usize) {
         match self {
             Self::Numbers(numbers) => numbers.rows_and_columns(),
-            Self::LowPrecision(of, ..) => (of.rows, of.columns),
+            Self::LowPrecision(Words { of, .. }) => (of.rows, of.columns),
         }
     }
 
@@ -54,12 +74,83 @@ impl StoredMatrix {
     pub fn widened(&self) -> Operand {
         match self {
             Self::Numbers(numbers) => numbers.clone(),
-            Self::LowPrecision(of, words, element) => {
-                let numbers = Operand::empty_beside(words, &[of.rows, of.columns], *element);
-                let widened = of.widen(&words.client, &words.handle, &numbers.buffer());
-                expect_launched("widen", widened);
-                numbers
-            }
+            Self::LowPrecision(words) => words.widened(),
         }
+    }
+
+    /// The matrix, if forward multiplies its codes with those of activations.
+    pub fn as_codes(&self) -> Option<&Words> {
+        match self {
+            Self::LowPrecision(words) if words.compute == LowPrecisionCompute::Fp8 => Some(words),
+            _ => None,
+        }
+    }
+}
+
+impl Words {
+    fn room(&self) -> Operand {
+        Operand::empty_beside(&self.words, &[self.of.rows, self.of.columns], self.element)
+    }
+
+    fn widened(&self) -> Operand {
+        let (words, numbers) = (&self.words, self.room());
+        let widened = self.of.widen(&words.client, &words.handle, &numbers.buffer());
+        expect_launched("widen", widened);
+        numbers
+    }
+
+    /// The values of the codes without scales.
+    fn codes(&self) -> Operand {
+        let (words, codes) = (&self.words, self.room());
+        let decoded = self.of.codes(&words.client, &words.handle, &codes.buffer());
+        expect_launched("codes", decoded);
+        codes
+    }
+
+    /// `x Wᵀ + bias + T Uᵀ`, of the codes of `x`'s rows and of the matrix, scaled by both, in the type of `x`, which the sum is rounded to
+    /// once. `low_rank` is `T [rows, rank]` and `U [out, rank]` with their rank.
+    ///
+    /// Any device computes this: the numbers of e4m3 are numbers of the type that products take.
+    pub fn sums(
+        &self,
+        x: &Operand,
+        bias: Option<&Operand>,
+        low_rank: Option<([&Matrix; 2], usize)>,
+        products: &Products,
+    ) -> Operand {
+        let (rows, inputs) = x.rows_and_columns();
+        let outputs = self.of.rows;
+        let mut shape = x.shape();
+        *shape.last_mut().expect("a linear layer's input has an axis") = outputs;
+        let output = x.empty(&shape, x.element());
+        if rows == 0 {
+            return output;
+        }
+        let product = |a: &Matrix, b: &Matrix, summands: usize| {
+            let call = Matmul {
+                output: Element::F32,
+                ..Matmul::plain(Layout::Nt, [rows, outputs, summands], x.element())
+            };
+            let product = x.empty(&[rows, outputs], Element::F32);
+            products.run(x, call, &Operands::new(a, b, &matrix(&product)));
+            product
+        };
+        let (values, scales) = (x.empty_like(), x.empty(&[rows], Element::F32));
+        let quantised = quantise(x.client(), &x.buffer(), inputs, &values.buffer(), &scales.buffer());
+        expect_launched("quantise", quantised);
+        let sums = product(&matrix(&values), &matrix(&self.codes()), inputs);
+        drop(values);
+        let added = low_rank.map(|([t, u], rank)| product(t, u, rank).buffer());
+        let (sums, scales, bias) = (sums.buffer(), scales.buffer(), bias.map(Operand::buffer));
+        let call = ScaledSums {
+            sums: &sums,
+            activation_scales: &scales,
+            added: added.as_ref(),
+            bias: bias.as_ref(),
+        };
+        let (words, output_buffer) = (&self.words.handle, output.buffer());
+        let scaled = self.of.scale_sums(x.client(), words, call, &output_buffer);
+        expect_launched("scale_sums", scaled);
+        output
     }
 }
