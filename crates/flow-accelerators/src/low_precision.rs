@@ -83,7 +83,11 @@ impl LowPrecisionAccelerator {
 
     /// With `params`.
     pub fn new(params: LowPrecisionParams) -> Self {
-        let LowPrecisionParams { compute, format, keep } = params;
+        let LowPrecisionParams {
+            compute,
+            format,
+            keep,
+        } = params;
         let rule = LowPrecisionRule {
             format: format.into(),
             compute: compute.into(),
@@ -102,7 +106,9 @@ impl LowPrecisionAccelerator {
             format!(
                 "`compute = \"fp8\"` multiplies FP8 codes of weights with those of activations, and `format = \"{format}\"` stores other codes"
             ),
-            format!("Set `format = \"fp8\"`, or `compute = \"storage\"` to store weights in {format} and widen them"),
+            format!(
+                "Set `format = \"fp8\"`, or `compute = \"storage\"` to store weights in {format} and widen them"
+            ),
         ))
     }
 }

@@ -136,7 +136,13 @@ impl Words {
             product
         };
         let (values, scales) = (x.empty_like(), x.empty(&[rows], Element::F32));
-        let quantised = quantise(x.client(), &x.buffer(), inputs, &values.buffer(), &scales.buffer());
+        let quantised = quantise(
+            x.client(),
+            &x.buffer(),
+            inputs,
+            &values.buffer(),
+            &scales.buffer(),
+        );
         expect_launched("quantise", quantised);
         let sums = product(&matrix(&values), &matrix(&self.codes()), inputs);
         drop(values);

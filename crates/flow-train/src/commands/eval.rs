@@ -16,7 +16,11 @@ pub fn run(arguments: &EvalArguments, quiet: bool) -> Result<(), Failure> {
     let full = match arguments.without_low_precision {
         true => {
             let accelerators = &loaded.registries.accelerators;
-            Some(full_precision::of(loaded.config(), accelerators, "--without-low-precision")?)
+            Some(full_precision::of(
+                loaded.config(),
+                accelerators,
+                "--without-low-precision",
+            )?)
         }
         false => None,
     };

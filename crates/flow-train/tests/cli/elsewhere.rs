@@ -191,6 +191,13 @@ fn what_forbids_frozen_weights_in_8_bits_is_said_for_a_gpu_that_is_not_here_too(
         &place.fail(2, &all_trained),
         &["acceleration::refused", "`low_precision`", "lora"],
     );
+    let other_codes = "acceleration.shared=[{ name = \"low_precision\", params = { compute = \"fp8\", format = \"int8\" } }]";
+    let set = ["--set", "model.finetune=\"lora\"", "--set", other_codes];
+    let check = ["check", "tiny.toml", "--device", "h100"];
+    contains(
+        &place.fail(2, &[&check[..], &set].concat()),
+        &["acceleration::refused", "stores other codes", "format = \"fp8\""],
+    );
 }
 
 #[test]

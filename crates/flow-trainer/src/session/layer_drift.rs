@@ -64,7 +64,11 @@ fn relative_l2(values: &[f32], exact: &[f32]) -> f64 {
         .map(|(value, exact)| square(f64::from(*value) - f64::from(*exact)))
         .sum();
     let size: f64 = exact.iter().map(|exact| square(f64::from(*exact))).sum();
-    if change == 0.0 { 0.0 } else { (change / size).sqrt() }
+    if change == 0.0 {
+        0.0
+    } else {
+        (change / size).sqrt()
+    }
 }
 
 impl StackDriver for BlockOutputs {
