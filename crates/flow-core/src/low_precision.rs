@@ -20,7 +20,7 @@ mod format;
 mod rule;
 
 pub use activations::quantise_activations;
-pub use format::{LowPrecisionFormat, round_to_e4m3};
+pub use format::LowPrecisionFormat;
 pub use rule::{LowPrecisionRule, MIN_COLUMNS};
 
 use crate::tensors::{RawTensor, is_float, shape};
@@ -231,19 +231,25 @@ impl LowPrecision {
 }
 
 impl LowPrecisionFormat {
-    /// Writes the codes of values that share a scale; gives that scale.
-    fn quantise_block(self, values: &[f32], codes: &mut [i32]) -> Result<f32, NotFinite> {
-        if !values.iter().all(|value| value.is_finite()) {
-            return Err(NotFinite);
-        }
+    /// The scale of values that share one. NaN has no part in it.
+    #[inline(always)]
+    fn scale_of(self, values: &[f32]) -> f32 {
         let largest = values
             .iter()
             .fold(0.0f32, |largest, value| largest.max(value.abs()));
         // Rounded by 2^-8 at most, so that the largest value has the largest code again. The bf16 nearest to the largest f32s is
         // infinite.
-        let scale = bf16::from_f32(largest / self.largest())
+        bf16::from_f32(largest / self.largest())
             .to_f32()
-            .clamp(SMALLEST_SCALE, bf16::MAX.to_f32());
+            .clamp(SMALLEST_SCALE, bf16::MAX.to_f32())
+    }
+
+    /// Writes the codes of values that share a scale; gives that scale.
+    fn quantise_block(self, values: &[f32], codes: &mut [i32]) -> Result<f32, NotFinite> {
+        if !values.iter().all(|value| value.is_finite()) {
+            return Err(NotFinite);
+        }
+        let scale = self.scale_of(values);
         for (word, values) in codes.iter_mut().zip(values.chunks(self.codes_per_word())) {
             let with =
                 |word: u32, value: &f32| (word << self.code_bits()) | u32::from(self.encode(value / scale));

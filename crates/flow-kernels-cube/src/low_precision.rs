@@ -1,11 +1,8 @@
-//! A matrix in 8 or 4 bits a value with scales, as numbers: what frozen weights are right before a product. What a product of its codes
-//! with those of [`activations`] takes besides.
+//! A matrix in 8 or 4 bits a value with scales, as numbers: what frozen weights are right before a product.
 //!
 //! Stored are 32-bit words: the codes row by row, as many in a word as it has room for, the first in the lowest bits, a row filled up to
 //! whole words; behind them the scales row by row, two bf16s in a word, the first in the upper half, a row filled up to whole words. A
 //! value is the product of its code's value and its scale in f32, rounded to nearest where it is stored in fewer bits.
-
-pub mod activations;
 
 use crate::buffer::{Buffer, Refused, address_type, at_least_one, grid, width, with_type};
 use crate::columns::THREADS;
@@ -87,7 +84,7 @@ fn decoded(code: u32, #[comptime] format: CodeFormat) -> f32 {
     value
 }
 
-/// A thread widens the values of a vector, all of one row, or writes those of their codes alone unless `scaled`.
+/// A thread widens the values of a vector, all of one row.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn widen_kernel<F: Float, N: Size>(
     words: &[u32],
@@ -98,7 +95,6 @@ pub(crate) fn widen_kernel<F: Float, N: Size>(
     scales: usize,
     row_scale_words: usize,
     #[comptime] format: CodeFormat,
-    #[comptime] scaled: bool,
 ) {
     let codes_per_word = comptime!(format.codes_per_word());
     let code_bits = comptime!(format.code_bits() as u32);
@@ -121,11 +117,7 @@ pub(crate) fn widen_kernel<F: Float, N: Size>(
             let column = first + lane;
             let word = words[row * row_words + column / codes_per_word];
             let code = (word >> ((column % codes_per_word) as u32 * code_bits)) & code_mask;
-            if comptime!(scaled) {
-                value.insert(lane, decoded(code, format) * scale);
-            } else {
-                value.insert(lane, decoded(code, format));
-            }
+            value.insert(lane, decoded(code, format) * scale);
         }
         values[at] = Vector::cast_from(value);
     }
@@ -144,7 +136,7 @@ pub struct LowPrecision {
 
 impl LowPrecision {
     /// Words of the codes of a row.
-    fn row_words(&self) -> usize {
+    pub fn row_words(&self) -> usize {
         self.columns.div_ceil(self.format.codes_per_word())
     }
 
@@ -163,21 +155,9 @@ impl LowPrecision {
     /// # Errors
     /// [`Refused`] if a tensor does not fit; nothing was launched then.
     pub fn widen(&self, client: &Client, words: &Handle, values: &Buffer) -> Result<(), Refused> {
-        self.decode(client, words, values, true)
-    }
-
-    /// Writes the values `[rows, columns]` of the codes of `words`, without their scales, to `values`, of any type. E4m3 is exact in each.
-    ///
-    /// # Errors
-    /// As [`widen`](Self::widen).
-    pub fn codes(&self, client: &Client, words: &Handle, values: &Buffer) -> Result<(), Refused> {
-        self.decode(client, words, values, false)
-    }
-
-    /// Refuses `words` unless they are as many as codes and scales are.
-    fn expect_words(&self, words: &Handle) -> Result<usize, Refused> {
         at_least_one("rows", self.rows)?;
         at_least_one("columns", self.columns)?;
+        values.expect("values", self.rows * self.columns)?;
         let (found, expected) = (words.size_in_used() as usize / 4, self.words());
         if found < expected {
             return Err(Refused::Length {
@@ -186,12 +166,6 @@ impl LowPrecision {
                 expected,
             });
         }
-        Ok(expected)
-    }
-
-    fn decode(&self, client: &Client, words: &Handle, values: &Buffer, scaled: bool) -> Result<(), Refused> {
-        let expected = self.expect_words(words)?;
-        values.expect("values", self.rows * self.columns)?;
         let width = width(self.columns, values.element);
         let row_words = self.row_words();
         let vectors = values.length / width;
@@ -211,7 +185,6 @@ impl LowPrecision {
                 self.rows * row_words,
                 self.row_scale_words(),
                 self.format,
-                scaled,
             );
         });
         Ok(())

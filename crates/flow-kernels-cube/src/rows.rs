@@ -147,27 +147,3 @@ pub(crate) fn row_sums(
         sync_cube();
     }
 }
-
-/// The largest of a number over the threads of the row. Every thread of the block calls this.
-#[cube]
-pub(crate) fn row_largest(value: u32, shared: &mut Shared<[u32]>, #[comptime] rows: Rows) -> u32 {
-    let mut largest = value;
-    #[unroll]
-    for step in 0..comptime!(rows.steps()) {
-        let other = plane_shuffle_xor(largest, comptime!(1u32 << step as u32));
-        largest = max(largest, other);
-    }
-    if comptime!(rows.planes() > 1) {
-        let place = UNIT_POS as usize % rows.plane;
-        if place == 0 {
-            shared[UNIT_POS as usize / rows.plane] = largest;
-        }
-        sync_cube();
-        #[unroll(rows.planes() <= 8)]
-        for plane in 0..comptime!(rows.planes()) {
-            largest = max(largest, shared[plane]);
-        }
-        sync_cube();
-    }
-    largest
-}

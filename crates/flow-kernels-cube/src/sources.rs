@@ -29,8 +29,6 @@ use crate::frequencies::transform_lines::TransformLines;
 use crate::gated_residual::gate_backward::GateBackward;
 use crate::gated_residual::gate_forward::GateForward;
 use crate::low_precision::CodeFormat;
-use crate::low_precision::activations::quantise_kernel::QuantiseKernel;
-use crate::low_precision::activations::scale_kernel::ScaleKernel;
 use crate::low_precision::widen_kernel::WidenKernel;
 use crate::modulated_layer_norm::at_once;
 use crate::modulated_layer_norm::norm_backward::NormBackward;
@@ -292,12 +290,9 @@ pub fn sources(element: Element, channels: usize) -> Result<Vec<Source>, CannotC
             ("adamw_halves", adamw_narrow::<F>(true)),
             ("adamw_rounded", adamw_narrow::<F>(false)),
             ("split_halves", split_halves()),
-            ("widen_e4m3", define!(WidenKernel::<F>, THREADS, [w v], [n r w s b], vector, CodeFormat::E4m3, true)),
-            ("codes_e4m3", define!(WidenKernel::<F>, THREADS, [w v], [n r w s b], vector, CodeFormat::E4m3, false)),
-            ("widen_int8", define!(WidenKernel::<F>, THREADS, [w v], [n r w s b], vector, CodeFormat::Int8, true)),
-            ("widen_nf4", define!(WidenKernel::<F>, THREADS, [w v], [n r w s b], vector, CodeFormat::Nf4, true)),
-            ("quantise_e4m3", define!(QuantiseKernel::<F>, several.threads(), [x v s], [r], vector, several)),
-            ("scale_sums", define!(ScaleKernel::<F, F>, THREADS, [s a w l b y], [v r f], width(channels, Element::F32), true, true)),
+            ("widen_e4m3", define!(WidenKernel::<F>, THREADS, [w v], [n r w s b], vector, CodeFormat::E4m3)),
+            ("widen_int8", define!(WidenKernel::<F>, THREADS, [w v], [n r w s b], vector, CodeFormat::Int8)),
+            ("widen_nf4", define!(WidenKernel::<F>, THREADS, [w v], [n r w s b], vector, CodeFormat::Nf4)),
             ("join_halves", join_halves()),
         ];
         let compiled = definitions.into_iter().map(|(kernel, definition)| {

@@ -23,6 +23,8 @@ pub struct LowPrecisionLoad {
 
 /// Bytes of an f32.
 const F32: usize = 4;
+/// Rows of codes begin at multiples of so many bytes.
+const CODE_ALIGNMENT: usize = 16;
 
 impl LowPrecisionLoad {
     /// Of the weights of `layout` that `rule` is about. A value of an activation takes so many `bytes`, and text has so many `tokens`.
@@ -34,13 +36,11 @@ impl LowPrecisionLoad {
     ) -> Self {
         let forms = rule.select(layout, spec);
         let matrices = || forms.iter().flatten();
-        // The codes of activations in their type and the scales of their rows; sums of codes, and what an adapter adds to them.
+        // The codes of activations with the scales of their rows, and on a device that multiplies no FP8 these codes widened.
         let product = |(index, weight): (usize, &ParamSpec)| {
             let of = forms.get(index).copied().flatten()?;
-            let rows = spec.count_rows(weight.rows, tokens);
-            let is_adapted = layout.adapters().any(|(handle, _)| handle.index() == index);
-            let sums = of.rows * (1 + usize::from(is_adapted));
-            (of.compute == LowPrecisionCompute::Fp8).then_some(rows * (bytes * of.columns + F32 * (sums + 1)))
+            let row = of.columns.next_multiple_of(CODE_ALIGNMENT) + F32 + bytes * of.columns;
+            (of.compute == LowPrecisionCompute::Fp8).then_some(spec.count_rows(weight.rows, tokens) * row)
         };
         Self {
             values: matrices().map(|of| of.values()).sum(),

@@ -207,7 +207,7 @@ fn of_low_precision(load: &Load) -> MemoryRow {
 fn of_products(estimate: &MemoryEstimate) -> MemoryRow {
     MemoryRow {
         part: "products in FP8".into(),
-        what: "of the largest, codes of its activations and sums before they are scaled".into(),
+        what: "of the largest, codes of its activations, and these widened".into(),
         bytes: estimate.products,
         when: vec![Phase::Rollout, Phase::Update],
     }

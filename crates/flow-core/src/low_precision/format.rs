@@ -132,9 +132,9 @@ impl fmt::Display for LowPrecisionFormat {
 }
 
 /// The number nearest to `value` of those that e4m3 has, of two equally near ones the one with the even code; beyond 464, where 448 is
-/// no longer the nearest, the numbers go on as if there were larger exponents.
+/// no longer the nearest, the numbers go on as if there were larger exponents. NaN stays NaN.
 #[inline(always)]
-pub fn round_to_e4m3(value: f32) -> f32 {
+pub(super) fn round_to_e4m3(value: f32) -> f32 {
     let magnitude = value.abs();
     // Both are computed, so that a loop needs no branch.
     let small = (magnitude + E4M3_STEPS_APART) - E4M3_STEPS_APART;
@@ -145,7 +145,12 @@ pub fn round_to_e4m3(value: f32) -> f32 {
     } else {
         normal
     };
-    rounded.copysign(value)
+    // The rounding of some NaN would carry into the sign.
+    if value.is_nan() {
+        value
+    } else {
+        rounded.copysign(value)
+    }
 }
 
 /// See [`NF4_THRESHOLDS`]. The middle of two codes is exact in f64; a value there gets the even code.

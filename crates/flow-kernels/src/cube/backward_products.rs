@@ -7,8 +7,7 @@ use flow_matmul_cube::problem::{Layout, Matmul};
 /// an adapter if there is one, else for the matrix, whose gradient is stored as `gradients`.
 pub(super) fn backward_of(forward: &Matmul, gradients: Element) -> Vec<Matmul> {
     let &Matmul { m, n, k, rank, .. } = forward;
-    // Sums that are wider than their factors are those of codes, which are scaled outside of the product: backward does not follow from it.
-    if forward.layout != Layout::Nt || forward.groups > 0 || forward.output != forward.element {
+    if forward.layout != Layout::Nt || forward.groups > 0 {
         return Vec::new();
     }
     let plain = |layout, size| Matmul::plain(layout, size, forward.element);

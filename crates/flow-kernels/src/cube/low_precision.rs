@@ -1,14 +1,13 @@
 //! Matrices of linear layers, some of which are in low precision and widened for each product, or multiplied by codes of activations.
 
 use super::operand::{Operand, expect_launched};
-use super::products::{Products, matrix};
+use super::products::matrix;
 use flow_core::cube::{self, CubeTensor};
 use flow_core::{LowPrecision, LowPrecisionCompute, LowPrecisionFormat, RawTensor};
 use flow_kernels_cube::Element;
-use flow_kernels_cube::low_precision::activations::{ScaledSums, quantise};
 use flow_kernels_cube::low_precision::{CodeFormat, LowPrecision as InLowPrecision};
-use flow_matmul_cube::problem::{Layout, Matmul};
-use flow_matmul_cube::tensors::{Matrix, Operands};
+use flow_matmul_cube::fp8::Quantised;
+use flow_matmul_cube::tensors::{Matrix, Scales};
 
 /// A matrix `[out, in]` as backward keeps it.
 #[derive(Debug)]
@@ -78,85 +77,45 @@ impl StoredMatrix {
         }
     }
 
-    /// The matrix, if forward multiplies its codes with those of activations.
-    pub fn as_codes(&self) -> Option<&Words> {
+    /// Codes and scales, if forward multiplies them with those of activations.
+    pub fn quantised(&self) -> Option<Quantised> {
         match self {
-            Self::LowPrecision(words) if words.compute == LowPrecisionCompute::Fp8 => Some(words),
+            Self::LowPrecision(words) if words.compute == LowPrecisionCompute::Fp8 => Some(words.quantised()),
             _ => None,
         }
     }
 }
 
 impl Words {
-    fn room(&self) -> Operand {
-        Operand::empty_beside(&self.words, &[self.of.rows, self.of.columns], self.element)
-    }
-
     fn widened(&self) -> Operand {
-        let (words, numbers) = (&self.words, self.room());
-        let widened = self.of.widen(&words.client, &words.handle, &numbers.buffer());
+        let (of, words) = (self.of, &self.words);
+        let numbers = Operand::empty_beside(words, &[of.rows, of.columns], self.element);
+        let widened = of.widen(&words.client, &words.handle, &numbers.buffer());
         expect_launched("widen", widened);
         numbers
     }
 
-    /// The values of the codes without scales.
-    fn codes(&self) -> Operand {
-        let (words, codes) = (&self.words, self.room());
-        let decoded = self.of.codes(&words.client, &words.handle, &codes.buffer());
-        expect_launched("codes", decoded);
-        codes
-    }
-
-    /// `x Wᵀ + bias + T Uᵀ`, of the codes of `x`'s rows and of the matrix, scaled by both, in the type of `x`, which the sum is rounded to
-    /// once. `low_rank` is `T [rows, rank]` and `U [out, rank]` with their rank.
-    ///
-    /// Any device computes this: the numbers of e4m3 are numbers of the type that products take.
-    pub fn sums(
-        &self,
-        x: &Operand,
-        bias: Option<&Operand>,
-        low_rank: Option<([&Matrix; 2], usize)>,
-        products: &Products,
-    ) -> Operand {
-        let (rows, inputs) = x.rows_and_columns();
-        let outputs = self.of.rows;
-        let mut shape = x.shape();
-        *shape.last_mut().expect("a linear layer's input has an axis") = outputs;
-        let output = x.empty(&shape, x.element());
-        if rows == 0 {
-            return output;
+    /// Where codes and scales lie: four codes in a word, and a scale in a word behind all of them.
+    fn quantised(&self) -> Quantised {
+        let of = self.of;
+        let handle = || self.words.handle.clone();
+        Quantised {
+            codes: Matrix {
+                handle: handle(),
+                rows: of.rows,
+                columns: of.columns,
+                stride: 4 * of.row_words(),
+            },
+            scales: Scales {
+                handle: handle(),
+                start: of.rows * of.row_words(),
+            },
         }
-        let product = |a: &Matrix, b: &Matrix, summands: usize| {
-            let call = Matmul {
-                output: Element::F32,
-                ..Matmul::plain(Layout::Nt, [rows, outputs, summands], x.element())
-            };
-            let product = x.empty(&[rows, outputs], Element::F32);
-            products.run(x, call, &Operands::new(a, b, &matrix(&product)));
-            product
-        };
-        let (values, scales) = (x.empty_like(), x.empty(&[rows], Element::F32));
-        let quantised = quantise(
-            x.client(),
-            &x.buffer(),
-            inputs,
-            &values.buffer(),
-            &scales.buffer(),
-        );
-        expect_launched("quantise", quantised);
-        let sums = product(&matrix(&values), &matrix(&self.codes()), inputs);
-        drop(values);
-        let added = low_rank.map(|([t, u], rank)| product(t, u, rank).buffer());
-        let (sums, scales, bias) = (sums.buffer(), scales.buffer(), bias.map(Operand::buffer));
-        let call = ScaledSums {
-            sums: &sums,
-            activation_scales: &scales,
-            added: added.as_ref(),
-            bias: bias.as_ref(),
-        };
-        let (words, output_buffer) = (&self.words.handle, output.buffer());
-        let scaled = self.of.scale_sums(x.client(), words, call, &output_buffer);
-        expect_launched("scale_sums", scaled);
-        output
     }
+}
+
+/// The rows of `x` as a product of codes takes them.
+pub(super) fn quantised(x: &Operand) -> Quantised {
+    let quantised = Quantised::new(x.client(), &matrix(x), x.element());
+    quantised.unwrap_or_else(|declined| panic!("operation `quantise`: {declined}"))
 }

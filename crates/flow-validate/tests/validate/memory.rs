@@ -427,9 +427,9 @@ fn frozen_weights_in_low_precision_take_their_codes_and_scales() {
     let load = load.with_low_precision(Some(&rule), &layout, &spec);
     let fp8 = MemoryEstimate::new(&layout, &spec, 76, &load);
     assert_eq!(fp8.weights, 4.0 * (76.0 + 20.0 + 10.0 * 18.0 + 660.0));
-    // Of every token 66 codes in f32, 10 sums and 10 of the adapter, and a scale.
+    // Of every token 66 codes in 80 bytes, a scale, and the codes in f32.
     let tokens = (spec.tokens * load.rows) as f64;
-    assert_eq!(fp8.products, 4.0 * tokens * (66.0 + 10.0 + 10.0 + 1.0));
+    assert_eq!(fp8.products, tokens * (80.0 + 4.0 + 4.0 * 66.0));
     assert_eq!(fp8.certain(), plain.certain() - plain.weights + fp8.weights);
     let model = Trained {
         layout: &layout,
