@@ -1,10 +1,11 @@
 //! Rows of activations in e4m3 against the definition in f64, and a matrix's codes without their scales.
 
+use super::super::format::round_to_e4m3;
 use super::super::{
     LowPrecision, LowPrecisionCompute, LowPrecisionFormat, SMALLEST_SCALE, quantise_activations,
-    round_to_e4m3,
 };
 use super::{matrix, nearest, value};
+use half::bf16;
 
 const FP8: LowPrecisionFormat = LowPrecisionFormat::Fp8;
 
@@ -16,7 +17,8 @@ fn a_row_has_the_numbers_nearest_to_its_quotients_and_the_scale_of_its_largest_v
             let mut found = vec![f32::NAN; columns];
             let scale = quantise_activations(row, &mut found);
             let largest = row.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
-            assert_eq!(scale, (largest / 448.0).max(SMALLEST_SCALE), "row {number}");
+            let rounded = bf16::from_f32(largest / 448.0).to_f32();
+            assert_eq!(scale, rounded.max(SMALLEST_SCALE), "row {number}");
             for (activation, found) in row.iter().zip(&found) {
                 let quotient = f64::from(activation / scale);
                 assert_eq!(
@@ -34,22 +36,43 @@ fn a_row_has_the_numbers_nearest_to_its_quotients_and_the_scale_of_its_largest_v
 }
 
 #[test]
-fn a_row_of_zeros_gives_zeros_and_one_that_is_not_finite_gives_no_number() {
+fn a_row_is_quantised_as_that_of_a_matrix_which_is_stored() {
+    let (rows, columns) = (24, 65);
+    let values = matrix(rows, columns);
+    let of = LowPrecision {
+        format: FP8,
+        compute: LowPrecisionCompute::Fp8,
+        rows,
+        columns,
+    };
+    let (codes, scales) = of.codes_and_scales(&of.quantise(&values).expect("finite values"));
+    let mut found = vec![0.0; columns];
+    for (number, row) in values.chunks(columns).enumerate() {
+        assert_eq!(
+            quantise_activations(row, &mut found),
+            scales[number],
+            "row {number}"
+        );
+        assert_eq!(found, codes[number * columns..][..columns], "row {number}");
+    }
+}
+
+#[test]
+fn a_row_of_zeros_gives_zeros_and_what_is_not_finite_does_not_become_small() {
     let mut found = [1.0; 3];
     assert!(quantise_activations(&[0.0, -0.0, 0.0], &mut found) > 0.0);
     assert!(found.iter().all(|value| *value == 0.0), "{found:?}");
     // The payloads that processors and GPUs give, and the largest.
-    for wrong in [
-        f32::NAN,
-        f32::INFINITY,
-        f32::NEG_INFINITY,
-        f32::from_bits(0x7FFF_FFFF),
-        f32::from_bits(0xFF80_0001),
-    ] {
+    for wrong in [f32::NAN, f32::from_bits(0x7FFF_FFFF), f32::from_bits(0xFF80_0001)] {
+        assert_eq!(quantise_activations(&[448.0, wrong, 1.0], &mut found), 1.0);
         assert!(
-            quantise_activations(&[1.0, wrong, 0.5], &mut found).is_nan(),
-            "{wrong}"
+            found[1].is_nan() && found[0] == 448.0 && found[2] == 1.0,
+            "{found:?}"
         );
+    }
+    for wrong in [f32::INFINITY, f32::NEG_INFINITY] {
+        let scale = quantise_activations(&[1.0, wrong, 0.5], &mut found);
+        assert_eq!((scale, found[1]), (bf16::MAX.to_f32(), 448f32.copysign(wrong)));
     }
     assert_eq!(quantise_activations(&[], &mut []), SMALLEST_SCALE);
 }
