@@ -37,8 +37,22 @@ fn has(call: &Matmul, kind: Shape) -> bool {
     }
 }
 
+/// The cases with the accumulation of a name, and with `kind`: see [`products`].
+pub fn group(
+    client: &Client,
+    capabilities: DeviceCapabilities,
+    accumulation: &str,
+    kind: Option<Shape>,
+) -> Result<bool, String> {
+    let found = ACCUMULATIONS
+        .into_iter()
+        .find(|(known, _)| *known == accumulation);
+    let (_, accumulation) = found.ok_or("an unknown accumulation")?;
+    Ok(products(client, capabilities, accumulation, kind))
+}
+
 /// The cases with one kind of tiles; with none, with those of the table.
-pub fn products(
+fn products(
     client: &Client,
     capabilities: DeviceCapabilities,
     accumulation: Accumulation,

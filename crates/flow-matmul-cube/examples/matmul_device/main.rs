@@ -70,6 +70,12 @@ fn groups(what: &str) -> Vec<String> {
     out
 }
 
+/// The tiles of a name.
+fn named(name: &str) -> Option<Shape> {
+    let found = SHAPES.into_iter().find(|(known, _)| *known == name);
+    found.map(|(_, shape)| shape)
+}
+
 fn group(words: &[&str]) -> Result<bool, String> {
     let client = cubecl::Device::cuda(0)
         .map_err(|error| format!("{error:?}"))?
@@ -89,10 +95,7 @@ fn group(words: &[&str]) -> Result<bool, String> {
             let plan = match *backend {
                 "portable" => Plan::Portable,
                 "mma" => Plan::mma(&call, capabilities).map_err(|error| error.to_string())?,
-                shape => {
-                    let shape = SHAPES.into_iter().find(|(known, _)| *known == shape);
-                    check::plan(&call, capabilities, shape.ok_or("unknown tiles")?.1, 1)
-                }
+                shape => check::plan(&call, capabilities, named(shape).ok_or("unknown tiles")?, 1),
             };
             Ok(check::one(&client, call, plan))
         }
@@ -101,17 +104,7 @@ fn group(words: &[&str]) -> Result<bool, String> {
         ["check", "sums"] => Ok(check::sums(&client)),
         ["check", "codes"] => Ok(fp8::codes(&client)),
         ["check", "fp8", accumulation, shape] => {
-            let named = fp8::ACCUMULATIONS
-                .into_iter()
-                .find(|(known, _)| known == accumulation);
-            let (_, accumulation) = named.ok_or("an unknown accumulation")?;
-            let shape = SHAPES.into_iter().find(|(known, _)| known == shape);
-            Ok(fp8::products(
-                &client,
-                capabilities,
-                accumulation,
-                shape.map(|(_, shape)| shape),
-            ))
+            fp8::group(&client, capabilities, accumulation, named(shape))
         }
         ["sweep", "fp8"] => Ok(fp8::sweep(&client, capabilities, &SHAPES)),
         ["check", "rows"] => Ok(check::rows_alone(&client, capabilities)),
@@ -125,11 +118,7 @@ fn group(words: &[&str]) -> Result<bool, String> {
             if *shape == "mma" {
                 return Ok(check::older(&client, capabilities, layout, element));
             }
-            let shape = SHAPES
-                .into_iter()
-                .find(|(known, _)| known == shape)
-                .map(|(_, shape)| shape);
-            Ok(check::cases(&client, capabilities, layout, element, shape))
+            Ok(check::cases(&client, capabilities, layout, element, named(shape)))
         }
         // Weight gradients of some layers, whole, balanced and in parts.
         ["sweeptn"] => {
