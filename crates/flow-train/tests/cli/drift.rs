@@ -194,7 +194,10 @@ fn drift_tells_what_products_in_fp8_change_block_by_block() {
     let place = Place::new();
     let command = ["drift", "tiny.toml", "--low-precision"];
     let text = place.succeed(&with(&command, &[LORA, PRODUCTS]));
-    contains(&text, &["transformer_blocks.0, relative L2", "PSNR", "reward, difference"]);
+    contains(
+        &text,
+        &["transformer_blocks.0, relative L2", "PSNR", "reward, difference"],
+    );
     let as_json = ["drift", "tiny.toml", "--low-precision", "--json"];
     // Caches of the rollout are left out, so blocks are those of a whole rollout.
     let json = place.succeed(&with(&as_json, &[LORA, PRODUCTS, MASK]));
