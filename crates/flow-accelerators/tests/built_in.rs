@@ -353,6 +353,33 @@ fn every_accelerator_has_a_summary_and_a_closed_schema() {
 }
 
 #[test]
+fn products_in_fp8_take_weights_in_fp8_alone() {
+    let of = |compute: &str, format: &str| {
+        let params = Params::from([
+            ("compute".into(), json!(compute)),
+            ("format".into(), json!(format)),
+        ]);
+        let base = Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
+        let arranged = registry().arrangement(base, [("low_precision", &params)], [], &model(&[]));
+        arranged.map(|_| ()).map_err(|errors| {
+            errors
+                .iter()
+                .map(|error| format!("{error}\n"))
+                .collect::<String>()
+        })
+    };
+    assert!(of("fp8", "fp8").is_ok());
+    for format in ["int8", "nf4"] {
+        assert!(of("storage", format).is_ok(), "{format}");
+        let text = of("fp8", format).expect_err("other codes");
+        assert!(
+            text.contains("stores other codes") && text.contains("format = \"fp8\""),
+            "{text}"
+        );
+    }
+}
+
+#[test]
 fn low_precision_says_where_nothing_is_stored_so() {
     let params = Params::from([
         ("compute".into(), json!("storage")),

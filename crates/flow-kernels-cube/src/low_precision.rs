@@ -136,7 +136,7 @@ pub struct LowPrecision {
 
 impl LowPrecision {
     /// Words of the codes of a row.
-    fn row_words(&self) -> usize {
+    pub fn row_words(&self) -> usize {
         self.columns.div_ceil(self.format.codes_per_word())
     }
 

@@ -197,6 +197,23 @@ fn what_forbids_frozen_weights_in_8_bits_is_said_for_a_gpu_that_is_not_here_too(
         &place.fail(2, &all_trained),
         &["acceleration::refused", "`low_precision`", "lora"],
     );
+    // Lines of messages break anywhere between words.
+    let entry = |format: &str| {
+        format!(
+            "acceleration.shared=[{{ name = \"low_precision\", params = {{ compute = \"fp8\", format = \"{format}\" }} }}]"
+        )
+    };
+    let [other_codes, codes] = ["int8", "fp8"].map(entry);
+    let lora = ["check", "tiny.toml", "--set", "model.finetune=\"lora\"", "--set"];
+    let elsewhere = [&lora[..], &[&*other_codes, "--device", "h100"]].concat();
+    contains(
+        &place.fail(2, &elsewhere),
+        &["acceleration::refused", "`low_precision`", "codes"],
+    );
+    let outcome = place.run(&[&lora[..], &[&*codes]].concat());
+    assert_eq!(outcome.code, Some(0), "{outcome:#?}");
+    let said = outcome.stdout + &outcome.stderr;
+    contains(&said, &["acceleration::other-policy", "activations"]);
 }
 
 #[test]
