@@ -17,7 +17,7 @@ use flow_config::Config;
 use flow_train::checkpoint::{Policy, planner::PlanRecord};
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::geometry::Geometry;
-use flow_trainer::session::Parts;
+use flow_trainer::trainer::Parts;
 use flow_trainer::setup::{self, Environment, PipelineFolders};
 use flow_validate::{Load, TrainerKind, checkpoint_policy};
 use serde_json::Value;

@@ -5,7 +5,7 @@ use flow_core::device::ComputeDevice;
 use flow_train::Registries;
 use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
-use flow_trainer::session::Parts;
+use flow_trainer::trainer::Parts;
 use flow_trainer::setup::{self, Environment};
 use flow_validate::{Capabilities, Question, TrainerKind, errors, validate};
 use proptest::prelude::*;

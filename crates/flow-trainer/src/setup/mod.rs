@@ -48,10 +48,10 @@ use crate::plugins::Plugins;
 use crate::policy::Policy;
 use crate::records::Records;
 use crate::rollout::Sampler;
-use crate::session::{
+use crate::text::EncodedText;
+use crate::trainer::{
     AuditMode, EvaluationSettings, Parts, PolicyWeights, SessionSettings, TrainState, WatchSettings,
 };
-use crate::text::EncodedText;
 use crate::undone::{Undone, settle, shortfalls};
 use flow_accel::{Acceleration, AcceleratorRegistry, Arrangement};
 use flow_checkpoint::{MemoryProbe, Policy as CheckpointPolicy};
