@@ -10,7 +10,7 @@ use flow_accel::{Engagement, Slot};
 use flow_config::Config;
 use flow_report::{IntervalMethod, PairedDifference, paired_difference};
 use flow_trainer::algorithm::Algorithm;
-use flow_trainer::session::{DriftRun, LayerDrift};
+use flow_trainer::trainer::{DriftRun, LayerDrift};
 use flow_trainer::setup::{self, Environment};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;

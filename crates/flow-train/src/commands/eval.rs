@@ -6,7 +6,7 @@ use crate::failure::{Failure, OrFailure};
 use crate::interrupt::Interrupt;
 use crate::{progress, terminal};
 use flow_exchange::Alone;
-use flow_trainer::session::Subject;
+use flow_trainer::trainer::Subject;
 use flow_trainer::setup::{self, BuiltRewards, ScoredPrompts};
 
 /// Measures and prints one row per prompt, and the mean of each reward with its 95 % interval.

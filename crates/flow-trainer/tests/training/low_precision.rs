@@ -5,7 +5,7 @@ use flow_attention::AttentionRegistry;
 use flow_core::{LowPrecisionFormat, Weights};
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::Silent;
-use flow_trainer::session::{LayerDrift, Parts};
+use flow_trainer::trainer::{LayerDrift, Parts};
 use flow_trainer::{TrainError, setup};
 use std::path::Path;
 

@@ -6,7 +6,7 @@ use flow_rewards::{NamedReward, Reward, RewardError, RewardRegistry, RewardSampl
 use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::{IterationSummary, Observer, Silent};
-use flow_trainer::session::Parts;
+use flow_trainer::trainer::Parts;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

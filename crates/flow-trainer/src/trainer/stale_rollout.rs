@@ -9,7 +9,7 @@
 //! beside `W_k+1` ([`PolicyWeights::previous`](super::PolicyWeights)): a run that goes on from it samples rollout `k + 1` again, from the same
 //! weights and noise.
 
-use super::rollouts::{Repetition, RolloutOutcome};
+use super::rollout::{Repetition, RolloutOutcome};
 use super::update::Learner;
 use super::{Parts, Session};
 use crate::algorithm::Algorithm;

@@ -2,8 +2,8 @@
 //! noise, without them; everything is compared pair by pair. So is what weights in low precision change: the repetition has others.
 
 use super::Parts;
-use super::iterate::reward_columns;
-use super::rollouts::Repetition;
+use super::iteration::reward_columns;
+use super::rollout::Repetition;
 use crate::advantage::{AdvantageOptions, compute_advantages};
 use crate::algorithm::Algorithm;
 use crate::error::TrainError;

@@ -2,8 +2,8 @@
 
 use super::Parts;
 use super::drift::{Pending, Sums, Traced};
+use super::failed_rewards::of_all_ranks;
 use super::reward_times::{RewardTimes, Scored};
-use super::unscored::of_all_ranks;
 use crate::algorithm::Algorithm;
 use crate::branching::Branches;
 use crate::decoder::Decoded;
