@@ -9,8 +9,8 @@ use flow_accel::{Engagement, Slot};
 use flow_config::Config;
 use flow_report::{IntervalMethod, PairedDifference, paired_difference};
 use flow_trainer::algorithm::Algorithm;
-use flow_trainer::trainer::DriftRun;
 use flow_trainer::setup::{self, Environment};
+use flow_trainer::trainer::DriftRun;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
@@ -58,13 +58,13 @@ struct Comparing<'a> {
 impl Comparing<'_> {
     fn with(self, algorithm: Box<dyn Algorithm>) -> Result<Vec<DriftRun>, Failure> {
         let (config, environment) = (self.config, self.environment);
-        let parts = setup::model(config, environment)
-            .and_then(|model| setup::parts_of(config, environment, model, algorithm)?.set_up());
-        let mut parts = parts.or_bad_input()?;
+        let trainer = setup::model(config, environment)
+            .and_then(|model| setup::trainer_with_model(config, environment, model, algorithm)?.set_up());
+        let mut trainer = trainer.or_bad_input()?;
         let mut observer = progress::observer(self.rollouts, self.rollouts, self.quiet, Interrupt::default());
         let (mut runs, mut named) = (Vec::new(), BTreeSet::new());
         for iteration in 0..self.rollouts {
-            let run = parts.drift(iteration, &mut *observer).or_failed()?;
+            let run = trainer.drift(iteration, &mut *observer).or_failed()?;
             for undone in run.undone.iter().filter(|one| named.insert(one.key())) {
                 observer.notice(&undone.to_string());
             }

@@ -1,4 +1,4 @@
-//! From a config to the parts of a run.
+//! From a config to the trainer of a run, and to its parts.
 //!
 //! Every mapping from a section of the config to a part stands here; nothing below reads the config.
 
@@ -50,7 +50,8 @@ use crate::records::Records;
 use crate::rollout::Sampler;
 use crate::text::EncodedText;
 use crate::trainer::{
-    AuditMode, EvaluationSettings, Parts, PolicyWeights, SessionSettings, TrainState, WatchSettings,
+    AuditMode, EvaluationSettings, PolicyWeights, Progress, TrainState, Trainer, TrainerSettings,
+    WatchSettings,
 };
 use crate::undone::{Undone, settle, shortfalls};
 use flow_accel::{Acceleration, AcceleratorRegistry, Arrangement};
@@ -371,40 +372,38 @@ pub fn algorithm(
     plugins.algorithms.build(&AlgorithmContext { config, tokens })
 }
 
-/// Assembles a run. Files of weights that are not there are named in [`Parts::absent`]: a checkpoint can stand in for them, and
+/// Builds the trainer of a run. Files of weights that are not there are named in [`Trainer::absent`]: a checkpoint can stand in for them, and
 /// nothing else can.
 ///
 /// # Errors
 /// Whatever does not fit, with how to mend it.
-pub fn parts<A: Algorithm>(
+pub fn trainer<A: Algorithm>(
     config: &Config,
     environment: &Environment<'_>,
     algorithm: A,
-) -> Result<Parts<A>, TrainError> {
+) -> Result<Trainer<A>, TrainError> {
     // Before anything is loaded: the contents of files as they are when the run begins.
     let mut description = Description::of(config, environment.base, &environment.folders)?;
     let model = model::model_with_absent_files(config, environment)?;
-    let parts = parts_of(config, environment, model, algorithm)?;
-    description.add_prompts(&*parts.dataset);
-    Ok(Parts {
-        frozen: FrozenWeights::of(&description, parts.state.weights.current.layout()),
-        description,
-        ..parts
-    })
+    let mut trainer = trainer_with_model(config, environment, model, algorithm)?;
+    description.add_prompts(&*trainer.dataset);
+    trainer.frozen = FrozenWeights::of(&description, trainer.state.weights.current.layout());
+    trainer.description = description;
+    Ok(trainer)
 }
 
-/// As [`parts`], of a model that is there already: one of the same `[model]` and precision. What files hold is not looked at, so
-/// that a run which goes on with these parts is compared by the names of files alone.
+/// As [`trainer`], of a model that is there already: one of the same `[model]` and precision. What files hold is not looked at, so
+/// that a run which goes on with this trainer is compared by the names of files alone.
 ///
 /// # Errors
 /// Whatever does not fit, with how to mend it.
-pub fn parts_of<A: Algorithm>(
+pub fn trainer_with_model<A: Algorithm>(
     config: &Config,
     environment: &Environment<'_>,
     model: ModelParts,
     algorithm: A,
-) -> Result<Parts<A>, TrainError> {
-    let trainer = TrainerKind {
+) -> Result<Trainer<A>, TrainError> {
+    let kind = TrainerKind {
         name: algorithm.name().into(),
         paradigm: Some(algorithm.paradigm()),
     };
@@ -416,7 +415,7 @@ pub fn parts_of<A: Algorithm>(
         mut acceleration,
         mut notices,
         strict,
-    } = common_for(config, environment, model, &trainer, &algorithm.guidance_scales())?;
+    } = common_for(config, environment, model, &kind, &algorithm.guidance_scales())?;
     staleness::check(config.sampling.staleness, &algorithm, &acceleration)?;
     let records = Records::of(config, environment, &algorithm, &dataset)?;
     let device = &environment.device;
@@ -458,7 +457,7 @@ pub fn parts_of<A: Algorithm>(
         };
         let (regions, record) = checkpointing::planned(peak_gib, &steps, &accelerated)?;
         let planned = environment.with_regions(regions);
-        (acceleration, notices) = self::acceleration(config, &planned, model.model.spec(), &trainer)?;
+        (acceleration, notices) = self::acceleration(config, &planned, model.model.spec(), &kind)?;
         notices.extend(dataset.notes());
         checkpoint_plan = Some(record);
     }
@@ -510,7 +509,7 @@ pub fn parts_of<A: Algorithm>(
         )?,
     };
     let keep = NonZeroUsize::new(config.checkpoints.keep).unwrap_or(NonZeroUsize::MAX);
-    let settings = SessionSettings {
+    let settings = TrainerSettings {
         seed: config.run.seed,
         iterations: config.run.steps as u64,
         geometry,
@@ -543,7 +542,7 @@ pub fn parts_of<A: Algorithm>(
         },
         html_report: config.logging.html_report,
     };
-    Ok(Parts {
+    Ok(Trainer {
         settings,
         algorithm,
         acceleration,
@@ -578,5 +577,7 @@ pub fn parts_of<A: Algorithm>(
             memory: Memory::default(),
         },
         distribution,
+        progress: Progress::begun(),
+        files: None,
     })
 }

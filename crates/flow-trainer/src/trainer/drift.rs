@@ -1,7 +1,7 @@
 //! Drift: what the accelerators of the rollout change, and what they save. Some groups are sampled once more, from the same
 //! noise, without them; everything is compared pair by pair.
 
-use super::Parts;
+use super::Trainer;
 use super::iteration::reward_columns;
 use crate::advantage::{AdvantageOptions, compute_advantages};
 use crate::algorithm::Algorithm;
@@ -216,7 +216,7 @@ fn group_means(names: &[super::RewardWeight], columns: &Columns, groups: &[u64])
         .collect()
 }
 
-/// What a rollout cost and changed; see [`Parts::drift`].
+/// What a rollout cost and changed; see [`Trainer::drift`].
 #[derive(Clone, Debug)]
 pub struct DriftRun {
     /// What changed.
@@ -235,7 +235,7 @@ pub struct DriftRun {
     pub blocks: u64,
 }
 
-impl<A: Algorithm> Parts<A, Acceleration> {
+impl<A: Algorithm> Trainer<A, Acceleration> {
     /// Groups to sample twice in this iteration.
     pub(super) fn drift_groups(&self) -> usize {
         let (settings, iteration) = (&self.settings, self.state.iteration);
@@ -258,7 +258,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
     /// the run changes.
     ///
     /// # Errors
-    /// As those of a run; of strict parts what an accelerator did not do is one.
+    /// As those of a run; of a strict run what an accelerator did not do is one.
     pub fn drift(&mut self, iteration: u64, observer: &mut dyn Observer) -> Result<DriftRun, TrainError> {
         let before = std::mem::replace(&mut self.state.iteration, iteration);
         let outcome = self.drift_now(observer);

@@ -1,6 +1,6 @@
 //! The sampling half of an iteration: trajectories, images, rewards on their way.
 
-use super::Parts;
+use super::Trainer;
 use super::drift::{Pending, Sums, Traced};
 use super::failed_rewards::of_all_ranks;
 use super::reward_times::{RewardTimes, Scored};
@@ -49,7 +49,7 @@ pub(super) struct RolloutOutcome {
     pub cpu_s: Option<(f64, f64)>,
 }
 
-impl<A: Algorithm> Parts<A, Acceleration> {
+impl<A: Algorithm> Trainer<A, Acceleration> {
     pub(super) fn site(&self, stage: Stage) -> CallSite {
         let steps = self.schedule.grid().steps() as u32;
         CallSite {

@@ -1,6 +1,6 @@
 //! Runs of adapters on frozen weights in low precision: exact on policy, resumed bit for bit, and of another policy.
 
-use crate::support::{Left, Registries, RunTo, config, environment, registries, with_parts};
+use crate::support::{Left, Registries, RunTo, config, environment, registries, with_trainer};
 use flow_attention::AttentionRegistry;
 use flow_core::LowPrecisionFormat;
 use flow_trainer::{TrainError, setup};
@@ -31,7 +31,7 @@ const LORA: [&str; 3] = [
 fn run(overrides: &[&str], root: &Path, resume: bool, until: u64) -> Result<Left, TrainError> {
     let registries = with_accelerators();
     let run = RunTo { root, resume, until };
-    with_parts(&config(overrides), &environment(&registries), run)
+    with_trainer(&config(overrides), &environment(&registries), run)
 }
 
 #[test]
