@@ -2,7 +2,7 @@
 //! noise, without them; everything is compared pair by pair.
 
 use super::Trainer;
-use super::iteration::reward_columns;
+use super::comparison::reward_columns;
 use crate::advantage::{AdvantageOptions, compute_advantages};
 use crate::algorithm::Algorithm;
 use crate::error::TrainError;
