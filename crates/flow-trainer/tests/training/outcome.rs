@@ -4,7 +4,7 @@ use super::support::*;
 use flow_report::{RunDirectory, RunStatus, RunSummary};
 use flow_trainer::Trainer;
 use flow_trainer::algorithm::Algorithm;
-use flow_trainer::observer::{IterationSummary, Observer};
+use flow_trainer::observer::{IterationSummary, Observer, Silent};
 use std::path::{Path, PathBuf};
 
 /// A run, and what lies in its folder after each iteration.
@@ -144,4 +144,34 @@ fn intervals_of_a_bounded_reward_stay_inside_its_bounds_wherever_they_are_writte
     }
     let change = &summary.rewards[0].difference.interval;
     assert!(change.low >= Some(-1.0) && change.high <= Some(1.0), "{change:?}");
+}
+
+/// Trains without a run folder.
+struct WithoutFolder;
+
+impl Visit for WithoutFolder {
+    type Output = Vec<Vec<u32>>;
+
+    fn visit<A: Algorithm + 'static>(self, mut trainer: Trainer<A>) -> Self::Output {
+        trainer.settings.iterations = 3;
+        let mut trainer = trainer.set_up().expect("no accelerator refuses");
+        let status = trainer.train(&mut Silent).expect("it trains");
+        assert_eq!(status, RunStatus::Finished);
+        bits(&trainer.state.weights.current)
+    }
+}
+
+#[test]
+fn a_trainer_without_a_run_folder_learns_what_one_with_a_folder_does() {
+    let registries = registries();
+    let (config, environment) = (config(&[]), environment(&registries));
+    let root = tempfile::tempdir().expect("a temporary directory");
+    let run = RunTo {
+        root: root.path(),
+        resume: false,
+        until: 3,
+    };
+    let left = with_trainer(&config, &environment, run).unwrap_or_else(|error| panic!("{error}"));
+    let without = with_trainer(&config, &environment, WithoutFolder);
+    assert_eq!(without, left.weights[..without.len()]);
 }
