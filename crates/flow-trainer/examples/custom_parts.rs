@@ -25,7 +25,7 @@ use flow_trainer::optimizer::AdamW;
 use flow_trainer::policy::CallSite;
 use flow_trainer::scheduler::Schedule;
 use flow_trainer::setup::{self, Environment, PipelineFolders};
-use flow_trainer::trainer::{PolicyWeights, RewardWeight};
+use flow_trainer::trainer::{PolicyWeights, RewardWeight, WeightedRewards};
 use std::error::Error;
 use std::path::Path;
 use std::sync::Arc;
@@ -275,10 +275,10 @@ fn main() -> Result<(), Box<dyn Error>> {
             weight: 1.0,
             range: ValueRange::default(),
         };
-        Ok((
-            RewardWorkers::new(vec![NamedReward::from(reward)], 1)?,
-            vec![weight],
-        ))
+        Ok(WeightedRewards {
+            workers: RewardWorkers::new(vec![NamedReward::from(reward)], 1)?,
+            weights: vec![weight],
+        })
     };
     trainer.rewards = symmetry()?;
     trainer.evaluation_rewards = symmetry()?;

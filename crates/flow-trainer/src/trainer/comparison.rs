@@ -79,7 +79,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         groups: &[u64],
         pending: Option<Pending>,
     ) -> Result<Comparison, TrainError> {
-        let names = &self.rewards.1;
+        let names = &self.rewards.weights;
         let rewards = reward_columns(names, scores.rewards.iter().map(Vec::as_slice));
         let options = &self.settings.advantage;
         let compared = self.branches().compared_groups(groups);

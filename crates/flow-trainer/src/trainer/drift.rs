@@ -275,7 +275,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         found.extend(shortfalls(&self.acceleration.take_activity(), &within));
         let undone = settle(found, self.settings.strict)?;
         observer.phase(Phase::Rewards, rolled.tickets.len());
-        let names = &self.rewards.1;
+        let names = &self.rewards.weights;
         let mut columns: Vec<Vec<f32>> = vec![Vec::new(); names.len()];
         for ticket in rolled.tickets {
             for (column, scores) in columns.iter_mut().zip(ticket.wait()?.rewards) {

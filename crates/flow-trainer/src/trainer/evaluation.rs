@@ -262,7 +262,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
             plan: self.training_plan(),
             conditioner: &self.conditioner,
             micro_batch: self.settings.geometry.micro_batch_size(),
-            rewards: &self.evaluation_rewards.0,
+            rewards: &self.evaluation_rewards.workers,
             exchange: &*self.distribution.exchange,
         };
         let evaluation = settings.measure(subject, step, observer)?;
@@ -271,7 +271,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         };
         let mut record = MetricRecord::new(step, "eval");
         let mut seen = Vec::new();
-        for (index, reward) in self.evaluation_rewards.1.iter().enumerate() {
+        for (index, reward) in self.evaluation_rewards.weights.iter().enumerate() {
             let interval = &evaluation.intervals[index];
             let name = &reward.name;
             record = record.with(&format!("reward/{name}"), interval.mean);
@@ -304,7 +304,12 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
                 .iter()
                 .map(|prompt| prompt.text.as_str())
                 .collect();
-            for (reward, means) in self.evaluation_rewards.1.iter().zip(&evaluation.prompt_means) {
+            for (reward, means) in self
+                .evaluation_rewards
+                .weights
+                .iter()
+                .zip(&evaluation.prompt_means)
+            {
                 events.by_prompt(&reward.name, step, &texts, means)?;
             }
         }

@@ -85,7 +85,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         let tickets = self.score_candidates(explorer, observer)?;
         let (columns, _) = self.scored(tickets, observer)?;
         let columns = self.distribution.gather_candidates(geometry, columns)?;
-        let scores = scores(&weights_of(&self.rewards.1), &columns);
+        let scores = scores(&weights_of(&self.rewards.weights), &columns);
         let kept = (explorer.keep).kept_of_groups(&scores, geometry.candidates(), geometry.group_size());
         Ok(Some(Explored {
             kept,
@@ -130,12 +130,12 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
             if complete > 0 {
                 let rest = waiting.split_off(complete);
                 let whole = std::mem::replace(&mut waiting, rest);
-                tickets.push(self.rewards.0.submit(whole, tickets.len() as u64)?);
+                tickets.push(self.rewards.workers.submit(whole, tickets.len() as u64)?);
             }
         }
         if !waiting.is_empty() {
             // Of groups that other ranks have a part of.
-            tickets.push(self.rewards.0.submit(waiting, tickets.len() as u64)?);
+            tickets.push(self.rewards.workers.submit(waiting, tickets.len() as u64)?);
         }
         Ok(tickets)
     }
@@ -153,7 +153,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         let activity = self.distribution.gather_activity(explored.activity)?;
         let within = format!("the exploration of iteration {}", self.state.iteration + 1);
         self.name_undone(undone(&activity, &within), observer)?;
-        let exact = scores(&weights_of(&self.rewards.1), columns);
+        let exact = scores(&weights_of(&self.rewards.weights), columns);
         let candidates = self.settings.geometry.candidates();
         Ok(ExplorationRecord {
             summary: ExplorationSummary::new((&explored.scores[..], candidates), &explored.kept, &exact),

@@ -320,7 +320,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
 
     /// The rewards that are trained on, with their weights.
     pub(super) fn trained_terms(&self) -> Vec<(String, f64)> {
-        let rewards = self.rewards.1.iter();
+        let rewards = self.rewards.weights.iter();
         rewards
             .map(|reward| (reward.name.clone(), reward.weight))
             .collect()
@@ -351,7 +351,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
                 after: mean_interval(&after, IntervalMethod::StudentT)?.within(range),
             }))
         };
-        let rewards = self.evaluation_rewards.1.iter();
+        let rewards = self.evaluation_rewards.weights.iter();
         Ok(rewards
             .map(change)
             .collect::<Result<Vec<_>, _>>()?

@@ -44,7 +44,7 @@ pub use evaluation::{Evaluation, Subject};
 pub use exploration::Explorer;
 use resume::Beginning;
 use run_files::RunFiles;
-pub use settings::{AuditMode, EvaluationSettings, RewardWeight, TrainerSettings};
+pub use settings::{AuditMode, EvaluationSettings, RewardWeight, TrainerSettings, WeightedRewards};
 pub use state::{PolicyWeights, TrainState, TrainedNetwork};
 use tally::Tally;
 pub use watch::WatchSettings;
@@ -67,7 +67,6 @@ use flow_config::Catalog;
 use flow_core::Backends;
 use flow_data::{Dataset, Prompt};
 use flow_report::{Manifest, MetricsStart, RunDirectory};
-use flow_rewards::RewardWorkers;
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -111,10 +110,10 @@ pub struct Trainer<A, S = Arrangement> {
     pub dataset: Arc<dyn Dataset>,
     /// The records to learn from instead of rollouts, if the algorithm does.
     pub records: Option<Records>,
-    /// Rewards to train on, with their weights; none where records are learnt from.
-    pub rewards: (RewardWorkers, Vec<RewardWeight>),
+    /// Rewards to train on; none where records are learnt from.
+    pub rewards: WeightedRewards,
     /// Rewards to evaluate by.
-    pub evaluation_rewards: (RewardWorkers, Vec<RewardWeight>),
+    pub evaluation_rewards: WeightedRewards,
     /// How to evaluate.
     pub evaluation: EvaluationSettings,
     /// Weights, moments, counters.
@@ -277,7 +276,7 @@ impl<A: Algorithm> Trainer<A> {
         directory.write_manifest(manifest)?;
         let logs = (directory.metrics(MetricsStart::Fresh)?, directory.timing()?);
         let mut files = RunFiles::open(directory, logs, None, (manifest.stamp(), &trainer.settings))?;
-        files.describe(manifest, &trainer.evaluation_rewards.1)?;
+        files.describe(manifest, &trainer.evaluation_rewards.weights)?;
         trainer.files = Some(files);
         Ok(trainer)
     }

@@ -132,7 +132,7 @@ impl<A: Algorithm> Trainer<A> {
             Some(step),
             (run, &trainer.settings),
         )?;
-        files.describe(&own, &trainer.evaluation_rewards.1)?;
+        files.describe(&own, &trainer.evaluation_rewards.weights)?;
         trainer.files = Some(files);
         trainer.progress = Progress {
             tally,

@@ -13,7 +13,7 @@ type Fall = (String, Setback);
 impl<A: Algorithm> Trainer<A, Acceleration> {
     /// Rewards that had been clearly better in an earlier evaluation than in the last one.
     pub(super) fn falls(&self, metrics: &Metrics) -> Result<Vec<Fall>, StatisticsError> {
-        let rewards = self.evaluation_rewards.1.iter();
+        let rewards = self.evaluation_rewards.weights.iter();
         rewards
             .filter_map(|reward| {
                 let setback = Setback::of(metrics, &reward.name).transpose()?;

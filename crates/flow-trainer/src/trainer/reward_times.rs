@@ -76,7 +76,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         let mut record = MetricRecord::new(self.state.iteration, "reward_time")
             .with("ran_s", times.ran_s)
             .with("hidden_s", times.hidden_s);
-        for (reward, busy_s) in self.rewards.1.iter().zip(&times.busy_s) {
+        for (reward, busy_s) in self.rewards.weights.iter().zip(&times.busy_s) {
             record = record.with(&format!("busy_s/{}", reward.name), *busy_s);
         }
         self.write_timing(record)

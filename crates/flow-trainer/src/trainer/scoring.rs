@@ -32,7 +32,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         batches: &BTreeMap<usize, Trajectories>,
         observer: &mut dyn Observer,
     ) -> Result<Scores, TrainError> {
-        let rewards = self.rewards.1.len();
+        let rewards = self.rewards.weights.len();
         let (mut columns, times) = self.scored(tickets, observer)?;
         let branches = self.branches();
         if branches.reads_log_probs() {

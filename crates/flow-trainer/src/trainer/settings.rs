@@ -4,6 +4,7 @@ use super::watch::WatchSettings;
 use crate::advantage::AdvantageOptions;
 use crate::decoder::ImageDecoder;
 use crate::ema::EmaPlan;
+use crate::error::TrainError;
 use crate::geometry::Geometry;
 use crate::rollout::Sampler;
 use crate::scheduler::Schedule;
@@ -11,6 +12,7 @@ use crate::sizes::{AtSize, PromptSizes};
 use flow_config::{Branching, InitialNoise};
 use flow_data::Prompt;
 use flow_report::ValueRange;
+use flow_rewards::RewardWorkers;
 use std::num::NonZeroUsize;
 
 /// What to do about a ratio that is not 1 where it must be.
@@ -33,6 +35,27 @@ pub struct RewardWeight {
     pub weight: f64,
     /// Between which ends its scores lie.
     pub range: ValueRange,
+}
+
+/// Worker threads with their rewards, and the rewards' weights in the same order.
+pub struct WeightedRewards {
+    /// The threads.
+    pub workers: RewardWorkers,
+    /// The weights.
+    pub weights: Vec<RewardWeight>,
+}
+
+impl WeightedRewards {
+    /// No reward, of a run that scores nothing.
+    ///
+    /// # Errors
+    /// If the system starts no more threads.
+    pub(crate) fn none() -> Result<Self, TrainError> {
+        Ok(Self {
+            workers: RewardWorkers::none()?,
+            weights: Vec::new(),
+        })
+    }
 }
 
 /// How held-out prompts are measured.

@@ -105,8 +105,8 @@ impl Visit for Run<'_> {
         let is_gone = Arc::new(AtomicBool::new(false));
         let workers = workers(is_gone.clone());
         match end.of_evaluation {
-            true => trainer.evaluation_rewards.0 = workers,
-            false => trainer.rewards.0 = workers,
+            true => trainer.evaluation_rewards.workers = workers,
+            false => trainer.rewards.workers = workers,
         }
         let mut ends = Ends {
             after: end.after,
@@ -223,7 +223,7 @@ impl Visit for Counted<'_> {
     type Output = Result<Left, TrainError>;
 
     fn visit<A: Algorithm + 'static>(self, mut trainer: Trainer<A>) -> Self::Output {
-        trainer.rewards.0 = asking(Counting {
+        trainer.rewards.workers = asking(Counting {
             reward: reward(),
             asked: self.asked,
             fails_at: self.fails_at,
@@ -289,7 +289,7 @@ impl Visit for GoneFromTheStart<'_> {
     type Output = TrainError;
 
     fn visit<A: Algorithm + 'static>(self, mut trainer: Trainer<A>) -> TrainError {
-        trainer.evaluation_rewards.0 = workers(Arc::new(AtomicBool::new(true)));
+        trainer.evaluation_rewards.workers = workers(Arc::new(AtomicBool::new(true)));
         self.0.visit(trainer).expect_err("nothing can be scored")
     }
 }
