@@ -294,6 +294,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
             reward_s: self.progress.tally.reward_s(),
             peak_memory_gib: self.progress.tally.peak_memory_gib(),
             audit: self
+                .progress
                 .tally
                 .audit(settings.audit, self.algorithm.paradigm(), settings.lossless),
             notes,
