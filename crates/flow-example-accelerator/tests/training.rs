@@ -6,10 +6,10 @@ use flow_config::Config;
 use flow_core::{Backends, device::ComputeDevice};
 use flow_kernels::CpuKernels;
 use flow_report::{Manifest, OnExists, RunDirectory};
+use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::Silent;
 use flow_trainer::setup::{self, Environment, PipelineFolders};
-use flow_trainer::{Session, TrainError};
 use serde_json::Value;
 use std::path::Path;
 use std::sync::Arc;
@@ -61,10 +61,10 @@ struct Train<'a> {
 
 impl Train<'_> {
     fn with(self, algorithm: Box<dyn Algorithm>) -> Result<(), TrainError> {
-        let parts = setup::parts(self.config, self.environment, algorithm)?;
+        let trainer = setup::trainer(self.config, self.environment, algorithm)?;
         let directory = RunDirectory::open(self.root, "run", OnExists::Error)?;
         let manifest = Manifest::new("run", vec![], Value::Null, self.root);
-        Session::start(parts, directory, &manifest)?.run(&mut Silent)?;
+        trainer.start(directory, &manifest)?.train(&mut Silent)?;
         Ok(())
     }
 }

@@ -5,9 +5,9 @@ use flow_attention::CpuAttention;
 use flow_core::{Backends, device::ComputeDevice};
 use flow_kernels::CpuKernels;
 use flow_report::{Manifest, OnExists, RunDirectory};
+use flow_trainer::Plugins;
 use flow_trainer::observer::Silent;
 use flow_trainer::setup::{self, Environment, PipelineFolders};
-use flow_trainer::{Plugins, Session};
 use serde_json::Value;
 use std::path::Path;
 use std::sync::Arc;
@@ -52,11 +52,11 @@ fn a_run_of_plug_ins_from_outside_trains() {
     };
     let root = tempfile::tempdir().expect("a folder");
     let algorithm = setup::algorithm(&config, &plugins, 16).expect("it is registered");
-    let parts = setup::parts(&config, &environment, algorithm).expect("it fits");
+    let trainer = setup::trainer(&config, &environment, algorithm).expect("it fits");
     let directory = RunDirectory::open(root.path(), "outside", OnExists::Error).expect("a folder");
     let manifest = Manifest::new("outside", vec![], Value::Null, root.path());
-    let mut session = Session::start(parts, directory, &manifest).expect("it starts");
-    session.run(&mut Silent).expect("it trains");
+    let mut trainer = trainer.start(directory, &manifest).expect("it starts");
+    trainer.train(&mut Silent).expect("it trains");
     let text = std::fs::read_to_string(root.path().join("outside/metrics.jsonl")).expect("metrics");
     let records: Vec<Value> = text
         .lines()

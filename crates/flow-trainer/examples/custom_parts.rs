@@ -19,14 +19,13 @@ use flow_kernels::CpuKernels;
 use flow_report::{Manifest, OnExists, RunDirectory, ValueRange};
 use flow_rewards::{NamedReward, Reward, RewardError, RewardSample, RewardWorkers};
 use flow_trainer::Plugins;
-use flow_trainer::Session;
 use flow_trainer::algorithm::{Algorithm, LossContext, Position, ReferenceWeights, UnitLoss};
 use flow_trainer::observer::{IterationSummary, Observer};
 use flow_trainer::optimizer::AdamW;
 use flow_trainer::policy::CallSite;
 use flow_trainer::scheduler::Schedule;
-use flow_trainer::trainer::{PolicyWeights, RewardWeight};
 use flow_trainer::setup::{self, Environment, PipelineFolders};
+use flow_trainer::trainer::{PolicyWeights, RewardWeight, WeightedRewards};
 use std::error::Error;
 use std::path::Path;
 use std::sync::Arc;
@@ -266,7 +265,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         temperature: 1.0,
         times_per_image: 4,
     };
-    let mut parts = setup::parts(&config, &environment, algorithm)?;
+    let mut trainer = setup::trainer(&config, &environment, algorithm)?;
 
     // The reward in the place of the config's, for training and for evaluation.
     let symmetry = || -> Result<_, RewardError> {
@@ -276,27 +275,27 @@ fn main() -> Result<(), Box<dyn Error>> {
             weight: 1.0,
             range: ValueRange::default(),
         };
-        Ok((
-            RewardWorkers::new(vec![NamedReward::from(reward)], 1)?,
-            vec![weight],
-        ))
+        Ok(WeightedRewards {
+            workers: RewardWorkers::new(vec![NamedReward::from(reward)], 1)?,
+            weights: vec![weight],
+        })
     };
-    parts.rewards = symmetry()?;
-    parts.evaluation_rewards = symmetry()?;
+    trainer.rewards = symmetry()?;
+    trainer.evaluation_rewards = symmetry()?;
 
     // The model in the place of the config's: in both samplers, with weights and optimizer of its own.
-    let spec = parts.sampler.policy.model.spec().clone();
+    let spec = trainer.sampler.policy.model.spec().clone();
     let vocabulary = spec.vocabulary.ok_or("the data set has prompts")?;
     let model: Arc<dyn FlowModel> = Arc::new(Mlp::new(spec.latent, vocabulary, 64));
     let weights = Weights::init(model.layout().clone(), config.run.seed, &device);
     let trained = vec![true; model.layout().len()];
-    parts.state.optimizer = AdamW::new(
+    trainer.state.optimizer = AdamW::new(
         setup::optimizer_settings(&config),
         model.layout(),
         trained,
         &device,
     );
-    parts.state.weights = PolicyWeights {
+    trainer.state.weights = PolicyWeights {
         current: weights,
         average: None,
         old: None,
@@ -305,8 +304,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         previous: None,
         teachers: Vec::new(),
     };
-    parts.sampler.policy.model = model.clone();
-    parts.evaluation.sampler.policy.model = model;
+    trainer.sampler.policy.model = model.clone();
+    trainer.evaluation.sampler.policy.model = model;
 
     let directory = RunDirectory::open(Path::new(&folder), &config.run.name, OnExists::New)?;
     let resolved = serde_json::to_value(&config)?;
@@ -316,8 +315,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         resolved,
         Path::new("."),
     );
-    let mut session = Session::start(parts, directory, &manifest)?;
-    let status = session.run(&mut Print)?;
-    println!("{status:?}: {}", session.directory().path().display());
+    let mut trainer = trainer.start(directory, &manifest)?;
+    let status = trainer.train(&mut Print)?;
+    println!("{status:?}: {}", trainer.directory().path().display());
     Ok(())
 }

@@ -14,7 +14,7 @@ use flow_trainer::algorithm::Algorithm;
 use flow_trainer::distributed::Distribution;
 use flow_trainer::observer::{IterationSummary, Observer};
 use flow_trainer::setup::{self, Environment, PipelineFolders};
-use flow_trainer::{Session, TrainError, pretrain};
+use flow_trainer::{TrainError, pretrain};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -58,7 +58,7 @@ struct Train<'a> {
 impl Train<'_> {
     fn with(self, algorithm: Box<dyn Algorithm>) -> Result<(), TrainError> {
         let run = &self.config.run;
-        let parts = setup::parts(self.config, self.environment, algorithm)?;
+        let trainer = setup::trainer(self.config, self.environment, algorithm)?;
         let directory = RunDirectory::open(&run.dir, &run.name, OnExists::New)?;
         let config =
             serde_json::to_value(self.config).map_err(|error| TrainError::Setting(error.to_string()))?;
@@ -68,9 +68,9 @@ impl Train<'_> {
             config,
             Path::new("."),
         );
-        let mut session = Session::start(parts, directory, &manifest)?;
-        let status = session.run(&mut Lines)?;
-        println!("{status:?}; {}", session.directory().path().display());
+        let mut trainer = trainer.start(directory, &manifest)?;
+        let status = trainer.train(&mut Lines)?;
+        println!("{status:?}; {}", trainer.directory().path().display());
         Ok(())
     }
 }

@@ -111,7 +111,7 @@ fn refused(file: ContentHash, loaded: FrozenWeights, absent: &[AbsentFile]) -> (
         (None, FrozenWeights::InCheckpoint) => {
             return (
                 format!("{holds}, and nobody looked at what the files of this run hold"),
-                "Assemble the run from the config alone (`setup::parts`), which looks at them".into(),
+                "Assemble the run from the config alone (`setup::trainer`), which looks at them".into(),
             );
         }
     };

@@ -47,4 +47,4 @@ pub use export::export;
 pub use frozen::FrozenWeights;
 pub use plugins::Plugins;
 pub use sample::sample;
-pub use trainer::Session;
+pub use trainer::Trainer;

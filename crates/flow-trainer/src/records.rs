@@ -191,7 +191,7 @@ impl Records {
     /// If there is no such row, it cannot be read, or it is not encoded yet.
     pub(crate) fn row(&self, row: u64) -> Result<(Vec<f32>, Prompt), TrainError> {
         let unprepared =
-            || TrainError::Setting("the pictures are not encoded; `Parts::set_up` does that".into());
+            || TrainError::Setting("the pictures are not encoded; `Trainer::set_up` does that".into());
         match &self.source {
             Source::Pixels => {
                 let images = self.kind.images(&*self.dataset).ok_or_else(unprepared)?;

@@ -11,16 +11,16 @@ use flow_accel::{
 use flow_core::exec::Stack;
 use flow_core::{Backends, Exec, RawTensor, StackDriver, Stage, TrajectoryId};
 use flow_report::{Manifest, OnExists, RunDirectory};
+use flow_trainer::Trainer;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::{IterationSummary, Observer, Phase, Silent};
-use flow_trainer::trainer::{Parts, Session};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use support::{Visit, bits, config, environment, registries, with_parts};
+use support::{Visit, bits, config, environment, registries, with_trainer};
 
 /// Counts the bytes that are allocated and not yet freed, by the whole process.
 struct Counting;
@@ -243,7 +243,7 @@ impl Observer for Watch {
     }
 }
 
-/// Runs a session to its end; `before` gets it first.
+/// Trains to the end; `before` gets the run first.
 struct Run<'a, F> {
     root: &'a Path,
     observer: &'a mut dyn Observer,
@@ -253,15 +253,15 @@ struct Run<'a, F> {
 impl<F: FnOnce(&mut dyn FnMut())> Visit for Run<'_, F> {
     type Output = Vec<Vec<u32>>;
 
-    fn visit<A: Algorithm + 'static>(self, parts: Parts<A>) -> Self::Output {
+    fn visit<A: Algorithm + 'static>(self, trainer: Trainer<A>) -> Self::Output {
         let directory = RunDirectory::open(self.root, "run", OnExists::Error).expect("a folder");
         let manifest = Manifest::new("run", vec![], serde_json::Value::Null, self.root);
-        let mut session = Session::start(parts, directory, &manifest).expect("it starts");
+        let mut trainer = trainer.start(directory, &manifest).expect("it starts");
         (self.before)(&mut || {
-            session.run(&mut Silent).expect("it runs");
+            trainer.train(&mut Silent).expect("it runs");
         });
-        session.run(self.observer).expect("it runs");
-        bits(&session.state().weights.current)
+        trainer.train(self.observer).expect("it runs");
+        bits(&trainer.state.weights.current)
     }
 }
 
@@ -281,7 +281,7 @@ fn run(
         .build()
         .expect("a pool");
     pool.install(|| {
-        with_parts(
+        with_trainer(
             &interleaved(accelerated.is_some()),
             &environment(&registries),
             Run {
@@ -333,7 +333,7 @@ fn rollouts_and_evaluations_in_turns_see_nothing_stale_and_leave_nothing() {
 }
 
 #[test]
-fn a_panic_within_a_rollout_leaves_the_session_as_it_was_before_it() {
+fn a_panic_within_a_rollout_leaves_the_trainer_as_it_was_before_it() {
     let _alone = ALONE.lock();
     let ledger = Arc::new(Ledger::default());
     let weights = run(Some(&ledger), &mut Silent, |run| {

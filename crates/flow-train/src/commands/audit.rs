@@ -311,11 +311,11 @@ impl Between {
             }
         };
         let algorithm = setup::algorithm(config, environment.plugins, tokens).or_bad_input()?;
-        let parts = setup::parts_of(config, &environment, parts, algorithm)
-            .and_then(|parts| parts.set_up())
+        let trainer = setup::trainer_with_model(config, &environment, parts, algorithm)
+            .and_then(|trainer| trainer.set_up())
             .or_bad_input()?;
-        let audit = parts.audit(&mut Silent).or_failed()?;
-        let activity = parts.acceleration.take_activity();
+        let audit = trainer.audit(&mut Silent).or_failed()?;
+        let activity = trainer.acceleration.take_activity();
         let undone = undone(&activity, "this combination");
         Ok(Found { audit, undone })
     }

@@ -86,24 +86,25 @@ impl Measuring<'_> {
         // What is to be measured for is not in force yet.
         let mut config = self.config.clone();
         config.acceleration.rollout.clear();
-        let parts = setup::model(&config, self.environment)
-            .and_then(|model| setup::parts_of(&config, self.environment, model, algorithm)?.set_up());
-        let parts = parts.or_bad_input()?;
+        let trainer = setup::model(&config, self.environment).and_then(|model| {
+            setup::trainer_with_model(&config, self.environment, model, algorithm)?.set_up()
+        });
+        let trainer = trainer.or_bad_input()?;
         let mut observer = progress::observer(1, 1, self.quiet, Interrupt::default());
         let values = match self.policy {
             MeasuredPolicy::Magcache => {
                 let measured = Arc::new(MagnitudeRatios::new());
-                parts.measure(measured.clone(), &mut *observer);
+                trainer.measure(measured.clone(), &mut *observer);
                 measured.ratios()
             }
             MeasuredPolicy::Teacache => {
                 let measured = Arc::new(SignalChanges::new(false));
-                parts.measure(measured.clone(), &mut *observer);
+                trainer.measure(measured.clone(), &mut *observer);
                 fit_polynomial(&measured.points(), DEGREE).unwrap_or_default()
             }
         };
         let fell_short = shortfalls(
-            &parts.acceleration.take_activity(),
+            &trainer.acceleration.take_activity(),
             "the rollout that is measured",
         );
         for undone in settle(fell_short, config.acceleration.strict).or_failed()? {

@@ -188,6 +188,7 @@ struct Build<'a> {
 impl Build<'_> {
     fn with(self, algorithm: Box<dyn Algorithm>) -> Result<(), TrainError> {
         let (config, environment) = (self.config, self.environment);
-        setup::parts_of(config, environment, setup::model(config, environment)?, algorithm).map(|_| ())
+        setup::trainer_with_model(config, environment, setup::model(config, environment)?, algorithm)
+            .map(|_| ())
     }
 }

@@ -10,8 +10,8 @@ use flow_accel::{Engagement, Slot};
 use flow_config::Config;
 use flow_report::{IntervalMethod, PairedDifference, paired_difference};
 use flow_trainer::algorithm::Algorithm;
-use flow_trainer::trainer::{DriftRun, LayerDrift};
 use flow_trainer::setup::{self, Environment};
+use flow_trainer::trainer::{DriftRun, LayerDrift};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
@@ -75,22 +75,22 @@ struct Comparing<'a> {
 impl Comparing<'_> {
     fn with(self, algorithm: Box<dyn Algorithm>) -> Result<(Vec<DriftRun>, Vec<LayerDrift>), Failure> {
         let (config, environment) = (self.config, self.environment);
-        let parts = setup::model(config, environment)
-            .and_then(|model| setup::parts_of(config, environment, model, algorithm)?.set_up());
-        let mut parts = parts.or_bad_input()?;
+        let trainer = setup::model(config, environment)
+            .and_then(|model| setup::trainer_with_model(config, environment, model, algorithm)?.set_up());
+        let mut trainer = trainer.or_bad_input()?;
         let full = self.full.map(|full| setup::model(full, environment));
         let exact = full.transpose().or_bad_input()?.map(|model| model.weights);
         let mut observer = progress::observer(self.rollouts, self.rollouts, self.quiet, Interrupt::default());
         let (mut runs, mut named) = (Vec::new(), BTreeSet::new());
         for iteration in 0..self.rollouts {
-            let run = parts.drift_from(iteration, exact.as_ref(), &mut *observer);
+            let run = trainer.drift_from(iteration, exact.as_ref(), &mut *observer);
             let run = run.or_failed()?;
             for undone in run.undone.iter().filter(|one| named.insert(one.key())) {
                 observer.notice(&undone.to_string());
             }
             runs.push(run);
         }
-        let layers = exact.map(|exact| parts.layer_drift(&exact, &mut *observer));
+        let layers = exact.map(|exact| trainer.layer_drift(&exact, &mut *observer));
         Ok((runs, layers.unwrap_or_default()))
     }
 }

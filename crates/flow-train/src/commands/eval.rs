@@ -6,8 +6,8 @@ use crate::failure::{Failure, OrFailure};
 use crate::interrupt::Interrupt;
 use crate::{progress, terminal};
 use flow_exchange::Alone;
-use flow_trainer::trainer::Subject;
 use flow_trainer::setup::{self, BuiltRewards, ScoredPrompts};
+use flow_trainer::trainer::Subject;
 
 /// Measures and prints one row per prompt, and the mean of each reward with its 95 % interval.
 pub fn run(arguments: &EvalArguments, quiet: bool) -> Result<(), Failure> {

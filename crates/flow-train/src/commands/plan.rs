@@ -15,9 +15,9 @@ use crate::terminal;
 use described::{Computing, Described, finetune};
 use flow_config::Config;
 use flow_train::checkpoint::{Policy, planner::PlanRecord};
+use flow_trainer::Trainer;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::geometry::Geometry;
-use flow_trainer::trainer::Parts;
 use flow_trainer::setup::{self, Environment, PipelineFolders};
 use flow_validate::{Load, TrainerKind, checkpoint_policy};
 use serde_json::Value;
@@ -126,11 +126,11 @@ impl Describe<'_> {
         let (config, environment) = (self.config, self.environment);
         if self.measures {
             let model = setup::model(config, environment).or_bad_input()?;
-            let parts = setup::parts_of(config, environment, model, algorithm).or_bad_input()?;
+            let trainer = setup::trainer_with_model(config, environment, model, algorithm).or_bad_input()?;
             return Ok(Planned {
-                text: text(config, environment, &parts)?,
-                json: json::of_parts(config, environment, &parts),
-                record: parts.checkpoint_plan,
+                text: text(config, environment, &trainer)?,
+                json: json::of_trainer(config, environment, &trainer),
+                record: trainer.checkpoint_plan,
             });
         }
         let outline =
@@ -177,20 +177,24 @@ impl Describe<'_> {
 }
 
 /// What is trained, by what and where, in a sentence; and that a loss near 0 is no fault, where there will be one.
-pub fn headline<A: Algorithm>(config: &Config, environment: &Environment<'_>, parts: &Parts<A>) -> String {
-    let spec = parts.sampler.policy.model.spec();
-    let layout = parts.state.weights.current.layout();
+pub fn headline<A: Algorithm>(
+    config: &Config,
+    environment: &Environment<'_>,
+    trainer: &Trainer<A>,
+) -> String {
+    let spec = trainer.sampler.policy.model.spec();
+    let layout = trainer.state.weights.current.layout();
     let text = format!(
         "{} of {} M weights, {} trained, by {} on {}, {}",
         spec.architecture,
         millions(layout.count_values(|_| true)),
         finetune(config),
-        parts.algorithm.name(),
+        trainer.algorithm.name(),
         environment.device.name(),
         config.device.dtype.name()
     );
-    let one_step = parts.settings.geometry.updates() == 1 && parts.algorithm.inner_epochs() == 1;
-    if parts.algorithm.paradigm() == flow_accel::Paradigm::Coupled && one_step {
+    let one_step = trainer.settings.geometry.updates() == 1 && trainer.algorithm.inner_epochs() == 1;
+    if trainer.algorithm.paradigm() == flow_accel::Paradigm::Coupled && one_step {
         return format!(
             "{text}; with one optimizer step per rollout the ratios are 1 and the advantages of a group add up to 0, so the loss \
              is near 0 whatever is learned: look at the reward"
@@ -203,14 +207,14 @@ fn millions(count: usize) -> String {
     format!("{:.2}", count as f64 / 1e6)
 }
 
-/// The plan of a run whose parts are there.
+/// The plan of a run whose trainer is there.
 pub fn text<A: Algorithm>(
     config: &Config,
     environment: &Environment<'_>,
-    parts: &Parts<A>,
+    trainer: &Trainer<A>,
 ) -> Result<String, Failure> {
-    let mut text = Described::of_parts(config, environment, parts).text(config, &parts.algorithm);
-    if let Some(record) = &parts.checkpoint_plan {
+    let mut text = Described::of_trainer(config, environment, trainer).text(config, &trainer.algorithm);
+    if let Some(record) = &trainer.checkpoint_plan {
         text.push_str(&checkpoint::text(record));
     }
     Ok(text)

@@ -12,9 +12,8 @@ use crate::{progress, terminal};
 use flow_report::RunStatus;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::Observer;
-use flow_trainer::trainer::Parts;
 use flow_trainer::setup::{self, Environment, PipelineFolders};
-use flow_trainer::{Session, TrainError};
+use flow_trainer::{TrainError, Trainer};
 use open::Start;
 
 /// Trains.
@@ -98,21 +97,21 @@ impl Train<'_> {
 impl Train<'_> {
     fn with(self, algorithm: Box<dyn Algorithm>) -> Result<(), Failure> {
         let (config, environment) = (self.loaded.config(), self.environment);
-        let mut parts = setup::parts(config, environment, algorithm).or_bad_input()?;
+        let mut trainer = setup::trainer(config, environment, algorithm).or_bad_input()?;
         let is_first = self.loaded.exchange.world().is_first();
         // Where the first process may send a checkpoint, that is asked when it is known.
         let may_receive = !is_first && open::goes_on(self.arguments, config);
         if !self.goes_on && !may_receive {
             // Before the directory: an older run must not be moved aside for one that cannot begin.
-            parts.expect_files().or_bad_input()?;
+            trainer.expect_files().or_bad_input()?;
         }
         // They were shown with their places when the config was read.
-        parts.notices.clear();
+        trainer.notices.clear();
         if !is_first {
-            return self.join(parts);
+            return self.join(trainer);
         }
         if self.arguments.dry_run {
-            terminal::print(&plan::text(config, environment, &parts)?)?;
+            terminal::print(&plan::text(config, environment, &trainer)?)?;
             return terminal::line("dry run: everything was built, nothing was written");
         }
         let outline =
@@ -120,45 +119,45 @@ impl Train<'_> {
         // Before the directory: what cannot be shown must not have moved an older run aside.
         let mut observer = self.observer()?;
         let start = open::directory(self.arguments, config)?;
-        let checkpoint_plan = parts.checkpoint_plan.clone();
-        let headline = plan::headline(config, environment, &parts);
-        let mut session = match start {
+        let checkpoint_plan = trainer.checkpoint_plan.clone();
+        let headline = plan::headline(config, environment, &trainer);
+        let mut trainer = match start {
             Start::Fresh(directory, notices) => {
                 self.tell(&mut *observer, directory.notices());
                 self.tell(&mut *observer, &notices);
                 observer.notice(&format!("run: {}", directory.path().display()));
-                let manifest = open::manifest(&directory, self.loaded, environment, &parts.acceleration)?;
-                Session::start(parts, directory, &manifest).or_failed()?
+                let manifest = open::manifest(&directory, self.loaded, environment, &trainer.acceleration)?;
+                trainer.start(directory, &manifest).or_failed()?
             }
             Start::Resume(directory, from) => {
                 self.tell(&mut *observer, directory.notices());
-                let manifest = open::manifest(&directory, self.loaded, environment, &parts.acceleration)?;
-                let session =
-                    match Session::resume(parts, directory, from.as_deref(), manifest, &mut *observer) {
-                        // Another process failed: nothing is wrong with what this one was given.
-                        Err(lost @ TrainError::Lost(_)) => return Err(Failure::Run(lost.to_string())),
-                        session => session.or_bad_input()?,
-                    };
-                let place = session.directory().path().display();
+                let manifest = open::manifest(&directory, self.loaded, environment, &trainer.acceleration)?;
+                let resumed = trainer.resume(directory, from.as_deref(), manifest, &mut *observer);
+                let trainer = match resumed {
+                    // Another process failed: nothing is wrong with what this one was given.
+                    Err(lost @ TrainError::Lost(_)) => return Err(Failure::Run(lost.to_string())),
+                    resumed => resumed.or_bad_input()?,
+                };
+                let place = trainer.directory().path().display();
                 observer.notice(&format!(
                     "resumed {place} after iteration {}",
-                    session.state().iteration
+                    trainer.state.iteration
                 ));
-                session
+                trainer
             }
         };
         observer.notice(&headline);
         if let Some(record) = &checkpoint_plan {
-            plan::checkpoint::write(record, session.directory().path())?;
+            plan::checkpoint::write(record, trainer.directory().path())?;
         }
         if self.loaded.exchange.world().is_several() {
             observer.notice(&format!("processes: {}", self.loaded.exchange.world().ranks));
         }
-        let outcome = session.run(&mut *observer);
+        let outcome = trainer.train(&mut *observer);
         // The terminal is the shell's again before anything else is said.
         drop(observer);
         let status = outcome.map_err(|error| {
-            let place = session.directory().path().display();
+            let place = trainer.directory().path().display();
             let text = format!("{error}\n  what was written is in {place}");
             match error {
                 TrainError::Stopped(stopped) if stopped.is_defect() => Failure::Defect(text),
@@ -167,28 +166,28 @@ impl Train<'_> {
         })?;
         match status {
             RunStatus::Interrupted { step } => {
-                let resume = open::resume_command(self.arguments, config, &session.directory().name());
-                let place = session.directory().path().display();
+                let resume = open::resume_command(self.arguments, config, &trainer.directory().name());
+                let place = trainer.directory().path().display();
                 terminal::note(&format!(
                     "interrupted after iteration {step}; the state is saved in {place}"
                 ));
                 terminal::note(&format!("to go on: {resume}"));
                 Err(Failure::Interrupted)
             }
-            _ => finish::run(&session, &*outline.model, config),
+            _ => finish::run(&trainer, &*outline.model, config),
         }
     }
 }
 
 impl Train<'_> {
     /// Takes part in the run that the first process writes.
-    fn join(&self, parts: Parts<Box<dyn Algorithm>>) -> Result<(), Failure> {
+    fn join(&self, trainer: Trainer<Box<dyn Algorithm>>) -> Result<(), Failure> {
         let mut observer = self.observer()?;
         let config = self.loaded.config();
         let directory = config.run.dir.join(&config.run.name);
         let goes_on = open::goes_on_from_newest(self.arguments, config);
-        let mut session = Session::join(parts, &directory, goes_on).or_failed()?;
-        match session.run(&mut *observer) {
+        let mut trainer = trainer.join(&directory, goes_on).or_failed()?;
+        match trainer.train(&mut *observer) {
             Ok(RunStatus::Interrupted { .. }) => Err(Failure::Interrupted),
             Ok(_) => Ok(()),
             Err(TrainError::Stopped(stopped)) if stopped.is_defect() => {

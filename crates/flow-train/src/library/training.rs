@@ -2,6 +2,7 @@
 
 use super::{Error, compute_beside};
 use crate::Registries;
+use flow_accel::Acceleration;
 use flow_checkpoint::MemoryProbe;
 use flow_config::{Config, OnExists};
 use flow_exchange::{Alone, Exchange};
@@ -10,7 +11,7 @@ use flow_report::{Continuation, Manifest, Opened, RunDirectory, RunStatus, RunSu
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::{Observer, Silent};
 use flow_trainer::setup::{self, Environment};
-use flow_trainer::{Session, TrainError};
+use flow_trainer::{TrainError, Trainer};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -137,7 +138,7 @@ impl<'a> Training<'a> {
     }
 }
 
-/// Receives the algorithm that the config names; the session is compiled for each of them.
+/// Receives the algorithm that the config names; the trainer is compiled for each of them.
 struct Visitor<'a> {
     config: &'a Config,
     environment: &'a Environment<'a>,
@@ -151,13 +152,13 @@ impl Visitor<'_> {
             environment,
             observer,
         } = self;
-        let parts = setup::parts(config, environment, algorithm)?;
+        let trainer = setup::trainer(config, environment, algorithm)?;
         let outline = setup::outline(config, &environment.plugins.models, &environment.device)?;
         if !environment.exchange.world().is_first() {
             let directory = config.run.dir.join(&config.run.name);
             let goes_on = config.run.on_exists == OnExists::Resume;
             return Ok(Trained {
-                status: Session::join(parts, &directory, goes_on)?.run(observer)?,
+                status: trainer.join(&directory, goes_on)?.train(observer)?,
                 directory,
                 summary: RunSummary::default(),
                 weights: Vec::new(),
@@ -171,60 +172,60 @@ impl Visitor<'_> {
         };
         if policy != flow_report::OnExists::Resume {
             // Before an older run is moved aside.
-            parts.expect_files()?;
+            trainer.expect_files()?;
         }
         let directory = RunDirectory::open(&config.run.dir, &config.run.name, policy)?;
         directory
             .notices()
             .iter()
             .for_each(|notice| observer.notice(notice));
-        let record = parts.checkpoint_plan.clone();
+        let record = trainer.checkpoint_plan.clone();
         let command: Vec<String> = std::env::args_os()
             .map(|word| word.to_string_lossy().into_owned())
             .collect();
         let here = std::env::current_dir().unwrap_or_default();
         let mut manifest = Manifest::new(&directory.name(), command, json!(config), &here);
         manifest.versions.extend(crate::versions());
-        manifest.device = crate::manifest_device(config, environment, &parts.acceleration);
+        manifest.device = crate::manifest_device(config, environment, &trainer.acceleration);
         let goes_on = *directory.opened() == Opened::Resumed
             && match directory.continuation()? {
                 Continuation::FromCheckpoint => true,
                 Continuation::FromStart => {
-                    parts.expect_files()?;
+                    trainer.expect_files()?;
                     directory.supersede_all()?;
                     false
                 }
             };
-        let mut session = if goes_on {
-            Session::resume(parts, directory, None, manifest, observer)?
+        let mut trainer = if goes_on {
+            trainer.resume(directory, None, manifest, observer)?
         } else {
-            Session::start(parts, directory, &manifest)?
+            trainer.start(directory, &manifest)?
         };
         if let Some(record) = record {
             let plan = format!("{:#}\n", json!(record));
-            let path = session.directory().path().join("plan.json");
+            let path = trainer.directory().path().join("plan.json");
             flow_report::atomic_write(&path, "plan", |out| out.write_all(plan.as_bytes()))?;
         }
-        let status = session.run(observer)?;
-        finished(&session, &*outline.model, config, status)
+        let status = trainer.train(observer)?;
+        finished(&trainer, &*outline.model, config, status)
     }
 }
 
 /// Writes the weights of a run that came to its end.
 fn finished<A: Algorithm>(
-    session: &Session<A>,
+    trainer: &Trainer<A, Acceleration>,
     model: &dyn Architecture,
     config: &Config,
     status: RunStatus,
 ) -> Result<Trained, TrainError> {
-    let directory = session.directory();
+    let directory = trainer.directory();
     let mut weights = Vec::new();
     if status == RunStatus::Finished {
-        let metadata = crate::weights_metadata(config, &directory.name(), session.state().iteration);
+        let metadata = crate::weights_metadata(config, &directory.name(), trainer.state.iteration);
         // Weights of a process before this one are not written over.
         let before = directory.supersede_weights()?;
         weights = flow_trainer::export(
-            &session.state().weights,
+            &trainer.state.weights,
             model,
             config,
             &directory.weights(),

@@ -3,10 +3,9 @@
 use flow_config::Resolved;
 use flow_core::device::ComputeDevice;
 use flow_train::Registries;
-use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
-use flow_trainer::trainer::Parts;
 use flow_trainer::setup::{self, Environment};
+use flow_trainer::{TrainError, Trainer};
 use flow_validate::{Capabilities, Question, TrainerKind, errors, validate};
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -333,11 +332,11 @@ struct Build<'a>(&'a Resolved, &'a Environment<'a>);
 
 impl Build<'_> {
     fn with(self, algorithm: Box<dyn Algorithm>) -> Result<(), TrainError> {
-        let parts: Parts<Box<dyn Algorithm>> = setup::parts(&self.0.config, self.1, algorithm)?;
-        let weights = &parts.state.weights.current;
-        drop(parts.acceleration.set_up(weights)?.rollout(weights)?);
+        let trainer: Trainer<Box<dyn Algorithm>> = setup::trainer(&self.0.config, self.1, algorithm)?;
+        let weights = &trainer.state.weights.current;
+        drop(trainer.acceleration.set_up(weights)?.rollout(weights)?);
         for iteration in 0..3 {
-            parts.schedule.steps_for(iteration);
+            trainer.schedule.steps_for(iteration);
         }
         Ok(())
     }

@@ -5,13 +5,14 @@ use crate::conditions::Conditioner;
 use crate::error::TrainError;
 use crate::policy::{CallSite, Conditions, Policy as Guided};
 use burn::tensor::Tensor;
+use flow_accel::Arrangement;
 use flow_checkpoint::planner::{PlanRecord, Planner, Workload};
 use flow_checkpoint::{Checkpointing, Policy};
 use flow_config::Config;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::{
-    Backends, ModelSpec, NoCheckpointing, RegionEngine, Stage, TrainingPass, device::ComputeDevice,
-    tensors::zeros_like,
+    Backends, CallModel, ModelSpec, NoCheckpointing, RegionEngine, Stage, TrainingPass,
+    device::ComputeDevice, tensors::zeros_like,
 };
 use flow_data::Prompt;
 use flow_validate::{Load, MemoryEstimate, checkpoint_policy};
@@ -163,16 +164,28 @@ pub(super) fn training_steps<'a>(
     }
 }
 
-/// The engine of a budget, and its plan.
+/// The engine of a budget, and its plan, for steps with `acceleration`.
 ///
 /// # Errors
 /// [`TrainError::CheckpointPlan`] if the budget cannot be kept; as [`TrainingSteps::planner`].
 pub(super) fn planned(
     peak_gib: f64,
     steps: &TrainingSteps<'_>,
+    acceleration: Arrangement,
     environment: &Environment<'_>,
 ) -> Result<(Arc<dyn RegionEngine>, PlanRecord), TrainError> {
-    let mut planner = steps.planner(environment)?;
+    // The steps that are measured have accelerators of their own.
+    let measured = acceleration.set_up(&steps.model.weights)?;
+    // Called as it is: a recording of the first pass would be replayed in place of those that are measured.
+    let plan = Backends {
+        velocities: Arc::new(CallModel),
+        ..(**measured.training()).clone()
+    };
+    let accelerated = Environment {
+        plan: Arc::new(plan),
+        ..environment.with_regions(measured.training().regions.clone())
+    };
+    let mut planner = steps.planner(&accelerated)?;
     let (assignment, record) = planner.within((peak_gib * BYTES_PER_GIB) as u64)?;
     let name = Policy::Budget { peak_gib }.to_string();
     Ok((Arc::new(Checkpointing::new(name, assignment)), record))

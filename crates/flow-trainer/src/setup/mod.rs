@@ -1,4 +1,4 @@
-//! From a config to the parts of a run.
+//! From a config to the trainer of a run, and to its parts.
 //!
 //! Every mapping from a section of the config to a part stands here; nothing below reads the config.
 
@@ -17,6 +17,7 @@ mod paths;
 mod rewards;
 mod schedule;
 mod served;
+mod settings;
 mod sizes;
 mod staleness;
 mod teachers;
@@ -31,7 +32,7 @@ pub use latents::{encoded_images, own_autoencoder, sentence_encoder};
 pub use model::{ModelOutline, ModelParts, model, outline};
 pub use optimizer::settings as optimizer_settings;
 pub use paths::{start_in_config, start_on_command_line};
-pub use rewards::{BuiltRewards, RewardParts, ScoredPrompts, rewards};
+pub use rewards::{BuiltRewards, ScoredPrompts, rewards};
 pub use schedule::{average, deterministic, schedule, step_sigmas};
 
 use crate::algorithm::{Algorithm, AlgorithmContext, Memory, ReferenceWeights, SlowCopy};
@@ -41,26 +42,24 @@ use crate::description::Description;
 use crate::distributed::Distribution;
 use crate::error::TrainError;
 use crate::frozen::FrozenWeights;
-use crate::geometry::PromptSampler;
+use crate::geometry::{Geometry, PromptSampler};
 use crate::geometry_history::GeometryHistory;
 use crate::optimizer::AdamW;
 use crate::plugins::Plugins;
 use crate::policy::Policy;
 use crate::records::Records;
 use crate::rollout::Sampler;
+use crate::scheduler::Schedule;
 use crate::text::EncodedText;
-use crate::trainer::{
-    AuditMode, EvaluationSettings, Parts, PolicyWeights, SessionSettings, TrainState, WatchSettings,
-};
+use crate::trainer::{EvaluationSettings, PolicyWeights, Progress, TrainState, Trainer};
 use crate::undone::{Undone, settle, shortfalls};
 use flow_accel::{Acceleration, AcceleratorRegistry, Arrangement};
 use flow_checkpoint::{MemoryProbe, Policy as CheckpointPolicy};
-use flow_config::{Config, EvalWeights, OnPolicyAudit, TextConfig};
-use flow_core::{Backends, CallModel, ModelSpec, RegionEngine, RegionKind, device::ComputeDevice};
+use flow_config::{Config, EvalWeights, TextConfig};
+use flow_core::{Backends, ModelSpec, RegionEngine, RegionKind, device::ComputeDevice};
 use flow_data::{Dataset, Prompt};
 use flow_exchange::Exchange;
 use flow_validate::{TrainerKind, checkpoint_policy, resolve};
-use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -320,13 +319,8 @@ fn common_for(
     notices.extend(dataset.notes());
     let text_tokens = conditioner.text_tokens();
     served::check(config, &acceleration, spec, &environment.device, text_tokens)?;
-    let sampler = Sampler {
-        policy: Policy::new(model.model.clone(), config.eval_guidance_scale() as f32),
-        kernels: acceleration.kernels().clone(),
-        device: environment.device.clone(),
-        seed: config.evaluation.seed,
-        size: 0,
-    };
+    let policy = Policy::new(model.model.clone(), config.eval_guidance_scale() as f32);
+    let sampler = sampler(environment, &acceleration, policy, config.evaluation.seed);
     let sizes = sizes::prompt_sizes(config, environment, &*dataset, &*model.model)?;
     let scale = config.eval_guidance_scale();
     let own = (&model.model, &decoder);
@@ -371,40 +365,38 @@ pub fn algorithm(
     plugins.algorithms.build(&AlgorithmContext { config, tokens })
 }
 
-/// Assembles a run. Files of weights that are not there are named in [`Parts::absent`]: a checkpoint can stand in for them, and
+/// Builds the trainer of a run. Files of weights that are not there are named in [`Trainer::absent`]: a checkpoint can stand in for them, and
 /// nothing else can.
 ///
 /// # Errors
 /// Whatever does not fit, with how to mend it.
-pub fn parts<A: Algorithm>(
+pub fn trainer<A: Algorithm>(
     config: &Config,
     environment: &Environment<'_>,
     algorithm: A,
-) -> Result<Parts<A>, TrainError> {
+) -> Result<Trainer<A>, TrainError> {
     // Before anything is loaded: the contents of files as they are when the run begins.
     let mut description = Description::of(config, environment.base, &environment.folders)?;
     let model = model::model_with_absent_files(config, environment)?;
-    let parts = parts_of(config, environment, model, algorithm)?;
-    description.add_prompts(&*parts.dataset);
-    Ok(Parts {
-        frozen: FrozenWeights::of(&description, parts.state.weights.current.layout()),
-        description,
-        ..parts
-    })
+    let mut trainer = trainer_with_model(config, environment, model, algorithm)?;
+    description.add_prompts(&*trainer.dataset);
+    trainer.frozen = FrozenWeights::of(&description, trainer.state.weights.current.layout());
+    trainer.description = description;
+    Ok(trainer)
 }
 
-/// As [`parts`], of a model that is there already: one of the same `[model]` and precision. What files hold is not looked at, so
-/// that a run which goes on with these parts is compared by the names of files alone.
+/// As [`trainer`], of a model that is there already: one of the same `[model]` and precision. What files hold is not looked at, so
+/// that a run which goes on with this trainer is compared by the names of files alone.
 ///
 /// # Errors
 /// Whatever does not fit, with how to mend it.
-pub fn parts_of<A: Algorithm>(
+pub fn trainer_with_model<A: Algorithm>(
     config: &Config,
     environment: &Environment<'_>,
     model: ModelParts,
     algorithm: A,
-) -> Result<Parts<A>, TrainError> {
-    let trainer = TrainerKind {
+) -> Result<Trainer<A>, TrainError> {
+    let kind = TrainerKind {
         name: algorithm.name().into(),
         paradigm: Some(algorithm.paradigm()),
     };
@@ -415,8 +407,8 @@ pub fn parts_of<A: Algorithm>(
         evaluation,
         mut acceleration,
         mut notices,
-        strict,
-    } = common_for(config, environment, model, &trainer, &algorithm.guidance_scales())?;
+        ..
+    } = common_for(config, environment, model, &kind, &algorithm.guidance_scales())?;
     staleness::check(config.sampling.staleness, &algorithm, &acceleration)?;
     let records = Records::of(config, environment, &algorithm, &dataset)?;
     let device = &environment.device;
@@ -424,13 +416,7 @@ pub fn parts_of<A: Algorithm>(
     let geometry = exploration::geometry(config)?;
     let distribution = Distribution::of_config(&config.distributed, environment.exchange.clone());
     distribution.fits(&geometry)?;
-    if environment.exchange.world().is_several() && acceleration.audit_share() > 0.0 {
-        return Err(TrainError::Setting(
-            "an accelerator of `acceleration.rollout` compares some of its samples with exact ones and learns from them, which several \
-             processes would each do by their own samples; take another policy than `auto`, or start one process"
-                .into(),
-        ));
-    }
+    expect_alone(environment, &acceleration)?;
     let tokens = model.model.spec().tokens;
     let prompts = dataset.train_prompts();
     teachers::check_prompts(algorithm.teachers(), &*dataset, &prompts)?;
@@ -438,37 +424,17 @@ pub fn parts_of<A: Algorithm>(
     let policy = Policy::new(model.model.clone(), sampling.guidance_scale as f32);
     let mut checkpoint_plan = None;
     if let CheckpointPolicy::Budget { peak_gib } = checkpoint_policy(config) {
-        let positions = algorithm.positions(&schedule, config.run.seed, 0, 0);
-        let branches = Branches::new(&sampling.branching, geometry.group_size(), &schedule, 0);
-        let positions = branches.positions(positions).len();
-        let units = positions * geometry.micro_batches() / geometry.updates();
-        let passes = device.concurrency().min(units).max(1);
+        let losses = losses_of_update(config, &algorithm, &schedule, &geometry);
+        let passes = device.concurrency().min(losses).max(1);
         let prompts = (&conditioner, &prompts[..]);
         let steps = checkpointing::training_steps(config, &model, prompts, passes, environment);
-        // The steps that are measured have accelerators of their own.
-        let measured = acceleration.set_up(&model.weights)?;
-        // Called as it is: a recording of the first pass would be replayed in place of those that are measured.
-        let plan = Backends {
-            velocities: Arc::new(CallModel),
-            ..(**measured.training()).clone()
-        };
-        let accelerated = Environment {
-            plan: Arc::new(plan),
-            ..environment.with_regions(measured.training().regions.clone())
-        };
-        let (regions, record) = checkpointing::planned(peak_gib, &steps, &accelerated)?;
+        let (regions, record) = checkpointing::planned(peak_gib, &steps, acceleration, environment)?;
         let planned = environment.with_regions(regions);
-        (acceleration, notices) = self::acceleration(config, &planned, model.model.spec(), &trainer)?;
+        (acceleration, notices) = self::acceleration(config, &planned, model.model.spec(), &kind)?;
         notices.extend(dataset.notes());
         checkpoint_plan = Some(record);
     }
-    let sampler = Sampler {
-        policy,
-        kernels: acceleration.kernels().clone(),
-        device: device.clone(),
-        seed: config.run.seed,
-        size: 0,
-    };
+    let sampler = sampler(environment, &acceleration, policy, config.run.seed);
     let own = (&model.model, &evaluation.decoder);
     let others = sizes::others_of_rollouts(config, environment, own, &evaluation.sizes)?;
     let explorer = exploration::explorer(config, environment, &acceleration, (tokens, &others[..]))?;
@@ -488,62 +454,13 @@ pub fn parts_of<A: Algorithm>(
     let layout = weights.current.layout();
     let shards = distribution.shards(layout, &model.trained);
     let optimizer = AdamW::sharded(optimizer_settings(config), layout, model.trained, shards, device);
-    let threads = rewards::threads(environment.exchange.world().local_ranks);
-    let of = |prompts| ScoredPrompts {
-        dataset: &*dataset,
-        prompts,
-    };
-    let mut built = BuiltRewards::default();
-    // Records are scored by nobody; evaluation needs no reward where there is none.
-    let trained_on = match records {
-        Some(_) => RewardParts::none()?,
-        None => rewards(&config.rewards, environment, of(&prompts), threads, &mut built)?,
-    };
-    let evaluated_by = match config.effective_eval_rewards() {
-        [] if records.is_some() && evaluation.every == 0 => RewardParts::none()?,
-        eval_rewards => rewards(
-            eval_rewards,
-            environment,
-            of(&evaluation.prompts),
-            threads,
-            &mut built,
-        )?,
-    };
-    let keep = NonZeroUsize::new(config.checkpoints.keep).unwrap_or(NonZeroUsize::MAX);
-    let settings = SessionSettings {
-        seed: config.run.seed,
-        iterations: config.run.steps as u64,
-        geometry,
-        initial_noise: sampling.initial_noise,
-        branching: sampling.branching.clone(),
-        staleness: sampling.staleness,
-        advantage: (&config.advantage).into(),
-        average,
-        audit: match config.audit.on_policy {
-            OnPolicyAudit::Stop => AuditMode::Stop,
-            OnPolicyAudit::Warn => AuditMode::Warn,
-            OnPolicyAudit::Off => AuditMode::Off,
-        },
-        drift_groups: config.audit.drift_groups,
-        drift_every: config.audit.drift_every as u64,
-        watch: WatchSettings {
-            every: config.watch.every as u64,
-            window: config.watch.window,
-            least_fall: config.watch.least_fall,
-            judges: config.judges(),
-        },
-        lossless: acceleration.is_exact_on_policy(),
-        strict,
-        checkpoint_every: config.checkpoints.every as u64,
-        checkpoints_kept: keep,
-        tensorboard_every: if config.logging.tensorboard {
-            config.logging.every.max(1) as u64
-        } else {
-            0
-        },
-        html_report: config.logging.html_report,
-    };
-    Ok(Parts {
+    let scored = (&prompts[..], &evaluation);
+    let (rewards, evaluation_rewards) =
+        rewards::of_run(config, environment, &*dataset, scored, records.is_some())?;
+    let settings = settings::settings(config, geometry, average, acceleration.is_exact_on_policy());
+    let prompt_sampler =
+        PromptSampler::with_repeats(prompts.len(), sampling.prompts_per_step, config.run.seed)?;
+    Ok(Trainer {
         settings,
         algorithm,
         acceleration,
@@ -555,20 +472,15 @@ pub fn parts_of<A: Algorithm>(
         others,
         explorer,
         conditioner,
-        prompt_sampler: PromptSampler::with_repeats(
-            prompts.len(),
-            sampling.prompts_per_step,
-            config.run.seed,
-        )?
-        .following(GeometryHistory::new(&geometry)),
+        prompt_sampler: prompt_sampler.following(GeometryHistory::new(&geometry)),
         description: Description::of_config(config),
         frozen: FrozenWeights::InCheckpoint,
         catalog: environment.plugins.catalog(),
         prompts,
         dataset,
         records,
-        rewards: (trained_on.workers, trained_on.weights),
-        evaluation_rewards: (evaluated_by.workers, evaluated_by.weights),
+        rewards,
+        evaluation_rewards,
         evaluation,
         state: TrainState {
             iteration: 0,
@@ -578,5 +490,43 @@ pub fn parts_of<A: Algorithm>(
             memory: Memory::default(),
         },
         distribution,
+        progress: Progress::begun(),
+        files: None,
     })
+}
+
+/// A sampler with the kernels of `acceleration`, for pictures of the first size.
+fn sampler(environment: &Environment<'_>, acceleration: &Arrangement, policy: Policy, seed: u64) -> Sampler {
+    Sampler {
+        policy,
+        kernels: acceleration.kernels().clone(),
+        device: environment.device.clone(),
+        seed,
+        size: 0,
+    }
+}
+
+/// That a policy which learns from some of its own samples has all of them.
+fn expect_alone(environment: &Environment<'_>, acceleration: &Arrangement) -> Result<(), TrainError> {
+    if environment.exchange.world().is_several() && acceleration.audit_share() > 0.0 {
+        return Err(TrainError::Setting(
+            "an accelerator of `acceleration.rollout` compares some of its samples with exact ones and learns from them, which several \
+             processes would each do by their own samples; take another policy than `auto`, or start one process"
+                .into(),
+        ));
+    }
+    Ok(())
+}
+
+/// Losses of the first optimizer step: one for each micro-batch and position.
+fn losses_of_update(
+    config: &Config,
+    algorithm: &impl Algorithm,
+    schedule: &Schedule,
+    geometry: &Geometry,
+) -> usize {
+    let positions = algorithm.positions(schedule, config.run.seed, 0, 0);
+    let branches = Branches::new(&config.sampling.branching, geometry.group_size(), schedule, 0);
+    let positions = branches.positions(positions).len();
+    positions * geometry.micro_batches() / geometry.updates()
 }

@@ -3,35 +3,14 @@
 use super::Environment;
 use super::paths::start_in_config;
 use crate::error::TrainError;
-use crate::trainer::RewardWeight;
-use flow_config::RewardConfig;
+use crate::trainer::{EvaluationSettings, RewardWeight, WeightedRewards};
+use flow_config::{Config, RewardConfig};
 use flow_data::{Dataset, Prompt};
 use flow_report::ValueRange;
 use flow_rewards::{Lent, NamedReward, Params, Reward, RewardError, RewardWorkers};
 use flow_rewards_models::Computation;
 use std::path::Path;
 use std::sync::Arc;
-
-/// Worker threads with their rewards, and the rewards' weights in the same order.
-pub struct RewardParts {
-    /// The threads.
-    pub workers: RewardWorkers,
-    /// The weights.
-    pub weights: Vec<RewardWeight>,
-}
-
-impl RewardParts {
-    /// No reward, of a run that scores nothing.
-    ///
-    /// # Errors
-    /// If the system starts no more threads.
-    pub(super) fn none() -> Result<Self, TrainError> {
-        Ok(Self {
-            workers: RewardWorkers::none()?,
-            weights: Vec::new(),
-        })
-    }
-}
 
 /// Threads for rewards: half of a process's share of the processor, since generation goes on beside them.
 pub(super) fn threads(local_ranks: usize) -> usize {
@@ -151,7 +130,7 @@ pub fn rewards(
     scored: ScoredPrompts<'_>,
     threads: usize,
     built: &mut BuiltRewards,
-) -> Result<RewardParts, TrainError> {
+) -> Result<WeightedRewards, TrainError> {
     let mut named = Vec::new();
     let mut weights = Vec::new();
     for config in configs {
@@ -168,8 +147,37 @@ pub fn rewards(
             range: ValueRange::new(low, high),
         });
     }
-    Ok(RewardParts {
+    Ok(WeightedRewards {
         workers: RewardWorkers::new(named, threads)?,
         weights,
     })
+}
+
+/// The rewards that a run trains on, and those that it is evaluated by, for the prompts of the one and of the other. Records are scored
+/// by nobody; evaluation needs no reward where there is none.
+pub(super) fn of_run(
+    config: &Config,
+    environment: &Environment<'_>,
+    dataset: &dyn Dataset,
+    (prompts, evaluation): (&[Prompt], &EvaluationSettings),
+    learns_records: bool,
+) -> Result<(WeightedRewards, WeightedRewards), TrainError> {
+    let threads = threads(environment.exchange.world().local_ranks);
+    let mut built = BuiltRewards::default();
+    let trained_on = match learns_records {
+        true => WeightedRewards::none()?,
+        false => {
+            let scored = ScoredPrompts { dataset, prompts };
+            rewards(&config.rewards, environment, scored, threads, &mut built)?
+        }
+    };
+    let evaluated_by = match config.effective_eval_rewards() {
+        [] if learns_records && evaluation.every == 0 => WeightedRewards::none()?,
+        eval_rewards => {
+            let prompts = &evaluation.prompts[..];
+            let scored = ScoredPrompts { dataset, prompts };
+            rewards(eval_rewards, environment, scored, threads, &mut built)?
+        }
+    };
+    Ok((trained_on, evaluated_by))
 }

@@ -1,6 +1,6 @@
 //! Going on from a checkpoint: finding it, seeing whether it is of this run, and putting its state back bit for bit.
 
-use super::Parts;
+use super::Trainer;
 use super::checkpoint_save::{Meta, layout_of};
 use super::state::TrainedNetwork;
 use crate::algorithm::{Algorithm, NetworkRole};
@@ -123,32 +123,32 @@ impl Checkpoint {
         Ok(changes)
     }
 
-    /// Puts the state into `parts`.
-    pub(super) fn put_back<A: Algorithm>(&self, parts: &mut Parts<A>) -> Result<(), TrainError> {
+    /// Puts the state into `trainer`.
+    pub(super) fn put_back<A: Algorithm>(&self, trainer: &mut Trainer<A>) -> Result<(), TrainError> {
         let meta = &self.meta;
-        if meta.algorithm != parts.algorithm.name() {
+        if meta.algorithm != trainer.algorithm.name() {
             let problem = format!(
                 "it was written by algorithm `{}`, this run uses `{}`",
                 meta.algorithm,
-                parts.algorithm.name()
+                trainer.algorithm.name()
             );
             return Err(self.mismatch(
                 problem,
                 "Set `algorithm.kind` back, or start a new run from the exported weights",
             ));
         }
-        let layout = parts.state.weights.current.layout().clone();
+        let layout = trainer.state.weights.current.layout().clone();
         self.check_weights(&layout_of(&layout))?;
         let described = meta.description.as_ref().and_then(FrozenWeights::of_file);
-        let frozen = FrozenSaved::settle(meta.frozen, described, parts.frozen, &parts.absent);
+        let frozen = FrozenSaved::settle(meta.frozen, described, trainer.frozen, &trainer.absent);
         let frozen = frozen.map_err(|(problem, help)| self.mismatch(problem, &help))?;
-        if frozen == FrozenWeights::InCheckpoint && parts.state.weights.current.blocks().is_some() {
+        if frozen == FrozenWeights::InCheckpoint && trainer.state.weights.current.blocks().is_some() {
             return Err(self.mismatch(
                 "it holds the weights that are frozen, which no process has whole with `distributed.shard = \"weights\"`".into(),
                 "Set `distributed.shard` to \"optimizer\", or start a new run",
             ));
         }
-        let geometry = parts.settings.geometry;
+        let geometry = trainer.settings.geometry;
         let mut history = match &meta.geometry {
             Some(history) if history.is_sound() => history.clone(),
             Some(_) => {
@@ -160,25 +160,25 @@ impl Checkpoint {
             None => GeometryHistory::after_samples(meta.iteration, meta.tally.images(), &geometry),
         };
         history.change(meta.iteration, &geometry);
-        if !parts.distribution.lanes_given {
-            parts.distribution.lanes = Lanes::new(meta.lanes.max(1));
+        if !trainer.distribution.lanes_given {
+            trainer.distribution.lanes = Lanes::new(meta.lanes.max(1));
         }
-        parts.distribution.fits(&geometry)?;
+        trainer.distribution.fits(&geometry)?;
 
-        let device = parts.sampler.device.clone();
+        let device = trainer.sampler.device.clone();
         let sections = Sections {
             reader: &self.reader,
             device: &device,
             help: "Use another checkpoint",
         };
-        let kernels = parts.sampler.kernels.clone();
-        let trained = parts.state.optimizer.trained().to_vec();
+        let kernels = trainer.sampler.kernels.clone();
+        let trained = trainer.state.optimizer.trained().to_vec();
         let fill = |set: &str, weights: &mut Weights| -> Result<(), TrainError> {
             sections.weights(set, weights, |index| frozen.is_held(trained[index]))?;
             weights.settle(&*kernels);
             Ok(())
         };
-        let weights = &mut parts.state.weights;
+        let weights = &mut trainer.state.weights;
         let wanted = [
             ("average", &mut weights.average),
             ("old", &mut weights.old),
@@ -189,7 +189,7 @@ impl Checkpoint {
         for (set, weights) in &wanted {
             self.check_set(set, weights.is_some())?;
         }
-        self.check_networks(&parts.state.networks)?;
+        self.check_networks(&trainer.state.networks)?;
         for (set, weights) in wanted {
             if let Some(weights) = weights {
                 fill(set, weights)?;
@@ -197,28 +197,28 @@ impl Checkpoint {
         }
         fill("current", &mut weights.current)?;
         // A run whose rollouts were not an update behind goes on from the weights it has.
-        if parts.settings.staleness > 0 && self.has_set(PREVIOUS_WEIGHTS) {
+        if trainer.settings.staleness > 0 && self.has_set(PREVIOUS_WEIGHTS) {
             let mut previous = weights.current.clone();
             sections.weights(PREVIOUS_WEIGHTS, &mut previous, |index| trained[index])?;
             previous.settle(&*kernels);
             weights.previous = Some(previous);
         }
-        let moments = sections.moments(MOMENTS, &layout, &parts.state.optimizer)?;
-        let optimizer = &mut parts.state.optimizer;
+        let moments = sections.moments(MOMENTS, &layout, &trainer.state.optimizer)?;
+        let optimizer = &mut trainer.state.optimizer;
         device.with_persistent_allocation(|| optimizer.restore(meta.optimizer_steps, moments));
-        for (role, network) in &mut parts.state.networks {
+        for (role, network) in &mut trainer.state.networks {
             let names = NetworkSections::of(*role);
             sections.network(names, (network, meta.network_steps(*role)), &*kernels)?;
         }
-        parts.acceleration.restore(&meta.accelerators);
-        parts.state.iteration = meta.iteration;
-        parts.state.memory = meta.memory.clone();
-        if let Some(records) = &mut parts.records {
+        trainer.acceleration.restore(&meta.accelerators);
+        trainer.state.iteration = meta.iteration;
+        trainer.state.memory = meta.memory.clone();
+        if let Some(records) = &mut trainer.records {
             let described = meta.description.as_ref();
             records.expect(described.and_then(Description::records));
         }
-        parts.frozen = frozen;
-        parts.prompt_sampler = parts.prompt_sampler.clone().following(history);
+        trainer.frozen = frozen;
+        trainer.prompt_sampler = trainer.prompt_sampler.clone().following(history);
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! A checkpoint of a run: what stands in it, and how it is written.
 
-use super::Session;
+use super::Trainer;
 use super::state::PolicyWeights;
 use super::tally::Tally;
 use crate::algorithm::{Algorithm, Memory, NetworkRole};
@@ -10,6 +10,7 @@ use crate::frozen::FrozenSaved;
 use crate::geometry_history::GeometryHistory;
 use crate::moments_of_ranks;
 use crate::state_sections::{MOMENTS, NetworkSections, PREVIOUS_WEIGHTS, add_moments, add_weights};
+use flow_accel::Acceleration;
 use flow_core::{ParamLayout, Weights};
 use flow_report::{CHECKPOINT_RECORD, CheckpointWriter, MetricRecord, MetricsPosition, RunStamp, Stopwatch};
 use serde::{Deserialize, Serialize};
@@ -74,47 +75,47 @@ fn one() -> usize {
     1
 }
 
-impl<A: Algorithm> Session<A> {
+impl<A: Algorithm> Trainer<A, Acceleration> {
     /// Writes a checkpoint of the current iteration, durably, then prunes old ones. All ranks call this: one that writes nothing gives
     /// what it alone has.
     pub(super) fn save(&mut self) -> Result<(), TrainError> {
-        self.saved_at = Some(self.parts.state.iteration);
-        let exchange = &*self.parts.distribution.exchange;
+        self.progress.saved_at = Some(self.state.iteration);
+        let exchange = &*self.distribution.exchange;
         let Some(files) = &mut self.files else {
-            return Ok(moments_of_ranks::give(exchange, &self.parts.state.optimizer)?);
+            return Ok(moments_of_ranks::give(exchange, &self.state.optimizer)?);
         };
         let watch = Stopwatch::start();
         files.metrics.sync()?;
         files.timing.sync()?;
-        self.tally.process_memory();
+        self.progress.tally.process_memory();
         if let Some(events) = &mut files.events {
             events.sync()?;
         }
-        let state = &self.parts.state;
+        let state = &self.state;
         let layout = state.weights.current.layout();
         let steps_of = |role: NetworkRole| state.networks.get(&role).map(|network| network.optimizer.steps());
         let meta = Meta {
             run: Some(files.run.clone()),
-            algorithm: self.parts.algorithm.name().into(),
+            algorithm: self.algorithm.name().into(),
             iteration: state.iteration,
             optimizer_steps: state.optimizer.steps(),
             weights: layout_of(layout),
             metrics: files.metrics.position(),
             timing: Some(files.timing.position()),
-            tally: self.tally.clone(),
-            description: Some(self.parts.description.clone()),
-            geometry: Some(self.parts.prompt_sampler.history().clone()),
-            lanes: self.parts.distribution.lanes.count(),
-            accelerators: self.parts.acceleration.learned(),
-            frozen: Some(self.parts.frozen.saved()),
+            tally: self.progress.tally.clone(),
+            description: Some(self.description.clone()),
+            geometry: Some(self.prompt_sampler.history().clone()),
+            lanes: self.distribution.lanes.count(),
+            accelerators: self.acceleration.learned(),
+            frozen: Some(self.frozen.saved()),
             fake_steps: steps_of(NetworkRole::FakeScore),
             surrogate_steps: steps_of(NetworkRole::Surrogate),
-            evaluation_due: self.evaluation_due,
+            evaluation_due: self.progress.evaluation_due,
             memory: state.memory.clone(),
         };
         let meta = serde_json::to_value(&meta).map_err(|error| TrainError::Setting(error.to_string()))?;
         let mut writer = CheckpointWriter::new(state.iteration, meta);
-        let (frozen, trained) = (self.parts.frozen, state.optimizer.trained());
+        let (frozen, trained) = (self.frozen, state.optimizer.trained());
         for (set, weights) in sets(&state.weights) {
             add_weights(&mut writer, set, weights, |index| frozen.is_held(trained[index]))?;
         }
@@ -140,9 +141,9 @@ impl<A: Algorithm> Session<A> {
         let saved = saved?;
         let iteration = state.iteration;
         drop(writer);
-        self.tally.saved(&saved);
+        self.progress.tally.saved(&saved);
         let save_s = watch.wall_s();
-        self.tally.add_wall("checkpoints", save_s);
+        self.progress.tally.add_wall("checkpoints", save_s);
         let record = MetricRecord::new(iteration, CHECKPOINT_RECORD).with("checkpoint_s", save_s);
         Ok(files.timing.append(&record)?)
     }

@@ -1,8 +1,8 @@
 //! Drift: what the accelerators of the rollout change, and what they save. Some groups are sampled once more, from the same
 //! noise, without them; everything is compared pair by pair. So is what weights in low precision change: the repetition has others.
 
-use super::Parts;
-use super::iteration::reward_columns;
+use super::Trainer;
+use super::comparison::reward_columns;
 use super::rollout::Repetition;
 use crate::advantage::{AdvantageOptions, compute_advantages};
 use crate::algorithm::Algorithm;
@@ -217,7 +217,7 @@ fn group_means(names: &[super::RewardWeight], columns: &Columns, groups: &[u64])
         .collect()
 }
 
-/// What a rollout cost and changed; see [`Parts::drift`].
+/// What a rollout cost and changed; see [`Trainer::drift`].
 #[derive(Clone, Debug)]
 pub struct DriftRun {
     /// What changed.
@@ -236,7 +236,7 @@ pub struct DriftRun {
     pub blocks: u64,
 }
 
-impl<A: Algorithm> Parts<A, Acceleration> {
+impl<A: Algorithm> Trainer<A, Acceleration> {
     /// Groups to sample twice in this iteration.
     pub(super) fn drift_groups(&self) -> usize {
         let (settings, iteration) = (&self.settings, self.state.iteration);
@@ -259,7 +259,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
     /// the run changes.
     ///
     /// # Errors
-    /// As those of a run; of strict parts what an accelerator did not do is one.
+    /// As those of a run; of a strict run what an accelerator did not do is one.
     pub fn drift(&mut self, iteration: u64, observer: &mut dyn Observer) -> Result<DriftRun, TrainError> {
         self.drift_from(iteration, None, observer)
     }
@@ -298,7 +298,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         found.extend(shortfalls(&self.acceleration.take_activity(), &within));
         let undone = settle(found, self.settings.strict)?;
         observer.phase(Phase::Rewards, rolled.tickets.len());
-        let names = &self.rewards.1;
+        let names = &self.rewards.weights;
         let mut columns: Vec<Vec<f32>> = vec![Vec::new(); names.len()];
         for ticket in rolled.tickets {
             for (column, scores) in columns.iter_mut().zip(ticket.wait()?.rewards) {

@@ -3,7 +3,7 @@
 use super::evaluation_shares::{Share, own_batches};
 use super::failed_rewards::of_all_ranks;
 use super::rollout::advance;
-use super::{EvaluationSettings, Session};
+use super::{EvaluationSettings, Trainer};
 use crate::algorithm::Algorithm;
 use crate::conditions::Conditioner;
 use crate::decoder::{Decoded, ImageDecoder};
@@ -14,6 +14,7 @@ use crate::rollout::{NoiseSource, SampleRequest, Sampler, Trajectories};
 use crate::scheduler::Schedule;
 use crate::sizes::at_size;
 use crate::undone::shortfalls;
+use flow_accel::Acceleration;
 use flow_core::{Backends, InferencePass, Stage, Weights};
 use flow_data::{Image, Prompt};
 use flow_exchange::Exchange;
@@ -246,24 +247,23 @@ impl EvaluationSettings {
     }
 }
 
-impl<A: Algorithm> Session<A> {
+impl<A: Algorithm> Trainer<A, Acceleration> {
     /// Evaluates the current weights, each rank a share of the prompts; the first one writes metrics and the picture.
     pub(super) fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
         let watch = Stopwatch::start();
-        let parts = &self.parts;
-        let settings = &parts.evaluation;
-        let step = parts.state.iteration;
-        let weights = match &parts.state.weights.average {
+        let settings = &self.evaluation;
+        let step = self.state.iteration;
+        let weights = match &self.state.weights.average {
             Some(average) if settings.with_average => average,
-            _ => &parts.state.weights.current,
+            _ => &self.state.weights.current,
         };
         let subject = Subject {
             weights,
-            plan: parts.training_plan(),
-            conditioner: &parts.conditioner,
-            micro_batch: parts.settings.geometry.micro_batch_size(),
-            rewards: &parts.evaluation_rewards.0,
-            exchange: &*parts.distribution.exchange,
+            plan: self.training_plan(),
+            conditioner: &self.conditioner,
+            micro_batch: self.settings.geometry.micro_batch_size(),
+            rewards: &self.evaluation_rewards.workers,
+            exchange: &*self.distribution.exchange,
         };
         let evaluation = settings.measure(subject, step, observer)?;
         let Some(files) = &mut self.files else {
@@ -271,7 +271,7 @@ impl<A: Algorithm> Session<A> {
         };
         let mut record = MetricRecord::new(step, "eval");
         let mut seen = Vec::new();
-        for (index, reward) in parts.evaluation_rewards.1.iter().enumerate() {
+        for (index, reward) in self.evaluation_rewards.weights.iter().enumerate() {
             let interval = &evaluation.intervals[index];
             let name = &reward.name;
             record = record.with(&format!("reward/{name}"), interval.mean);
@@ -304,7 +304,12 @@ impl<A: Algorithm> Session<A> {
                 .iter()
                 .map(|prompt| prompt.text.as_str())
                 .collect();
-            for (reward, means) in parts.evaluation_rewards.1.iter().zip(&evaluation.prompt_means) {
+            for (reward, means) in self
+                .evaluation_rewards
+                .weights
+                .iter()
+                .zip(&evaluation.prompt_means)
+            {
                 events.by_prompt(&reward.name, step, &texts, means)?;
             }
         }
@@ -312,7 +317,7 @@ impl<A: Algorithm> Session<A> {
         self.record_timing(&[("evaluation_s", watch.wall_s())])?;
         observer.evaluation(step, &seen);
         // Which of its accelerators had nothing to do in it does not matter; what they were asked for and did not do is named.
-        let did = self.parts.acceleration.take_activity();
+        let did = self.acceleration.take_activity();
         let within = format!("the evaluation after iteration {step}");
         self.name_undone(shortfalls(&did, &within), observer)?;
         self.tell_of_falls(observer);

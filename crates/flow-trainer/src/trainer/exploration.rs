@@ -5,7 +5,7 @@
 //! anything is chosen, so that all ranks choose the same.
 
 use super::rollout::advance;
-use super::{Parts, RewardWeight, Session};
+use super::{RewardWeight, Trainer};
 use crate::algorithm::Algorithm;
 use crate::error::TrainError;
 use crate::exploration::{ExplorationSummary, KeepRule, scores};
@@ -73,7 +73,7 @@ pub(super) struct ExplorationRecord {
     activity: Vec<Activity>,
 }
 
-impl<A: Algorithm> Parts<A, Acceleration> {
+impl<A: Algorithm> Trainer<A, Acceleration> {
     /// Samples the candidates of an iteration cheaply and chooses among them; nothing for a run that does not explore.
     pub(super) fn explore(&self, observer: &mut dyn Observer) -> Result<Option<Explored>, TrainError> {
         let Some(explorer) = &self.explorer else {
@@ -85,7 +85,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         let tickets = self.score_candidates(explorer, observer)?;
         let (columns, _) = self.scored(tickets, observer)?;
         let columns = self.distribution.gather_candidates(geometry, columns)?;
-        let scores = scores(&weights_of(&self.rewards.1), &columns);
+        let scores = scores(&weights_of(&self.rewards.weights), &columns);
         let kept = (explorer.keep).kept_of_groups(&scores, geometry.candidates(), geometry.group_size());
         Ok(Some(Explored {
             kept,
@@ -130,18 +130,18 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             if complete > 0 {
                 let rest = waiting.split_off(complete);
                 let whole = std::mem::replace(&mut waiting, rest);
-                tickets.push(self.rewards.0.submit(whole, tickets.len() as u64)?);
+                tickets.push(self.rewards.workers.submit(whole, tickets.len() as u64)?);
             }
         }
         if !waiting.is_empty() {
             // Of groups that other ranks have a part of.
-            tickets.push(self.rewards.0.submit(waiting, tickets.len() as u64)?);
+            tickets.push(self.rewards.workers.submit(waiting, tickets.len() as u64)?);
         }
         Ok(tickets)
     }
 }
 
-impl<A: Algorithm> Session<A> {
+impl<A: Algorithm> Trainer<A, Acceleration> {
     /// What an exploration came to, now that the exact rewards of those kept are there: `columns` by reward and sample. What its
     /// accelerators did not do is named once, or stops a strict run.
     pub(super) fn explored(
@@ -150,11 +150,11 @@ impl<A: Algorithm> Session<A> {
         columns: &[Vec<f32>],
         observer: &mut dyn Observer,
     ) -> Result<ExplorationRecord, TrainError> {
-        let activity = self.parts.distribution.gather_activity(explored.activity)?;
-        let within = format!("the exploration of iteration {}", self.parts.state.iteration + 1);
+        let activity = self.distribution.gather_activity(explored.activity)?;
+        let within = format!("the exploration of iteration {}", self.state.iteration + 1);
         self.name_undone(undone(&activity, &within), observer)?;
-        let exact = scores(&weights_of(&self.parts.rewards.1), columns);
-        let candidates = self.parts.settings.geometry.candidates();
+        let exact = scores(&weights_of(&self.rewards.weights), columns);
+        let candidates = self.settings.geometry.candidates();
         Ok(ExplorationRecord {
             summary: ExplorationSummary::new((&explored.scores[..], candidates), &explored.kept, &exact),
             forward_calls: explored.forward_calls,

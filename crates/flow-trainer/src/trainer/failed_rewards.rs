@@ -1,10 +1,11 @@
 //! Rewards that fail in the middle of a run. All ranks learn of it, and what the run had before is kept in a checkpoint.
 
-use super::Session;
+use super::Trainer;
 use crate::algorithm::Algorithm;
 use crate::distributed::gathered;
 use crate::error::TrainError;
 use crate::observer::Observer;
+use flow_accel::Acceleration;
 use flow_exchange::Exchange;
 use flow_rewards::RewardError;
 
@@ -40,29 +41,29 @@ pub(super) fn of_this_rank(error: TrainError) -> TrainError {
     }
 }
 
-impl<A: Algorithm> Session<A> {
+impl<A: Algorithm> Trainer<A, Acceleration> {
     /// Evaluates. If rewards fail, the checkpoint that is left says that this evaluation is still to be done.
     pub(super) fn evaluate_or_save(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
-        self.evaluation_due = true;
+        self.progress.evaluation_due = true;
         if let Err(error) = self.evaluate(observer) {
             return Err(self.saved_before(error, observer));
         }
-        self.evaluation_due = false;
+        self.progress.evaluation_due = false;
         Ok(())
     }
 
     /// `error`. If it says that rewards failed, which nothing was learnt from yet, the state is saved unless it is already; before the
-    /// first iteration there is nothing to save.
+    /// first iteration there is nothing to save, and without a run folder nowhere to save it.
     pub(super) fn saved_before(&mut self, error: TrainError, observer: &mut dyn Observer) -> TrainError {
-        let iteration = self.parts.state.iteration;
-        if !matches!(error, TrainError::Unscored { .. }) || iteration == 0 {
+        let iteration = self.state.iteration;
+        if !matches!(error, TrainError::Unscored { .. }) || iteration == 0 || !self.is_written() {
             return error;
         }
-        if self.saved_at != Some(iteration) {
+        if self.progress.saved_at != Some(iteration) {
             let saved = self.save();
             // A process that ends makes the others end: none may before the first one has written its file. Where another has ended by
             // now, the file is written all the same.
-            let _ = self.parts.distribution.any(false);
+            let _ = self.distribution.any(false);
             if let Err(problem) = saved {
                 // Why the run stops is what a person has to know first, and the error says that.
                 observer.notice(&format!(

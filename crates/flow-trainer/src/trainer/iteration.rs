@@ -1,132 +1,167 @@
-//! One iteration: sample, score, compare, learn, average, write down.
+//! Training, from top to bottom: sample, score, compare, learn, average, record; then, when they are due, evaluate and save.
+//!
+//! Each step is a call; what it does stands in the file of its name.
 
-use super::failed_rewards::of_this_rank;
+use super::Trainer;
 use super::mean::Mean;
 use super::micro_batches::Counted;
-use super::reward_times::RewardTimes;
-use super::stale_rollout::both;
-use super::state::Decays;
+use super::offline_batches::OfflineBatches;
+use super::stale_rollout::RolledAhead;
 use super::tally::DRIVER;
 use super::update::UpdateOutcome;
-use super::{RewardWeight, Session};
-use crate::advantage::{Advantages, RewardColumn, compute_advantages};
-use crate::algorithm::{Algorithm, Memory, Moment, RewardedRows, SlowCopy};
+use crate::algorithm::Algorithm;
 use crate::error::TrainError;
 use crate::observer::{IterationSummary, Observer};
-use crate::rollout::Trajectories;
-use crate::undone::{Undone, settle, undone};
-use flow_accel::{Acceleration, Activity};
-use flow_core::cpu;
-use flow_report::Stopwatch;
-use flow_rewards::Ticket;
-use std::collections::{BTreeMap, BTreeSet};
+use flow_accel::Acceleration;
+use flow_core::stopped;
+use flow_report::{RunStatus, Stopwatch};
 
-/// Values of all samples of an iteration, in order, for each of several things.
-type Columns = Vec<Vec<f32>>;
-
-/// What an algorithm logs beside its losses, by name.
-type Logged = Vec<(String, Mean)>;
-
-/// The values of each reward, with its name and weight.
-pub(super) fn reward_columns<'a>(
-    rewards: &'a [RewardWeight],
-    columns: impl Iterator<Item = &'a [f32]>,
-) -> Vec<RewardColumn<'a>> {
-    let column = |(reward, values): (&'a RewardWeight, &'a [f32])| RewardColumn {
-        name: &reward.name,
-        weight: reward.weight,
-        values,
-    };
-    rewards.iter().zip(columns).map(column).collect()
-}
-
-/// Puts the algorithm's own advantages, if it has some, in the place of `advantages`. Gives which images it pulls back, none if it says
-/// nothing of it, and what it logs.
-fn weigh(
-    algorithm: &impl Algorithm,
-    rows: &RewardedRows<'_>,
-    advantages: &mut Advantages,
-    memory: &mut Memory,
-) -> Result<(Vec<f32>, Logged), TrainError> {
-    let Some(weighed) = algorithm.weigh(rows, memory)? else {
-        return Ok((Vec::new(), Vec::new()));
-    };
-    advantages.replace(weighed.advantages);
-    let metrics = weighed.metrics.into_iter();
-    let logged = metrics.map(|(name, value)| (name.to_owned(), Mean::of(value)));
-    Ok((weighed.gates, logged.collect()))
-}
-
-impl<A: Algorithm> Session<A> {
-    /// Runs the next iteration and writes its metrics.
-    pub(super) fn iterate(&mut self, observer: &mut dyn Observer) -> Result<IterationSummary, TrainError> {
-        if self.parts.records.is_some() {
-            return self.iterate_on_records(observer);
+impl<A: Algorithm> Trainer<A, Acceleration> {
+    /// Trains to the end, or until the observer interrupts, and writes checkpoint, summary and report. A trainer without a run folder
+    /// ([`Trainer::join`], or [`Trainer::set_up`] alone) writes nothing.
+    ///
+    /// # Errors
+    /// Whatever stops the run; what was written before stays.
+    pub fn train(&mut self, observer: &mut dyn Observer) -> Result<RunStatus, TrainError> {
+        let outcome = stopped::caught(|| self.iterations(observer)).unwrap_or_else(|why| Err(why.into()));
+        if let Err(error) = &outcome {
+            self.distribution.exchange.abort(&error.to_string());
         }
+        let status = match &outcome {
+            Ok(status) => status.clone(),
+            Err(error) => RunStatus::Failed {
+                cause: error.to_string(),
+            },
+        };
+        self.finish(status, observer)?;
+        outcome
+    }
+
+    fn iterations(&mut self, observer: &mut dyn Observer) -> Result<RunStatus, TrainError> {
+        self.before_iterations(observer)?;
+        let mut ahead = None;
+        while self.state.iteration < self.settings.iterations {
+            let watch = Stopwatch::start();
+            let done = match self.records.is_some() {
+                true => self.offline_iteration(observer),
+                false => self.iteration(&mut ahead, observer),
+            };
+            let mut summary = match done {
+                Ok(summary) => summary,
+                Err(error) => return Err(self.saved_before(error, observer)),
+            };
+            summary.wall_s = watch.wall_s();
+            observer.iteration(&summary);
+            let done = self.state.iteration;
+            let last = done == self.settings.iterations;
+            let every = self.distribution.check_every;
+            if every > 0 && (done.is_multiple_of(every) || last) {
+                self.distribution.compare_replicas(&self.state)?;
+            }
+            // Evaluate.
+            let every = self.evaluation.every;
+            if every > 0 && (done.is_multiple_of(every) || last) {
+                self.evaluate_or_save(observer)?;
+            }
+            // Save.
+            let interrupted = self.distribution.any(observer.interrupted())? && !last;
+            let every = self.settings.checkpoint_every;
+            if (every > 0 && done.is_multiple_of(every)) || last || interrupted {
+                self.save()?;
+            }
+            if interrupted {
+                return Ok(RunStatus::Interrupted { step: done });
+            }
+        }
+        Ok(RunStatus::Finished)
+    }
+
+    /// What a process does before its first iteration: evaluate and save the start, or what an earlier process left to do.
+    fn before_iterations(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
+        for notice in &self.notices {
+            observer.notice(notice);
+        }
+        // The rank that writes knows; all give it what they have.
+        let unsaved = std::mem::take(&mut self.progress.unsaved);
+        if self.distribution.any(unsaved)? {
+            self.save()?;
+        }
+        if self.progress.resumed {
+            self.progress.saved_at = Some(self.state.iteration);
+        }
+        // The rewards of this evaluation failed, and the run stopped.
+        let is_due = std::mem::take(&mut self.progress.evaluation_due);
+        if self.distribution.any(is_due)? && self.evaluation.every > 0 {
+            self.evaluate_or_save(observer)?;
+        }
+        // A checkpoint of the start holds the first evaluation already.
+        if !self.progress.resumed && self.state.iteration == 0 && self.evaluation.every > 0 {
+            self.evaluate(observer)?;
+            self.save()?;
+        }
+        Ok(())
+    }
+
+    /// The next iteration, of an algorithm that learns from rollouts. `ahead` has its rollout, if it was sampled an iteration ahead, and
+    /// afterwards that of the next one.
+    fn iteration(
+        &mut self,
+        ahead: &mut Option<RolledAhead>,
+        observer: &mut dyn Observer,
+    ) -> Result<IterationSummary, TrainError> {
         let mut watch = Stopwatch::start();
         // What was done before does not count.
-        self.parts.acceleration.take_activity();
-        let explored = self.parts.explore(observer)?;
+        self.acceleration.take_activity();
+
+        // Sample: candidates, of a run that explores; then what is learnt from.
+        let explored = self.explore(observer)?;
         let kept = explored.as_ref().map(|explored| &*explored.kept);
         let exploration_s = explored.as_ref().map(|explored| explored.wall_s);
         watch.lap_s();
-        let (rolled, ahead) = self.rollout_of_iteration(kept, observer)?;
+        let (rolled, audit) = self.rollout_of_iteration(kept, ahead, observer)?;
         let rollout_s = watch.lap_s();
-        let rollout_gib = self
-            .tally
-            .device_memory("rollouts", self.parts.sampler.device.taken_bytes());
+        let rollout_gib = (self.progress.tally).device_memory("rollouts", self.sampler.device.taken_bytes());
 
-        let (columns, log_probs, reward_times) = self.scored(rolled.tickets, &rolled.batches, observer)?;
-        let watched = self.parts.watched(&rolled.watched, &rolled.groups)?;
-        let names = &self.parts.rewards.1;
-        let rewards = reward_columns(names, columns.iter().map(Vec::as_slice));
-        let options = &self.parts.settings.advantage;
-        let compared = self.parts.branches().compared_groups(&rolled.groups);
-        let drift = (rolled.drift)
-            .map(|pending| pending.finish(names, &columns, &compared, options))
-            .transpose()
-            .map_err(of_this_rank)?;
-        let mut advantages = compute_advantages(&rewards, &compared, options)?;
-        let rows = RewardedRows {
-            rewards: &rewards,
-            groups: &compared,
-        };
-        let memory = &mut self.parts.state.memory;
-        let (gates, logged) = weigh(&self.parts.algorithm, &rows, &mut advantages, memory)?;
-        let credits = (self.parts.branches()).credits(&advantages.values, &log_probs);
+        // Score: what is not in yet is waited for.
+        let scores = self.score(rolled.tickets, &rolled.batches, observer)?;
+        let watched = self.watched(&rolled.watched, &rolled.groups)?;
+
+        // Compare: advantages within groups.
+        let compared = self.compare(&scores, &rolled.groups, rolled.drift)?;
         let rewards_s = watch.lap_s();
 
-        let counted = Counted {
-            advantages: &advantages.values,
-            credits: &credits,
-            gates: &gates,
-        };
-        self.parts.remember_weights();
-        let mut outcome = self
-            .parts
-            .update(&rolled.batches, counted, &rolled.groups, ahead, observer)?;
-        outcome.terms.extend(logged);
-        let images = rolled.groups.len();
-        self.parts.follow(&outcome);
+        // Learn: losses, gradients, optimizer steps.
+        self.remember_weights();
+        let counted = compared.counted();
+        let mut outcome = self.update(&rolled.batches, counted, &rolled.groups, audit, observer)?;
+        outcome.terms.extend(compared.logged);
+
+        // Average: slower copies of the weights follow.
+        self.follow(&outcome);
         let activity = self.activity(&rolled.activity, observer)?;
         let explored = match explored {
-            Some(explored) => Some(self.explored(explored, &columns, observer)?),
+            Some(explored) => Some(self.explored(explored, &scores.rewards, observer)?),
             None => None,
         };
         self.name_kernels()?;
+        let drift = compared.drift;
         let predicted = match &drift {
-            Some(drift) => (self.parts.acceleration).audited(&activity, &drift.latent_l1_by_sample),
+            Some(drift) => (self.acceleration).audited(&activity, &drift.latent_l1_by_sample),
             None => Vec::new(),
         };
         let update_s = watch.lap_s();
-        let device = &self.parts.sampler.device;
-        let update_gib = self.tally.device_memory("updates", device.taken_bytes());
-        let driver_gib = (self.tally).device_memory(DRIVER, device.driver_bytes());
+        let device = &self.sampler.device;
+        let update_gib = (self.progress.tally).device_memory("updates", device.taken_bytes());
+        let driver_gib = (self.progress.tally).device_memory(DRIVER, device.driver_bytes());
 
-        self.parts.state.iteration += 1;
-        self.tally.add(images, outcome.audit.as_ref(), &self.parts.state);
+        // Record.
+        self.state.iteration += 1;
+        let images = rolled.groups.len();
+        let audit = outcome.audit.as_ref();
+        self.progress.tally.add(images, audit, &self.state);
+        let advantages = &compared.advantages.metrics;
         self.record_iteration(
-            Some(&advantages.metrics),
+            Some(advantages),
             &outcome,
             &activity,
             drift.as_ref().map(|drift| (drift, &*predicted)),
@@ -141,7 +176,7 @@ impl<A: Algorithm> Session<A> {
         timing.extend(exploration_s.map(|wall_s| ("exploration_s", wall_s)));
         let wall_s: f64 = timing.iter().map(|(_, wall_s)| wall_s).sum();
         self.record_timing(&timing)?;
-        self.record_reward_times(&reward_times)?;
+        self.record_reward_times(&scores.times)?;
         self.record_throughput(images, wall_s)?;
         self.record_device_memory(rollout_gib, update_gib, driver_gib)?;
         if let Some(drift) = &drift {
@@ -151,153 +186,64 @@ impl<A: Algorithm> Session<A> {
             self.tell_of_exploits(observer);
         }
         Ok(IterationSummary {
-            done: self.parts.state.iteration,
-            total: self.parts.settings.iterations,
-            reward: advantages.metrics.total.mean,
-            loss: outcome.loss.value(),
-            gradient_norm: outcome.steps.last().map_or(0.0, |step| step.gradient_norm),
-            kl: outcome.terms.get("kl").map(Mean::value),
-            clip_fraction: outcome.terms.get("clip_fraction").map(Mean::value),
-            learning_rate: outcome.steps.last().map_or(0.0, |step| step.learning_rate),
-            max_ratio_deviation: outcome.audit.map(|audit| audit.max_deviation()),
-            images,
-            wall_s,
+            reward: advantages.total.mean,
+            ..self.summary(&outcome, images, wall_s)
         })
     }
-}
 
-impl<A: Algorithm> Session<A> {
-    /// A column of values for each reward, and one for the log-probabilities of each recorded step if the branches of the run read them;
-    /// of all samples of the iteration, in order. And how long the rewards took.
-    fn scored(
-        &self,
-        tickets: Vec<Ticket>,
-        batches: &BTreeMap<usize, Trajectories>,
-        observer: &mut dyn Observer,
-    ) -> Result<(Columns, Columns, RewardTimes), TrainError> {
-        let rewards = self.parts.rewards.1.len();
-        let (mut columns, times) = self.parts.scored(tickets, observer)?;
-        let branches = self.parts.branches();
-        if branches.reads_log_probs() {
-            let of_record = |record: usize| {
-                let batches = batches.values();
-                batches
-                    .flat_map(|batch| cpu::to_host(&batch.records[record].log_prob))
-                    .collect::<Vec<f32>>()
-            };
-            columns.extend((0..branches.window().len()).map(of_record));
-        }
-        let mut columns = (self.parts.distribution).gather_columns(&self.parts.settings.geometry, columns)?;
-        let log_probs = columns.split_off(rewards);
-        Ok((columns, log_probs, times))
-    }
+    /// The next iteration, of an algorithm that learns from records of the data set: nothing is sampled, scored or compared.
+    fn offline_iteration(&mut self, observer: &mut dyn Observer) -> Result<IterationSummary, TrainError> {
+        let mut watch = Stopwatch::start();
+        // What was done before does not count.
+        self.acceleration.take_activity();
 
-    /// What the accelerators of all processes did in this iteration, of which `before` has what was counted before, if anything. What they
-    /// did not do is named once, or stops a strict run.
-    pub(super) fn activity(
-        &mut self,
-        before: &[Activity],
-        observer: &mut dyn Observer,
-    ) -> Result<Vec<Activity>, TrainError> {
-        let own = both(before, self.parts.acceleration.take_activity());
-        let activity = self.parts.distribution.gather_activity(own)?;
-        self.name_undone(undone(&activity, &self.this_iteration()), observer)?;
-        Ok(activity)
-    }
+        // Read.
+        let OfflineBatches { batches, groups } = self.offline_batches()?;
+        let acquire_s = watch.lap_s();
 
-    /// The iteration that is under way, in words.
-    fn this_iteration(&self) -> String {
-        format!("iteration {}", self.parts.state.iteration + 1)
-    }
-
-    /// Names what accelerators did not do, once each, or stops a strict run.
-    pub(super) fn name_undone(
-        &mut self,
-        found: Vec<Undone>,
-        observer: &mut dyn Observer,
-    ) -> Result<(), TrainError> {
-        for one in settle(found, self.parts.settings.strict)? {
-            if self.named_undone.insert(one.key()) {
-                observer.notice(&one.to_string());
-            }
-        }
-        Ok(())
-    }
-}
-
-impl<A: Algorithm> Session<A> {
-    /// Names the kernels that attention calls and matrix products of a new kind got, in the log and in the manifest.
-    pub(super) fn name_kernels(&mut self) -> Result<(), TrainError> {
-        let plan = self.parts.acceleration.training();
-        let attention = plan.attention_log.since(self.named_attention);
-        self.named_attention += attention.len();
-        let attention: Vec<String> = attention.iter().map(ToString::to_string).collect();
-        let products = plan.kernels.products();
-        let products: Vec<String> = (products.into_iter())
-            .filter(|product| self.named_products.insert(product.clone()))
-            .collect();
-        if attention.is_empty() && products.is_empty() {
-            return Ok(());
-        }
-        let Some(files) = &self.files else {
-            return Ok(());
+        // Learn.
+        let images = groups.len();
+        let advantages = vec![0.0; images];
+        let counted = Counted {
+            advantages: &advantages,
+            ..Counted::default()
         };
-        let mut manifest = files.directory.read_manifest()?;
-        for (key, found) in [("attention", attention), ("products", products)] {
-            found.iter().for_each(|each| tracing::info!("{key}: {each}"));
-            let named = manifest
-                .device
-                .get(key)
-                .and_then(|named| named.as_array().cloned());
-            let named = named.into_iter().flatten();
-            // Calls run on several threads, so the order of the first ones is no one's.
-            let mut all: BTreeSet<String> = named
-                .filter_map(|name| name.as_str().map(str::to_owned))
-                .collect();
-            all.extend(found);
-            if !all.is_empty() {
-                let all: Vec<String> = all.into_iter().collect();
-                manifest.device.insert(key.into(), all.into());
-            }
+        let outcome = self.update(&batches, counted, &groups, None, observer)?;
+
+        // Average.
+        self.follow(&outcome);
+        let activity = self.activity(&[], observer)?;
+        self.name_kernels()?;
+        let update_s = watch.lap_s();
+        let device = &self.sampler.device;
+        (self.progress.tally).device_memory("updates", device.taken_bytes());
+        (self.progress.tally).device_memory(DRIVER, device.driver_bytes());
+
+        // Record.
+        self.state.iteration += 1;
+        self.progress.tally.add(images, None, &self.state);
+        self.record_iteration(None, &outcome, &activity, None, None, None)?;
+        let wall_s = acquire_s + update_s;
+        self.record_timing(&[("acquire_s", acquire_s), ("update_s", update_s)])?;
+        self.record_throughput(images, wall_s)?;
+        Ok(self.summary(&outcome, images, wall_s))
+    }
+
+    /// What an iteration came to that is done; without a reward.
+    fn summary(&self, outcome: &UpdateOutcome, images: usize, wall_s: f64) -> IterationSummary {
+        let last = outcome.steps.last();
+        IterationSummary {
+            done: self.state.iteration,
+            total: self.settings.iterations,
+            reward: f64::NAN,
+            loss: outcome.loss.value(),
+            gradient_norm: last.map_or(0.0, |step| step.gradient_norm),
+            max_ratio_deviation: outcome.audit.as_ref().map(|audit| audit.max_deviation()),
+            kl: outcome.terms.get("kl").map(Mean::value),
+            clip_fraction: outcome.terms.get("clip_fraction").map(Mean::value),
+            learning_rate: last.map_or(0.0, |step| step.learning_rate),
+            images,
+            wall_s,
         }
-        Ok(files.directory.write_manifest(&manifest)?)
-    }
-}
-
-impl<A: Algorithm> super::Parts<A, Acceleration> {
-    /// Lets the moving average and slower copies follow the trained weights after an iteration, which came to `outcome`.
-    pub(super) fn follow(&mut self, outcome: &UpdateOutcome) {
-        let iteration = self.state.iteration;
-        let logged = |name: &str| outcome.terms.get(name).map(Mean::value);
-        for copy in [SlowCopy::Old, SlowCopy::Sampling] {
-            if self.algorithm.renews(copy, &logged, &mut self.state.memory) {
-                self.follow_with(Decays::renewing(copy));
-            }
-        }
-        let average = self.settings.average.as_ref();
-        let average = average.and_then(|plan| plan.decay_after(iteration));
-        let moment = Moment::Iteration {
-            iteration: iteration + 1,
-            steps: self.state.optimizer.steps(),
-        };
-        self.follow_at(average, moment);
-    }
-
-    /// Lets the average and slower copies follow at a moment.
-    pub(super) fn follow_at(&mut self, average: Option<f64>, moment: Moment) {
-        let survives = |copy| self.algorithm.survives(copy, moment);
-        let decays = Decays {
-            average,
-            old: survives(SlowCopy::Old),
-            sampling: survives(SlowCopy::Sampling),
-        };
-        self.follow_with(decays);
-    }
-
-    fn follow_with(&mut self, decays: Decays) {
-        let kernels = self.acceleration.training().kernels.clone();
-        let (kernels, device) = (&*kernels, &self.sampler.device);
-        let trained = self.state.optimizer.trained();
-        self.state.weights.follow(kernels, device, trained, decays);
     }
 }

@@ -1,6 +1,6 @@
 //! How far what blocks give is from what they give with other weights, at the same latents: one number for each block of the model.
 
-use super::Parts;
+use super::Trainer;
 use crate::algorithm::Algorithm;
 use crate::observer::Observer;
 use burn::backend::DispatchTensor;
@@ -95,7 +95,7 @@ impl StackDriver for BlockOutputs {
     }
 }
 
-impl<A: Algorithm> Parts<A, Acceleration> {
+impl<A: Algorithm> Trainer<A, Acceleration> {
     /// What the blocks' outputs differ by from those with the weights `exact`, of the same layout, in the order of the blocks: at the first
     /// step of the first micro-batch of this iteration. Outputs of all blocks are on the host meanwhile.
     pub fn layer_drift(&self, exact: &Weights, observer: &mut dyn Observer) -> Vec<LayerDrift> {

@@ -4,13 +4,13 @@ use super::exploration::{ExplorationRecord, with_exploration};
 use super::reward_regressions::in_words;
 use super::update::UpdateOutcome;
 use super::watch::with_statistics;
-use super::{Drift, Files, RewardWeight, Session};
+use super::{Drift, RewardWeight, RunFiles, Trainer};
 use crate::advantage::AdvantageMetrics;
 use crate::algorithm::Algorithm;
 use crate::error::TrainError;
 use crate::observer::Observer;
 use crate::watch::ImageStatistics;
-use flow_accel::Activity;
+use flow_accel::{Acceleration, Activity};
 use flow_report::{
     BYTES_PER_GIB, IntervalMethod, MetricRecord, Metrics, RewardChange, RunStatus, RunSummary, TrainedReward,
     mean_interval, paired_difference, resident_bytes,
@@ -77,14 +77,14 @@ fn with_rewards(record: MetricRecord, advantages: &AdvantageMetrics) -> MetricRe
     record.with("advantage/abs_mean", advantages.advantage_abs_mean)
 }
 
-impl<A: Algorithm> Session<A> {
+impl<A: Algorithm> Trainer<A, Acceleration> {
     /// Appends a record to `metrics.jsonl` and TensorBoard.
     pub(super) fn write(&mut self, record: MetricRecord) -> Result<(), TrainError> {
         let Some(files) = &mut self.files else {
             return Ok(());
         };
         files.metrics.append(&record)?;
-        let every = self.parts.settings.tensorboard_every;
+        let every = self.settings.tensorboard_every;
         let (step, kind, _) = record.parts();
         if let Some(events) = &mut files.events
             && (kind == "eval" || every > 0 && step.is_multiple_of(every))
@@ -103,12 +103,12 @@ impl<A: Algorithm> Session<A> {
         watched: Option<&ImageStatistics>,
         explored: Option<&ExplorationRecord>,
     ) -> Result<(), TrainError> {
-        let mut record = MetricRecord::new(self.parts.state.iteration, "train");
+        let mut record = MetricRecord::new(self.state.iteration, "train");
         if let Some(advantages) = advantages {
             record = with_rewards(record, advantages);
             // What was recorded is of the iteration before the one that is next.
-            let iteration = self.parts.state.iteration.saturating_sub(1);
-            if let Some(saved) = self.parts.schedule.steps_saved(iteration) {
+            let iteration = self.state.iteration.saturating_sub(1);
+            if let Some(saved) = self.schedule.steps_saved(iteration) {
                 record = record.with("rollout/calls_saved", saved as f64);
             }
         }
@@ -167,7 +167,7 @@ impl<A: Algorithm> Session<A> {
             return Ok(());
         };
         files.timing.append(&record)?;
-        let every = self.parts.settings.tensorboard_every;
+        let every = self.settings.tensorboard_every;
         let (step, ..) = record.parts();
         if let Some(events) = &mut files.events
             && every > 0
@@ -180,7 +180,7 @@ impl<A: Algorithm> Session<A> {
 
     /// Images of a rollout per second of its iteration, and what the process holds of the host's memory.
     pub(super) fn record_throughput(&mut self, images: usize, wall_s: f64) -> Result<(), TrainError> {
-        let step = self.parts.state.iteration;
+        let step = self.state.iteration;
         if wall_s > 0.0 {
             let record = MetricRecord::new(step, "throughput");
             self.write_timing(record.with("images_per_s", images as f64 / wall_s))?;
@@ -194,15 +194,15 @@ impl<A: Algorithm> Session<A> {
 
     /// Seconds that the accelerators of the rollout saved in it.
     pub(super) fn record_saved(&mut self, drift: &Drift) -> Result<(), TrainError> {
-        let record = MetricRecord::new(self.parts.state.iteration, "drift");
+        let record = MetricRecord::new(self.state.iteration, "drift");
         self.write_timing(record.with("rollout_saved_s", drift.saved_s))
     }
 
     pub(super) fn record_timing(&mut self, parts: &[(&str, f64)]) -> Result<(), TrainError> {
-        let mut record = MetricRecord::new(self.parts.state.iteration, "timing");
+        let mut record = MetricRecord::new(self.state.iteration, "timing");
         for (name, wall_s) in parts {
             record = record.with(name, *wall_s);
-            self.tally.add_wall(name.trim_end_matches("_s"), *wall_s);
+            self.progress.tally.add_wall(name.trim_end_matches("_s"), *wall_s);
         }
         self.write_timing(record)
     }
@@ -217,7 +217,7 @@ impl<A: Algorithm> Session<A> {
         let (Some(rollout_gib), Some(update_gib)) = (rollout_gib, update_gib) else {
             return Ok(());
         };
-        let mut record = MetricRecord::new(self.parts.state.iteration, "device_memory")
+        let mut record = MetricRecord::new(self.state.iteration, "device_memory")
             .with("rollout_gib", rollout_gib)
             .with("update_gib", update_gib);
         if let Some(driver_gib) = driver_gib {
@@ -259,14 +259,14 @@ impl<A: Algorithm> Session<A> {
         status: RunStatus,
         observer: &mut dyn Observer,
     ) -> Result<Option<PathBuf>, TrainError> {
-        self.tally.process_memory();
-        let Some(Files { directory, .. }) = &self.files else {
+        self.progress.tally.process_memory();
+        let Some(RunFiles { directory, .. }) = &self.files else {
             return Ok(None);
         };
         let metrics = directory.read_metrics()?;
-        let settings = &self.parts.settings;
-        let mut notes = self.tally.notes();
-        let comparable = metrics.since(self.tally.comparable_from());
+        let settings = &self.settings;
+        let mut notes = self.progress.tally.notes();
+        let comparable = metrics.since(self.progress.tally.comparable_from());
         let rewards = self.reward_changes(&comparable).unwrap_or_else(|error| {
             notes.push(format!("no comparison of evaluations: {error}"));
             Vec::new()
@@ -283,19 +283,20 @@ impl<A: Algorithm> Session<A> {
         );
         let summary = RunSummary {
             status,
-            steps: self.parts.state.iteration,
-            images: self.tally.images(),
+            steps: self.state.iteration,
+            images: self.progress.tally.images(),
             rewards,
             trained: TrainedReward::of(&metrics, self.trained_terms()),
-            processes: self.tally.processes(),
-            wall_s: self.tally.wall_s(),
-            wall_parts: self.tally.wall_parts(),
-            images_per_s: self.tally.images_per_s(),
-            reward_s: self.tally.reward_s(),
-            peak_memory_gib: self.tally.peak_memory_gib(),
+            processes: self.progress.tally.processes(),
+            wall_s: self.progress.tally.wall_s(),
+            wall_parts: self.progress.tally.wall_parts(),
+            images_per_s: self.progress.tally.images_per_s(),
+            reward_s: self.progress.tally.reward_s(),
+            peak_memory_gib: self.progress.tally.peak_memory_gib(),
             audit: self
+                .progress
                 .tally
-                .audit(settings.audit, self.parts.algorithm.paradigm(), settings.lossless),
+                .audit(settings.audit, self.algorithm.paradigm(), settings.lossless),
             notes,
             prompts: self.prompt_texts(),
         };
@@ -314,13 +315,13 @@ impl<A: Algorithm> Session<A> {
 
     /// The texts of the held-out prompts.
     pub(super) fn prompt_texts(&self) -> Vec<String> {
-        let prompts = self.parts.evaluation.prompts.iter();
+        let prompts = self.evaluation.prompts.iter();
         prompts.map(|prompt| prompt.text.clone()).collect()
     }
 
     /// The rewards that are trained on, with their weights.
     pub(super) fn trained_terms(&self) -> Vec<(String, f64)> {
-        let rewards = self.parts.rewards.1.iter();
+        let rewards = self.rewards.weights.iter();
         rewards
             .map(|reward| (reward.name.clone(), reward.weight))
             .collect()
@@ -331,7 +332,7 @@ impl<A: Algorithm> Session<A> {
         let (Some(first), Some(last)) = (records.first(), records.last()) else {
             return Ok(Vec::new());
         };
-        let evaluation = &self.parts.evaluation;
+        let evaluation = &self.evaluation;
         let change = |reward: &RewardWeight| -> Result<Option<RewardChange>, TrainError> {
             let (name, range) = (&reward.name, reward.range);
             let key = format!("prompts/{name}");
@@ -351,7 +352,7 @@ impl<A: Algorithm> Session<A> {
                 after: mean_interval(&after, IntervalMethod::StudentT)?.within(range),
             }))
         };
-        let rewards = self.parts.evaluation_rewards.1.iter();
+        let rewards = self.evaluation_rewards.weights.iter();
         Ok(rewards
             .map(change)
             .collect::<Result<Vec<_>, _>>()?

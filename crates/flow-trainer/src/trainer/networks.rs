@@ -1,6 +1,6 @@
 //! The turns of the networks that are trained beside the student: their optimizer steps before one of its own.
 
-use super::Parts;
+use super::Trainer;
 use super::update::{Learner, Pass, Positions, UpdateOutcome};
 use crate::algorithm::{Algorithm, NetworkRole, Position};
 use crate::audit::OnPolicyAudit;
@@ -10,7 +10,7 @@ use crate::optimizer::Accumulated;
 use flow_accel::Acceleration;
 use std::ops::Range;
 
-impl<A: Algorithm> Parts<A, Acceleration> {
+impl<A: Algorithm> Trainer<A, Acceleration> {
     /// Takes the optimizer steps of each network that the algorithm has, on the micro-batches `update`, `mine` of which are this rank's.
     /// `rows` are the advantages and groups of all samples of the iteration.
     pub(super) fn learn_networks(

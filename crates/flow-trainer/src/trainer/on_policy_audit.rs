@@ -3,7 +3,7 @@
 use super::rollout::RolloutOutcome;
 use super::row_comparison::Compared;
 use super::update::Learner;
-use super::{AuditMode, Parts};
+use super::{AuditMode, Trainer};
 use crate::algorithm::{Algorithm, LossContext, Position};
 use crate::audit::{Distribution, OnPolicyAudit, ReplayedStep};
 use crate::error::TrainError;
@@ -18,7 +18,7 @@ fn any_advantages(samples: usize) -> Vec<f32> {
         .collect()
 }
 
-impl<A: Algorithm> Parts<A, Acceleration> {
+impl<A: Algorithm> Trainer<A, Acceleration> {
     /// The audit alone: one rollout with the weights there are, and every loss and its gradients once, without an
     /// optimizer step. Nothing of the run changes.
     ///

@@ -3,7 +3,7 @@
 //!
 //! Who computes what follows from advantages and groups, which all processes know, so nobody asks for anything.
 
-use super::Parts;
+use super::Trainer;
 use super::micro_batches::{MicroBatch, PassBatches};
 use crate::algorithm::{Algorithm, RowSet};
 use crate::error::TrainError;
@@ -18,7 +18,7 @@ use std::ops::Range;
 /// Final latents by image, each with its `N` values.
 type Latents = BTreeMap<usize, Vec<f32>>;
 
-impl<A: Algorithm> Parts<A, Acceleration> {
+impl<A: Algorithm> Trainer<A, Acceleration> {
     /// The rows that `arranged` names, per optimizer step; `batches` are those that this process sampled.
     ///
     /// # Errors

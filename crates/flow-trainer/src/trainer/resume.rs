@@ -4,13 +4,14 @@
 //! stops before anything is changed.
 
 use super::checkpoint_load::Checkpoint;
-use super::{Files, Parts, Session, Tally};
+use super::{Progress, RunFiles, Trainer};
 use crate::algorithm::Algorithm;
 use crate::description::rules::Rule;
 use crate::distributed::Distribution;
 use crate::error::TrainError;
 use crate::observer::Observer;
 use crate::shared_checkpoint::{self, Offer};
+use flow_accel::Acceleration;
 use flow_report::{
     CheckpointStore, Continuation, ContinuedTiming, Manifest, ManifestFound, Opened, RunDirectory, RunStamp,
     Traces,
@@ -23,7 +24,7 @@ use std::path::Path;
 /// Processes that are listed at most.
 const LISTED: usize = 8;
 
-impl<A: Algorithm> Session<A> {
+impl<A: Algorithm> Trainer<A> {
     /// Goes on with the newest usable checkpoint of `directory`, or with the one at `from`, wherever that is. `manifest` is that
     /// of this process: its command and config are noted in the run's own `run.json`, or it becomes that file where there is none.
     /// A directory in which nothing was begun becomes a run of its own.
@@ -31,14 +32,14 @@ impl<A: Algorithm> Session<A> {
     /// # Errors
     /// If there is none, or it belongs to another model, algorithm or run: then nothing was changed.
     pub fn resume(
-        mut parts: Parts<A>,
+        mut self,
         directory: RunDirectory,
         from: Option<&Path>,
         manifest: Manifest,
         observer: &mut dyn Observer,
-    ) -> Result<Self, TrainError> {
+    ) -> Result<Trainer<A, Acceleration>, TrainError> {
         let traces = directory.traces()?;
-        let store = directory.checkpoints(parts.settings.checkpoints_kept);
+        let store = directory.checkpoints(self.settings.checkpoints_kept);
         if from.is_none() && traces.continuation(directory.path())? == Continuation::FromStart {
             return Err(TrainError::NoCheckpoint {
                 directory: store.directory().to_owned(),
@@ -47,12 +48,12 @@ impl<A: Algorithm> Session<A> {
         }
         let checkpoint = Checkpoint::find(&store, from)?;
         checkpoint.check_run(&directory, &traces)?;
-        let changes = checkpoint.changes(&traces, &parts.description, &parts.catalog)?;
-        let mut told = share(&checkpoint, &store, &parts.distribution)?;
-        checkpoint.put_back(&mut parts)?;
-        let parts = parts.set_up()?;
+        let changes = checkpoint.changes(&traces, &self.description, &self.catalog)?;
+        let mut told = share(&checkpoint, &store, &self.distribution)?;
+        checkpoint.put_back(&mut self)?;
+        let mut trainer = self.set_up()?;
         // Nobody reads any more what is changed now.
-        parts.distribution.gather(&Beginning::Ready)?;
+        trainer.distribution.gather(&Beginning::Ready)?;
 
         // From here on files are changed.
         let is_branch = *directory.opened() == Opened::Created;
@@ -62,7 +63,7 @@ impl<A: Algorithm> Session<A> {
                 .iter()
                 .map(|problem| format!("a checkpoint was passed over: {problem}")),
         );
-        told.extend(parts.absent.iter().map(|absent| {
+        told.extend(trainer.absent.iter().map(|absent| {
             let (key, file) = absent.named();
             format!(
                 "there is nothing at `{}`, which `{key}` names; its weights are taken from the checkpoint",
@@ -76,7 +77,7 @@ impl<A: Algorithm> Session<A> {
             (&manifest, is_branch),
             &mut told,
         )?;
-        let step = parts.state.iteration;
+        let step = trainer.state.iteration;
         let run = RunStamp {
             name: directory.name(),
             ..own.stamp()
@@ -125,18 +126,22 @@ impl<A: Algorithm> Session<A> {
         own.add_resume(step, &place, manifest.command, &manifest.config, &here, notices);
         directory.write_manifest(&own)?;
         let unsaved = !is_same_file(checkpoint.reader.path(), &store.path_of(step));
-        let mut files = Files::open(
+        let mut files = RunFiles::open(
             directory,
             (metrics.writer, timing.writer),
             Some(step),
-            (run, &parts.settings),
+            (run, &trainer.settings),
         )?;
-        files.describe(&own, &parts.evaluation_rewards.1)?;
-        let mut session = Self::of(parts, Some(files), tally);
-        session.resumed = true;
-        session.unsaved = unsaved;
-        session.evaluation_due = checkpoint.meta.evaluation_due;
-        Ok(session)
+        files.describe(&own, &trainer.evaluation_rewards.weights)?;
+        trainer.files = Some(files);
+        trainer.progress = Progress {
+            tally,
+            resumed: true,
+            unsaved,
+            evaluation_due: checkpoint.meta.evaluation_due,
+            ..Progress::default()
+        };
+        Ok(trainer)
     }
 }
 
@@ -210,14 +215,14 @@ fn unlike(others: &[Beginning], own_newest: Option<u64>, iteration: u64) -> Opti
     })
 }
 
-impl<A: Algorithm> Session<A> {
+impl<A: Algorithm> Trainer<A> {
     /// Takes part in a run that the first rank starts or resumes; of the run's files only the checkpoint is touched, and read. `directory` is
     /// the run's folder as this process sees it, on whatever disk: a checkpoint that the first rank alone has is kept there until it is
     /// read. `goes_on` says that the run is to go on from its newest checkpoint.
     ///
     /// # Errors
     /// If the checkpoint can be neither read nor received here, does not fit, or another rank stops.
-    pub fn join(mut parts: Parts<A>, directory: &Path, goes_on: bool) -> Result<Self, TrainError> {
+    pub fn join(mut self, directory: &Path, goes_on: bool) -> Result<Trainer<A, Acceleration>, TrainError> {
         let store = CheckpointStore::new(directory.join("checkpoints"), NonZeroUsize::MIN);
         // A folder that cannot be listed has nothing to say; the first rank decides.
         let newest = store.list().unwrap_or_default().into_iter().next();
@@ -226,24 +231,23 @@ impl<A: Algorithm> Session<A> {
             (step, path.to_string_lossy().into_owned())
         });
         let joins = Beginning::Joins(newest);
-        let first = parts.distribution.gather(&joins)?.swap_remove(0);
+        let first = self.distribution.gather(&joins)?.swap_remove(0);
         let resumed = matches!(first, Beginning::Checkpoint(_));
         if let Beginning::Checkpoint(offer) = first {
-            let exchange = parts.distribution.exchange.clone();
+            let exchange = self.distribution.exchange.clone();
             let places = [offer.path().to_owned(), store.path_of(offer.step())];
             // A folder for each process: others of this machine may receive at the same time.
             let rank = exchange.world().rank;
             let file = directory.join(format!("received/rank-{rank}/checkpoint"));
             let reader = shared_checkpoint::take(&*exchange, &offer, &places, &file)?;
-            Checkpoint::of(reader, Vec::new())?.put_back(&mut parts)?;
+            Checkpoint::of(reader, Vec::new())?.put_back(&mut self)?;
         } else {
-            parts.expect_files()?;
+            self.expect_files()?;
         }
-        let parts = parts.set_up()?;
-        parts.distribution.gather(&Beginning::Ready)?;
-        let mut session = Self::of(parts, None, Tally::begun());
-        session.resumed = resumed;
-        Ok(session)
+        let mut trainer = self.set_up()?;
+        trainer.distribution.gather(&Beginning::Ready)?;
+        trainer.progress.resumed = resumed;
+        Ok(trainer)
     }
 }
 

@@ -1,18 +1,19 @@
 //! Telling of rewards that fell: when they have fallen, and at the end of the run.
 
-use super::Session;
+use super::Trainer;
 use crate::algorithm::Algorithm;
 use crate::observer::Observer;
+use flow_accel::Acceleration;
 use flow_report::{Metrics, Setback, StatisticsError};
 use std::collections::BTreeSet;
 
 /// A reward, and what was lost of it.
 type Fall = (String, Setback);
 
-impl<A: Algorithm> Session<A> {
+impl<A: Algorithm> Trainer<A, Acceleration> {
     /// Rewards that had been clearly better in an earlier evaluation than in the last one.
     pub(super) fn falls(&self, metrics: &Metrics) -> Result<Vec<Fall>, StatisticsError> {
-        let rewards = self.parts.evaluation_rewards.1.iter();
+        let rewards = self.evaluation_rewards.weights.iter();
         rewards
             .filter_map(|reward| {
                 let setback = Setback::of(metrics, &reward.name).transpose()?;
@@ -30,15 +31,16 @@ impl<A: Algorithm> Session<A> {
             .files
             .as_ref()
             .and_then(|files| files.directory.read_metrics().ok());
-        let Some(mut falls) =
-            metrics.and_then(|metrics| self.falls(&metrics.since(self.tally.comparable_from())).ok())
-        else {
+        let Some(mut falls) = metrics.and_then(|metrics| {
+            self.falls(&metrics.since(self.progress.tally.comparable_from()))
+                .ok()
+        }) else {
             return;
         };
         let fallen: BTreeSet<String> = falls.iter().map(|(name, _)| name.clone()).collect();
-        falls.retain(|(name, _)| !self.named_falls.contains(name));
+        falls.retain(|(name, _)| !self.progress.named_falls.contains(name));
         // What recovered may fall again.
-        self.named_falls = fallen;
+        self.progress.named_falls = fallen;
         if let Some(text) = in_words(&falls) {
             observer.notice(&text);
         }

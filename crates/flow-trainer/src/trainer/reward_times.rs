@@ -1,8 +1,9 @@
 //! How long rewards took, and how much of that was beside the generation, where it costs nothing.
 
-use super::Session;
+use super::Trainer;
 use crate::algorithm::Algorithm;
 use crate::error::TrainError;
+use flow_accel::Acceleration;
 use flow_report::MetricRecord;
 use flow_rewards::RewardBatch;
 use std::time::Instant;
@@ -68,14 +69,14 @@ fn ran_and_hidden(spans: &[(f64, f64)]) -> (f64, f64) {
     (ran_s, hidden_s)
 }
 
-impl<A: Algorithm> Session<A> {
+impl<A: Algorithm> Trainer<A, Acceleration> {
     /// Writes the times of an iteration's rewards to `timing.jsonl`.
     pub(super) fn record_reward_times(&mut self, times: &RewardTimes) -> Result<(), TrainError> {
-        self.tally.add_reward_times(times.ran_s, times.hidden_s);
-        let mut record = MetricRecord::new(self.parts.state.iteration, "reward_time")
+        self.progress.tally.add_reward_times(times.ran_s, times.hidden_s);
+        let mut record = MetricRecord::new(self.state.iteration, "reward_time")
             .with("ran_s", times.ran_s)
             .with("hidden_s", times.hidden_s);
-        for (reward, busy_s) in self.parts.rewards.1.iter().zip(&times.busy_s) {
+        for (reward, busy_s) in self.rewards.weights.iter().zip(&times.busy_s) {
             record = record.with(&format!("busy_s/{}", reward.name), *busy_s);
         }
         self.write_timing(record)

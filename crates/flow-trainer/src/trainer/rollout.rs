@@ -1,6 +1,6 @@
 //! The sampling half of an iteration: trajectories, images, rewards on their way.
 
-use super::Parts;
+use super::Trainer;
 use super::drift::{Pending, Sums, Traced};
 use super::failed_rewards::of_all_ranks;
 use super::reward_times::{RewardTimes, Scored};
@@ -59,7 +59,7 @@ pub(super) struct Repetition<'w> {
     pub weights: Option<&'w Weights>,
 }
 
-impl<A: Algorithm> Parts<A, Acceleration> {
+impl<A: Algorithm> Trainer<A, Acceleration> {
     pub(super) fn site(&self, stage: Stage) -> CallSite {
         let steps = self.schedule.grid().steps() as u32;
         CallSite {
@@ -221,7 +221,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         let scored: Result<Vec<Scored>, RewardError> = tickets.into_iter().map(wait).collect();
         let scored = of_all_ranks(&*self.distribution.exchange, scored)?;
         let times = RewardTimes::of(&scored, waited_from);
-        let mut columns: Vec<Vec<f32>> = vec![Vec::new(); self.rewards.1.len()];
+        let mut columns: Vec<Vec<f32>> = vec![Vec::new(); self.rewards.weights.len()];
         for (_, batch) in scored {
             for (column, scores) in columns.iter_mut().zip(batch.rewards) {
                 column.extend(scores.values);
@@ -359,7 +359,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
                 let rest = waiting.split_off(complete);
                 let batch = std::mem::replace(&mut waiting, rest);
                 let number = outcome.tickets.len() as u64;
-                outcome.tickets.push(self.rewards.0.submit(batch, number)?);
+                outcome.tickets.push(self.rewards.workers.submit(batch, number)?);
             }
         }
         drop(scope);
@@ -367,7 +367,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             // Samples of groups that other ranks have a part of.
             let number = outcome.tickets.len() as u64;
             let rest = std::mem::take(&mut waiting);
-            outcome.tickets.push(self.rewards.0.submit(rest, number)?);
+            outcome.tickets.push(self.rewards.workers.submit(rest, number)?);
         }
         if twice == 0 {
             return Ok(outcome);
@@ -394,14 +394,14 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         let cpu = |from: Option<f64>, to: Option<f64>| Some(to? - from?);
         outcome.cpu_s = cpu(cpu_before, cpu_between).zip(cpu(cpu_between, process_cpu_s()));
         if !waiting.is_empty() {
-            outcome.tickets.push(self.rewards.0.submit(waiting, 0)?);
+            outcome.tickets.push(self.rewards.workers.submit(waiting, 0)?);
         }
         let number = outcome.tickets.len() as u64;
         let lanes = device.concurrency().min(ranges.len()) * twice_batches;
         let (with_s, without_s) = sums.wall_s();
         outcome.drift = Some(Pending {
             sums,
-            ticket: self.rewards.0.submit(pairs, number)?,
+            ticket: self.rewards.workers.submit(pairs, number)?,
             samples: twice,
             saved_s: (without_s - with_s) * ranges.len() as f64 / lanes as f64,
         });

@@ -1,7 +1,7 @@
 //! What a loss reads of other rows than its own: numbers per row, of all micro-batches of an optimizer step and of all ranks, and what the
 //! algorithm makes of them together.
 
-use super::Parts;
+use super::Trainer;
 use super::update::{Learner, Pass, Site};
 use crate::algorithm::{Algorithm, LossContext, StepRows};
 use crate::error::TrainError;
@@ -16,7 +16,7 @@ pub(super) type Compared = BTreeMap<usize, Vec<RawTensor>>;
 /// The numbers of one site, each with the bits of one value per row.
 type Numbers = Vec<Vec<u32>>;
 
-impl<A: Algorithm> Parts<A, Acceleration> {
+impl<A: Algorithm> Trainer<A, Acceleration> {
     /// Compares the rows of the micro-batches `update` for `learner`, at this rank's `sites` of them, under the weights there are.
     /// `advantages` and `groups` are those of all samples of the iteration.
     pub(super) fn compared(

@@ -9,9 +9,9 @@
 //! beside `W_k+1` ([`PolicyWeights::previous`](super::PolicyWeights)): a run that goes on from it samples rollout `k + 1` again, from the same
 //! weights and noise.
 
+use super::Trainer;
 use super::rollout::{Repetition, RolloutOutcome};
 use super::update::Learner;
-use super::{Parts, Session};
 use crate::algorithm::Algorithm;
 use crate::audit::{OnPolicyAudit, ReplayedStep};
 use crate::error::TrainError;
@@ -47,33 +47,31 @@ pub(super) fn both(first: &[Activity], second: Vec<Activity>) -> Vec<Activity> {
     first.iter().zip(second).map(sum).collect()
 }
 
-impl<A: Algorithm> Session<A> {
-    /// The rollout that this iteration learns from. If rollouts are an update behind it is there already, with its audit by this rank, and
-    /// the next one is sampled; else `kept` has the candidates that were chosen, if any were.
+impl<A: Algorithm> Trainer<A, Acceleration> {
+    /// The rollout that this iteration learns from. If rollouts are an update behind it is in `ahead` already, with its audit by this rank,
+    /// and the next one is sampled into it; else `kept` has the candidates that were chosen, if any were.
     pub(super) fn rollout_of_iteration(
         &mut self,
         kept: Option<&[usize]>,
+        ahead: &mut Option<RolledAhead>,
         observer: &mut dyn Observer,
     ) -> Result<(RolloutOutcome, Option<OnPolicyAudit>), TrainError> {
-        let parts = &mut self.parts;
-        if parts.settings.staleness == 0 {
-            return Ok((parts.roll_out(kept, observer)?, None));
+        if self.settings.staleness == 0 {
+            return Ok((self.roll_out(kept, observer)?, None));
         }
-        let iteration = parts.state.iteration;
-        let RolledAhead { rolled, audit } = match self.ahead.take() {
+        let iteration = self.state.iteration;
+        let RolledAhead { rolled, audit } = match ahead.take() {
             Some(ahead) => ahead,
             // The process begins with this iteration.
-            None => parts.roll_out_ahead(iteration, Learner::Previous, observer)?,
+            None => self.roll_out_ahead(iteration, Learner::Previous, observer)?,
         };
         let next = iteration + 1;
-        if next < parts.settings.iterations {
-            self.ahead = Some(parts.roll_out_ahead(next, Learner::Student, observer)?);
+        if next < self.settings.iterations {
+            *ahead = Some(self.roll_out_ahead(next, Learner::Student, observer)?);
         }
         Ok((rolled, Some(audit)))
     }
-}
 
-impl<A: Algorithm> Parts<A, Acceleration> {
     /// Samples the rollout of `iteration` from the weights of `sampler`, and audits it under these.
     fn roll_out_ahead(
         &mut self,

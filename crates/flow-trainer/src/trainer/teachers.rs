@@ -1,13 +1,13 @@
 //! Which teacher a row has, and its weights at a loss.
 
-use super::Parts;
+use super::Trainer;
 use crate::algorithm::{Algorithm, Taught, teacher_of};
 use crate::error::TrainError;
 use flow_accel::Acceleration;
 use flow_core::InferencePass;
 use std::collections::BTreeMap;
 
-impl<A: Algorithm> Parts<A, Acceleration> {
+impl<A: Algorithm> Trainer<A, Acceleration> {
     /// The teacher of each sample of this iteration, by its id; empty where there are not several.
     pub(super) fn teachers_of_samples(&self) -> Result<BTreeMap<u64, usize>, TrainError> {
         let teachers = self.algorithm.teachers();

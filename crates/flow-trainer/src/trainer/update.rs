@@ -4,7 +4,7 @@ use super::mean::Mean;
 use super::micro_batches::{Counted, MicroBatch, PassBatches};
 use super::row_comparison::Compared;
 use super::stale_rollout::ratio_deviation;
-use super::{AuditMode, Parts};
+use super::{AuditMode, Trainer};
 use crate::algorithm::{
     Algorithm, LossContext, Moment, NetworkRole, Position, ReferenceWeights, RolledOut, SamplingWeights,
     SlowCopy,
@@ -133,7 +133,7 @@ pub(super) struct Given<'a> {
     pub learner: Learner,
 }
 
-impl<A: Algorithm> Parts<A, Acceleration> {
+impl<A: Algorithm> Trainer<A, Acceleration> {
     /// The positions of pass `inner` of this iteration.
     pub(super) fn positions(&self, inner: usize) -> Result<Positions, TrainError> {
         let (seed, iteration) = (self.settings.seed, self.state.iteration);

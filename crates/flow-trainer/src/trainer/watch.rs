@@ -1,10 +1,11 @@
 //! Watching for an exploited reward: what is written down of a rollout's images, and telling of its signs.
 
-use super::{Parts, Session};
+use super::Trainer;
 use crate::algorithm::Algorithm;
 use crate::error::TrainError;
 use crate::observer::Observer;
 use crate::watch::{ImageStatistics, SampleStatistics, columns, summarize};
+use flow_accel::Acceleration;
 use flow_report::{ExploitSigns, MetricRecord, Metrics, WatchPlan};
 use std::collections::BTreeSet;
 
@@ -28,7 +29,7 @@ impl WatchSettings {
     }
 }
 
-impl<A: Algorithm, S> Parts<A, S> {
+impl<A: Algorithm, S> Trainer<A, S> {
     /// The statistics of a rollout's images, of which `mine` are those of this rank; `groups` has the group of each sample of all
     /// ranks.
     pub(super) fn watched(
@@ -68,10 +69,10 @@ pub(super) fn with_statistics(record: MetricRecord, statistics: &ImageStatistics
         })
 }
 
-impl<A: Algorithm> Session<A> {
+impl<A: Algorithm> Trainer<A, Acceleration> {
     /// The signs in `metrics` as they are now, and the first ones there were.
     pub(super) fn exploit_signs(&self, metrics: &Metrics) -> (Option<ExploitSigns>, Option<ExploitSigns>) {
-        let watch = &self.parts.settings.watch;
+        let watch = &self.settings.watch;
         if watch.every == 0 {
             return (None, None);
         }
@@ -89,7 +90,7 @@ impl<A: Algorithm> Session<A> {
 
     /// A notice of signs that the reward is exploited, once for each sign. What cannot be read stops no run.
     pub(super) fn tell_of_exploits(&mut self, observer: &mut dyn Observer) {
-        if self.parts.settings.watch.every == 0 {
+        if self.settings.watch.every == 0 {
             return;
         }
         let metrics = self
@@ -99,11 +100,11 @@ impl<A: Algorithm> Session<A> {
         let Some(metrics) = metrics else {
             return;
         };
-        let (now, _) = self.exploit_signs(&metrics.since(self.tally.comparable_from()));
+        let (now, _) = self.exploit_signs(&metrics.since(self.progress.tally.comparable_from()));
         let names: BTreeSet<String> = now.iter().flat_map(ExploitSigns::names).collect();
-        let is_new = names.iter().any(|name| !self.named_signs.contains(name));
+        let is_new = names.iter().any(|name| !self.progress.named_signs.contains(name));
         // What recovered may fall again.
-        self.named_signs = names;
+        self.progress.named_signs = names;
         if let Some(signs) = now.filter(|_| is_new) {
             observer.notice(&signs.to_string());
         }
@@ -111,8 +112,8 @@ impl<A: Algorithm> Session<A> {
 
     /// Whether the iterations done are enough for another comparison: half a window has gone by.
     pub(super) fn is_time_to_tell(&self) -> bool {
-        let watch = &self.parts.settings.watch;
+        let watch = &self.settings.watch;
         let half = watch.every * (watch.window as u64 / 2).max(1);
-        half > 0 && self.parts.state.iteration.is_multiple_of(half)
+        half > 0 && self.state.iteration.is_multiple_of(half)
     }
 }

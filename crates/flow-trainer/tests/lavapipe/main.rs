@@ -17,7 +17,7 @@ use flow_trainer::setup::Environment;
 use serde_json::Value;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
-use support::{BASE, DIT, Left, MMDIT, Registries, RunTo, registries, with_parts};
+use support::{BASE, DIT, Left, MMDIT, Registries, RunTo, registries, with_trainer};
 
 /// One run at a time.
 static RUNNING: Mutex<()> = Mutex::new(());
@@ -120,7 +120,7 @@ impl Place {
             ..support::environment(&self.registries)
         };
         let run = RunTo { root, resume, until };
-        with_parts(config, &environment, run).unwrap_or_else(|error| panic!("{error}"))
+        with_trainer(config, &environment, run).unwrap_or_else(|error| panic!("{error}"))
     }
 }
 

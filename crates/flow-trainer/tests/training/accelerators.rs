@@ -1,14 +1,13 @@
 //! An accelerator that records how it is treated: set up once before it computes, named where it falls short.
 
-use crate::support::{RunTo, Visit, config, environment, registries, with_parts};
+use crate::support::{RunTo, Visit, config, environment, registries, with_trainer};
 use burn::tensor::Tensor;
 use flow_accel::{Accelerator, AcceleratorStage, Engagement, Meter, Refusal, Safety, Target};
 use flow_core::{Backends, Exec, FlowModel, ModelInput, Stopped, VelocityDriver, Weights};
-use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::{Observer, Silent};
-use flow_trainer::trainer::Parts;
 use flow_trainer::setup;
+use flow_trainer::{TrainError, Trainer};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use std::sync::Arc;
@@ -112,7 +111,7 @@ fn with_recording<V: Visit>(overrides: &[&str], visit: V) -> V::Output {
     (registries.accelerators)
         .register("recording", AcceleratorStage::Both, "For tests.", build)
         .expect("a free name");
-    with_parts(&config(overrides), &environment(&registries), visit)
+    with_trainer(&config(overrides), &environment(&registries), visit)
 }
 
 /// What computes with accelerators besides a run.
@@ -125,11 +124,11 @@ enum Computes {
 impl Visit for Computes {
     type Output = Result<(), TrainError>;
 
-    fn visit<A: Algorithm + 'static>(self, parts: Parts<A>) -> Self::Output {
-        let mut parts = parts.set_up()?;
+    fn visit<A: Algorithm + 'static>(self, trainer: Trainer<A>) -> Self::Output {
+        let mut trainer = trainer.set_up()?;
         match self {
-            Self::Audit => parts.audit(&mut Silent).map(|_| ()),
-            Self::Drift => parts.drift(0, &mut Silent).map(|_| ()),
+            Self::Audit => trainer.audit(&mut Silent).map(|_| ()),
+            Self::Drift => trainer.drift(0, &mut Silent).map(|_| ()),
         }
     }
 }
@@ -155,9 +154,9 @@ struct Observed<'a>(RunTo<'a>);
 impl Visit for Observed<'_> {
     type Output = (Result<String, TrainError>, Vec<String>);
 
-    fn visit<A: Algorithm + 'static>(self, parts: Parts<A>) -> Self::Output {
+    fn visit<A: Algorithm + 'static>(self, trainer: Trainer<A>) -> Self::Output {
         let mut notices = Notices::default();
-        let left = self.0.observed(parts, &mut notices);
+        let left = self.0.observed(trainer, &mut notices);
         (left.map(|left| left.metrics), notices.0)
     }
 }

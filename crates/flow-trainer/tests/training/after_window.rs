@@ -1,35 +1,35 @@
 //! Steps of a solver of second order behind the window, against the host in f64 from the velocities of a real rollout.
 
 use crate::losses::{SITE, host};
-use crate::support::{Visit, config, environment, registries, with_parts};
+use crate::support::{Visit, config, environment, registries, with_trainer};
 use flow_core::InferencePass;
+use flow_trainer::Trainer;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::rollout::{NoiseSource, SampleRequest};
-use flow_trainer::trainer::Parts;
 
 struct CheckTrajectory;
 
 impl Visit for CheckTrajectory {
     type Output = ();
 
-    fn visit<A: Algorithm + 'static>(self, parts: Parts<A>) {
-        let parts = parts.set_up().expect("no accelerator refuses");
-        let weights = parts.state.weights.current.clone();
-        let rollout = InferencePass::new(&weights, parts.training_plan().clone());
-        let steps = parts.schedule.steps_for(0);
+    fn visit<A: Algorithm + 'static>(self, trainer: Trainer<A>) {
+        let trainer = trainer.set_up().expect("no accelerator refuses");
+        let weights = trainer.state.weights.current.clone();
+        let rollout = InferencePass::new(&weights, trainer.training_plan().clone());
+        let steps = trainer.schedule.steps_for(0);
         // Steps 0 and 1 are random; of the 9 points from step 1 on 6 are left.
-        assert_eq!((steps.len(), parts.schedule.steps_saved(0)), (7, Some(3)));
+        assert_eq!((steps.len(), trainer.schedule.steps_saved(0)), (7, Some(3)));
         let samples = [10, 11, 12];
         let request = SampleRequest {
             site: SITE,
             source: NoiseSource::Rollout,
             samples: &samples,
             starts: &samples,
-            conditions: parts.conditioner.conditions(parts.prompts.iter().take(3)),
+            conditions: trainer.conditioner.conditions(trainer.prompts.iter().take(3)),
             steps: &steps,
         };
         let mut velocities = Vec::new();
-        let found = parts.sampler.run(&rollout, request, |stepped| {
+        let found = trainer.sampler.run(&rollout, request, |stepped| {
             velocities.push(host(stepped.velocity))
         });
         assert_eq!(found.records.len(), 2);
@@ -81,5 +81,5 @@ fn a_rollout_ends_where_dpm_solver_leads() {
         "scheduler.window={ kind = \"list\", steps = [0, 1] }",
         "scheduler.after_window={ kind = \"dpm-solver\", share = 0.7 }",
     ]);
-    with_parts(&config, &environment(&registries), CheckTrajectory);
+    with_trainer(&config, &environment(&registries), CheckTrajectory);
 }

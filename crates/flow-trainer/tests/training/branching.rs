@@ -1,12 +1,12 @@
 //! Members of a group that part at chosen steps: one trajectory before, two behind.
 
 use crate::losses::SITE;
-use crate::support::{Visit, config, environment, registries, with_parts};
+use crate::support::{Visit, config, environment, registries, with_trainer};
 use flow_core::{InferencePass, RawTensor, cpu};
+use flow_trainer::Trainer;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::rollout::{NoiseSource, SampleRequest};
 use flow_trainer::scheduler::StepCoefficients;
-use flow_trainer::trainer::Parts;
 
 /// The bits of each of four rows.
 fn rows(values: &RawTensor) -> Vec<Vec<u32>> {
@@ -30,12 +30,12 @@ struct CheckTree;
 impl Visit for CheckTree {
     type Output = ();
 
-    fn visit<A: Algorithm + 'static>(self, parts: Parts<A>) {
-        let parts = parts.set_up().expect("no accelerator refuses");
-        let weights = parts.state.weights.current.clone();
-        let rollout = InferencePass::new(&weights, parts.training_plan().clone());
-        let prompt = parts.prompts[0].clone();
-        let steps = parts.schedule.steps_for(0);
+    fn visit<A: Algorithm + 'static>(self, trainer: Trainer<A>) {
+        let trainer = trainer.set_up().expect("no accelerator refuses");
+        let weights = trainer.state.weights.current.clone();
+        let rollout = InferencePass::new(&weights, trainer.training_plan().clone());
+        let prompt = trainer.prompts[0].clone();
+        let steps = trainer.schedule.steps_for(0);
         // Steps 0, 1 and 2 are random; the second and third have the noise of two nodes, the last that of four.
         let ids: [&[u64]; 3] = [&[10, 10, 12, 12], &[10, 10, 12, 12], &[10, 11, 12, 13]];
         let run = |samples: [u64; 4], ids: &[Vec<u64>]| {
@@ -44,11 +44,11 @@ impl Visit for CheckTree {
                 source: NoiseSource::Rollout,
                 samples: &samples,
                 starts: &[10; 4],
-                conditions: parts.conditioner.conditions(std::iter::repeat_n(&prompt, 4)),
+                conditions: trainer.conditioner.conditions(std::iter::repeat_n(&prompt, 4)),
                 steps: &steps,
             };
             let keeps = |step: &StepCoefficients| step.log_prob.is_some();
-            parts
+            trainer
                 .sampler
                 .run_recording(&rollout, request, (ids, keeps), |_| {})
         };
@@ -77,5 +77,5 @@ impl Visit for CheckTree {
 #[test]
 fn leaves_of_a_tree_have_the_bits_of_their_node_until_it_splits() {
     let registries = registries();
-    with_parts(&config(&[]), &environment(&registries), CheckTree);
+    with_trainer(&config(&[]), &environment(&registries), CheckTree);
 }

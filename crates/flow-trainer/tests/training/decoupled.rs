@@ -1,22 +1,22 @@
 //! Losses of decoupled algorithms against host computations in f64: at noised images, without the steps of the rollout.
 
 use crate::losses::{ADVANTAGES, IntoPlain, clipped, host, loss_at, mean, rows, squared};
-use crate::support::{Visit, config, environment, registries, with_parts};
+use crate::support::{Visit, config, environment, registries, with_trainer};
 use flow_core::rng::Purpose;
+use flow_trainer::Trainer;
 use flow_trainer::algorithm::{Algorithm, Position};
 use flow_trainer::rollout::{Sampler, Trajectories};
-use flow_trainer::trainer::Parts;
 
 struct CheckNft;
 
 impl Visit for CheckNft {
     type Output = ();
 
-    fn visit<A: Algorithm + 'static>(self, parts: Parts<A>) {
-        let mut parts = parts.set_up().expect("no accelerator refuses");
+    fn visit<A: Algorithm + 'static>(self, trainer: Trainer<A>) {
+        let mut trainer = trainer.set_up().expect("no accelerator refuses");
         let sigma = 0.6;
-        let (found, batch, v, v_old) = loss_at(&mut parts, Position::Time { sigma, draw: 3 });
-        let noise = parts
+        let (found, batch, v, v_old) = loss_at(&mut trainer, Position::Time { sigma, draw: 3 });
+        let noise = trainer
             .sampler
             .noise(Purpose::ForwardNoise, &batch.samples, 3, v.len() / 4);
         let (clean, noise) = (host(&batch.clean), host(&noise));
@@ -56,7 +56,7 @@ fn nft_follows_its_formula() {
         "algorithm={ kind = \"nft\", beta = 0.8, kl_beta = 0.02 }",
         "scheduler.dynamics=\"ode\"",
     ]);
-    with_parts(&config, &environment(&registries), CheckNft);
+    with_trainer(&config, &environment(&registries), CheckNft);
 }
 
 /// `mean((v - (noise - clean))²)` per row.
@@ -72,16 +72,16 @@ struct CheckAwm(&'static str);
 impl Visit for CheckAwm {
     type Output = ();
 
-    fn visit<A: Algorithm + 'static>(self, parts: Parts<A>) {
-        let mut parts = parts.set_up().expect("no accelerator refuses");
+    fn visit<A: Algorithm + 'static>(self, trainer: Trainer<A>) {
+        let mut trainer = trainer.set_up().expect("no accelerator refuses");
         let sigma: f64 = 0.6;
-        let (found, batch, v, v_old) = loss_at(&mut parts, Position::Time { sigma, draw: 3 });
+        let (found, batch, v, v_old) = loss_at(&mut trainer, Position::Time { sigma, draw: 3 });
         let log_prob = |error: f64| match self.0 {
             "uniform" => -error,
             "sigma-squared" => -sigma * sigma * error,
             _ => -((error + 1e-10).powf(0.25) - 1e-10_f64.powf(0.25)) * sigma / 0.25,
         };
-        let of = |v: &[f64]| matching_error(&parts.sampler, &batch, v);
+        let of = |v: &[f64]| matching_error(&trainer.sampler, &batch, v);
         let pairs = of(&v).into_iter().zip(of(&v_old));
         let ratios: Vec<f64> = pairs
             .map(|(new, old)| (log_prob(new) - log_prob(old)).exp())
@@ -112,7 +112,7 @@ fn awm_follows_its_formula() {
             ),
             "scheduler.dynamics=\"ode\"",
         ]);
-        with_parts(&config, &environment(&registries), CheckAwm(weighting));
+        with_trainer(&config, &environment(&registries), CheckAwm(weighting));
     }
 }
 
@@ -121,10 +121,10 @@ struct CheckDpo;
 impl Visit for CheckDpo {
     type Output = ();
 
-    fn visit<A: Algorithm + 'static>(self, parts: Parts<A>) {
-        let mut parts = parts.set_up().expect("no accelerator refuses");
-        let (found, batch, v, v_ref) = loss_at(&mut parts, Position::Time { sigma: 0.6, draw: 3 });
-        let of = |v: &[f64]| matching_error(&parts.sampler, &batch, v);
+    fn visit<A: Algorithm + 'static>(self, trainer: Trainer<A>) {
+        let mut trainer = trainer.set_up().expect("no accelerator refuses");
+        let (found, batch, v, v_ref) = loss_at(&mut trainer, Position::Time { sigma: 0.6, draw: 3 });
+        let of = |v: &[f64]| matching_error(&trainer.sampler, &batch, v);
         let pairs = of(&v).into_iter().zip(of(&v_ref));
         let excess: Vec<f64> = pairs.map(|(ours, theirs)| ours - theirs).collect();
         // The better images of two pairs stand before the worse ones.
@@ -144,5 +144,5 @@ fn dpo_follows_its_formula() {
         "algorithm={ kind = \"dpo\", beta = 3.0 }",
         "scheduler.dynamics=\"ode\"",
     ]);
-    with_parts(&config, &environment(&registries), CheckDpo);
+    with_trainer(&config, &environment(&registries), CheckDpo);
 }

@@ -2,19 +2,20 @@
 
 use crate::loss_pass::{expect_gradients, loss_in};
 use crate::losses::{SITE, host, in_context, mean, rows};
-use crate::support::{BASE, Left, RunTo, Visit, bits, config, environment, registries, scramble, with_parts};
+use crate::support::{
+    BASE, Left, RunTo, Visit, bits, config, environment, registries, scramble, with_trainer,
+};
 use burn::tensor::Tensor;
 use flow_core::tensors::plain;
 use flow_core::{CallContext, Exec, Weights};
-use flow_trainer::TrainError;
 use flow_trainer::algorithm::{
     Algorithm, LossContext, LossTarget, Opd, OpdSettings, Position, TeacherConfig,
 };
 use flow_trainer::policy::CallSite;
 use flow_trainer::rollout::StepRecord;
 use flow_trainer::scheduler::Schedule;
-use flow_trainer::trainer::Parts;
 use flow_trainer::setup::{self, Environment};
+use flow_trainer::{TrainError, Trainer};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -112,17 +113,17 @@ const INDEX: usize = 1;
 impl Visit for CheckOpd {
     type Output = ();
 
-    fn visit<A: Algorithm + 'static>(self, parts: Parts<A>) {
-        let mut parts = parts.set_up().expect("no accelerator refuses");
+    fn visit<A: Algorithm + 'static>(self, trainer: Trainer<A>) {
+        let mut trainer = trainer.set_up().expect("no accelerator refuses");
         let teacher = |seed| {
-            let mut weights = parts.state.weights.current.clone();
+            let mut weights = trainer.state.weights.current.clone();
             scramble(&mut weights, seed);
             weights
         };
-        parts.state.weights.teachers = [21, 22].map(teacher).to_vec();
-        let opd = self.algorithm(&parts.schedule);
+        trainer.state.weights.teachers = [21, 22].map(teacher).to_vec();
+        let opd = self.algorithm(&trainer.schedule);
         let position = Position::Recorded(INDEX);
-        in_context(&mut parts, position, |_, context, [pass, again]| {
+        in_context(&mut trainer, position, |_, context, [pass, again]| {
             let record = &context.batch.records[INDEX];
             let (loss, gradients) = loss_in(pass, context, |in_pass| opd.loss(in_pass, position));
 
@@ -194,7 +195,7 @@ fn diffusion_opd_follows_its_formula_with_every_target_and_two_teachers() {
             target,
             self_normalise,
         };
-        with_parts(&config, &environment, check);
+        with_trainer(&config, &environment, check);
     }
 }
 
@@ -208,12 +209,12 @@ impl Visit for Learn<'_> {
     /// The trained weights before the run, and what it leaves.
     type Output = (Vec<Vec<u32>>, Result<Left, TrainError>);
 
-    fn visit<A: Algorithm + 'static>(self, mut parts: Parts<A>) -> Self::Output {
-        let before = bits(&parts.state.weights.current);
+    fn visit<A: Algorithm + 'static>(self, mut trainer: Trainer<A>) -> Self::Output {
+        let before = bits(&trainer.state.weights.current);
         if let Some(teacher) = self.teacher {
-            parts.state.weights.teachers = vec![teacher(&parts.state.weights.current)];
+            trainer.state.weights.teachers = vec![teacher(&trainer.state.weights.current)];
         }
-        (before, self.run.visit(parts))
+        (before, self.run.visit(trainer))
     }
 }
 
@@ -248,7 +249,7 @@ fn a_student_that_is_its_teacher_has_no_loss_and_does_not_move() {
             },
             teacher: Some(Weights::clone),
         };
-        let (before, left) = with_parts(&config, &environment, learn);
+        let (before, left) = with_trainer(&config, &environment, learn);
         let left = left.unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(logged(&left, "loss"), [0.0]);
         assert_eq!(logged(&left, "teacher_distance"), [0.0]);
@@ -277,7 +278,7 @@ fn a_student_comes_nearer_to_its_teacher() {
         },
         teacher: None,
     };
-    let (_, left) = with_parts(&config, &environment, learn);
+    let (_, left) = with_trainer(&config, &environment, learn);
     let distances = logged(
         &left.unwrap_or_else(|error| panic!("{error}")),
         "teacher_distance",
@@ -309,7 +310,7 @@ fn a_resumed_distillation_is_the_uninterrupted_one_bit_for_bit() {
                 resume,
                 until,
             };
-            with_parts(&config, &environment, run).unwrap_or_else(|error| panic!("{overrides:?}: {error}"))
+            with_trainer(&config, &environment, run).unwrap_or_else(|error| panic!("{overrides:?}: {error}"))
         };
         let uninterrupted = go("whole", false, 4);
         go("parts", false, 3);
@@ -337,7 +338,7 @@ fn a_run_does_not_go_on_with_another_teacher_in_the_place_of_its_own() {
             resume,
             until,
         };
-        with_parts(&config, &environment, run)
+        with_trainer(&config, &environment, run)
     };
     go(false, 1).unwrap_or_else(|error| panic!("{error}"));
     let other = weights_file(&environment, folder.path(), &[], 6);
@@ -351,13 +352,13 @@ fn a_run_does_not_go_on_with_another_teacher_in_the_place_of_its_own() {
     }
 }
 
-/// Why the parts of a run cannot be assembled.
+/// Why the trainer of a run cannot be built.
 fn refused(environment: &Environment<'_>, overrides: &[&str]) -> String {
     let config = config(overrides);
     let algorithm =
         setup::algorithm(&config, environment.plugins, 16).unwrap_or_else(|error| panic!("{error}"));
-    let parts = setup::parts(&config, environment, algorithm);
-    parts.err().expect("the teacher does not fit").to_string()
+    let trainer = setup::trainer(&config, environment, algorithm);
+    trainer.err().expect("the teacher does not fit").to_string()
 }
 
 #[test]

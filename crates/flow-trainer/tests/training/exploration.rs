@@ -1,10 +1,9 @@
 //! Exploration: cheap candidates choose, exact trajectories train.
 
-use crate::support::{Left, RunTo, Visit, config, environment, registries, with_parts};
-use flow_trainer::TrainError;
+use crate::support::{Left, RunTo, Visit, config, environment, registries, with_trainer};
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::Silent;
-use flow_trainer::trainer::Parts;
+use flow_trainer::{TrainError, Trainer};
 use serde_json::{Map, Value};
 use std::path::Path;
 
@@ -14,7 +13,7 @@ fn run(overrides: &[&str], root: &Path, resume: bool, until: u64) -> Left {
     let backends = flow_attention::AttentionRegistry::default();
     flow_accelerators::register(&mut registries.accelerators, &backends).expect("a new registry");
     let run = RunTo { root, resume, until };
-    with_parts(&config(overrides), &environment(&registries), run)
+    with_trainer(&config(overrides), &environment(&registries), run)
         .unwrap_or_else(|error| panic!("{overrides:?}: {error}"))
 }
 
@@ -167,8 +166,8 @@ struct Audited;
 impl Visit for Audited {
     type Output = Result<(f32, u64), TrainError>;
 
-    fn visit<A: Algorithm + 'static>(self, parts: Parts<A>) -> Self::Output {
-        let audit = parts.set_up()?.audit(&mut Silent)?;
+    fn visit<A: Algorithm + 'static>(self, trainer: Trainer<A>) -> Self::Output {
+        let audit = trainer.set_up()?.audit(&mut Silent)?;
         Ok((audit.max_deviation(), audit.checked()))
     }
 }
@@ -177,7 +176,7 @@ impl Visit for Audited {
 fn the_audit_of_a_config_that_explores_reads_0() {
     let registries = registries();
     let config = config(&["exploration.candidates=8", "exploration.steps=2"]);
-    let (deviation, checked) = with_parts(&config, &environment(&registries), Audited).expect("it ends");
+    let (deviation, checked) = with_trainer(&config, &environment(&registries), Audited).expect("it ends");
     // 12 images, at 3 random steps each.
     assert_eq!((deviation, checked), (0.0, 36));
 }

@@ -4,18 +4,18 @@ use crate::distillation::velocity;
 use crate::loss_pass::{expect_gradients, loss_in};
 use crate::losses::{SITE, host, in_context, mean, rows};
 use crate::support::{
-    BASE, Visit, bits, config, environment, expect_same_when_resumed, registries, scramble, with_parts,
+    BASE, Visit, bits, config, environment, expect_same_when_resumed, registries, scramble, with_trainer,
 };
 use burn::tensor::Tensor;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::plain;
 use flow_core::{CallContext, Exec, RawTensor, TrainingPass};
 use flow_report::{Manifest, OnExists, RunDirectory};
+use flow_trainer::Trainer;
 use flow_trainer::algorithm::{Algorithm, LossContext, NetworkRole, Position};
 use flow_trainer::observer::Silent;
 use flow_trainer::policy::CallSite;
 use flow_trainer::rollout::StepRecord;
-use flow_trainer::trainer::{Parts, Session};
 use std::path::Path;
 
 pub const ODE: &str = "scheduler.dynamics=\"ode\"";
@@ -166,11 +166,11 @@ impl CheckDmd2 {
 impl Visit for CheckDmd2 {
     type Output = ();
 
-    fn visit<A: Algorithm + 'static>(self, parts: Parts<A>) {
-        let mut parts = with_another_fake_score(parts)
+    fn visit<A: Algorithm + 'static>(self, trainer: Trainer<A>) {
+        let mut trainer = with_another_fake_score(trainer)
             .set_up()
             .expect("no accelerator refuses");
-        in_context(&mut parts, POSITION, |algorithm, context, [pass, again]| {
+        in_context(&mut trainer, POSITION, |algorithm, context, [pass, again]| {
             if !self.of_fake_score {
                 let found = loss_in(pass, context, |inner| algorithm.loss(inner, POSITION));
                 let record = &context.batch.records[INDEX];
@@ -197,11 +197,11 @@ impl Visit for CheckDmd2 {
 }
 
 /// A fake score that is neither the student nor the reference.
-fn with_another_fake_score<A>(mut parts: Parts<A>) -> Parts<A> {
-    let network = parts.state.networks.get_mut(&NetworkRole::FakeScore);
+fn with_another_fake_score<A>(mut trainer: Trainer<A>) -> Trainer<A> {
+    let network = trainer.state.networks.get_mut(&NetworkRole::FakeScore);
     let network = network.expect("the algorithm has one");
     scramble(&mut network.weights, 41);
-    parts
+    trainer
 }
 
 #[test]
@@ -209,7 +209,7 @@ fn dmd2_follows_its_formulas_for_the_student_and_for_the_fake_score() {
     let registries = registries();
     for of_fake_score in [false, true] {
         let config = config(&["algorithm={ kind = \"dmd2\", real_guidance_scale = 2.0 }", ODE]);
-        with_parts(&config, &environment(&registries), CheckDmd2 { of_fake_score });
+        with_trainer(&config, &environment(&registries), CheckDmd2 { of_fake_score });
     }
 }
 
@@ -285,11 +285,11 @@ impl CheckTdm {
 impl Visit for CheckTdm {
     type Output = ();
 
-    fn visit<A: Algorithm + 'static>(self, parts: Parts<A>) {
-        let mut parts = with_another_fake_score(parts)
+    fn visit<A: Algorithm + 'static>(self, trainer: Trainer<A>) {
+        let mut trainer = with_another_fake_score(trainer)
             .set_up()
             .expect("no accelerator refuses");
-        in_context(&mut parts, POSITION, |algorithm, context, [pass, again]| {
+        in_context(&mut trainer, POSITION, |algorithm, context, [pass, again]| {
             if !self.of_fake_score {
                 let found = loss_in(pass, context, |inner| algorithm.loss(inner, POSITION));
                 let record = &context.batch.records[INDEX];
@@ -332,7 +332,7 @@ fn tdm_follows_its_formulas_for_the_student_and_for_the_fake_score() {
             format!("algorithm={{ kind = \"tdm\", real_guidance_scale = 2.0, distance = \"{distance}\" }}");
         let config = config(&[&algorithm, ODE]);
         let check = CheckTdm { of_fake_score, huber };
-        with_parts(&config, &environment(&registries), check);
+        with_trainer(&config, &environment(&registries), check);
     }
 }
 
@@ -342,12 +342,12 @@ struct SameScores;
 impl Visit for SameScores {
     type Output = ();
 
-    fn visit<A: Algorithm + 'static>(self, mut parts: Parts<A>) {
-        for network in parts.state.networks.values_mut() {
-            network.weights = parts.state.weights.current.clone();
+    fn visit<A: Algorithm + 'static>(self, mut trainer: Trainer<A>) {
+        for network in trainer.state.networks.values_mut() {
+            network.weights = trainer.state.weights.current.clone();
         }
-        let mut parts = parts.set_up().expect("no accelerator refuses");
-        in_context(&mut parts, POSITION, |algorithm, context, [pass, _]| {
+        let mut trainer = trainer.set_up().expect("no accelerator refuses");
+        in_context(&mut trainer, POSITION, |algorithm, context, [pass, _]| {
             let (loss, gradients) = loss_in(pass, context, |inner| algorithm.loss(inner, POSITION));
             assert_eq!(loss, 0.0);
             let mut all = gradients.iter().flatten().flat_map(host);
@@ -362,7 +362,7 @@ fn a_student_whose_networks_are_the_teacher_learns_nothing() {
     for kind in ["dmd2", "tdm", "tdm-r1"] {
         let whole = "optimizer.gradient_accumulation=0";
         let config = config(&[&format!("algorithm.kind=\"{kind}\""), ODE, whole]);
-        with_parts(&config, &environment(&registries), SameScores);
+        with_trainer(&config, &environment(&registries), SameScores);
     }
 }
 
@@ -373,15 +373,15 @@ impl Visit for Steps<'_> {
     /// Of the student and of the fake score.
     type Output = [u64; 2];
 
-    fn visit<A: Algorithm + 'static>(self, mut parts: Parts<A>) -> Self::Output {
-        parts.settings.iterations = 1;
-        let reference = bits(parts.state.weights.reference());
-        let before = bits(&parts.state.networks[&NetworkRole::FakeScore].weights);
+    fn visit<A: Algorithm + 'static>(self, mut trainer: Trainer<A>) -> Self::Output {
+        trainer.settings.iterations = 1;
+        let reference = bits(trainer.state.weights.reference());
+        let before = bits(&trainer.state.networks[&NetworkRole::FakeScore].weights);
         let directory = RunDirectory::open(self.0, "run", OnExists::Error).expect("a folder");
         let manifest = Manifest::new("run", vec![], serde_json::Value::Null, self.0);
-        let mut session = Session::start(parts, directory, &manifest).expect("it starts");
-        session.run(&mut Silent).expect("it ends");
-        let state = session.state();
+        let mut trainer = trainer.start(directory, &manifest).expect("it starts");
+        trainer.train(&mut Silent).expect("it ends");
+        let state = &trainer.state;
         let fake = &state.networks[&NetworkRole::FakeScore];
         assert!(
             bits(state.weights.reference()) == reference,
@@ -399,7 +399,7 @@ fn the_fake_score_takes_its_steps_before_each_of_the_student() {
         let root = tempfile::tempdir().expect("a temporary directory");
         let algorithm = format!("algorithm={{ kind = \"{kind}\", fake_score = {{ updates = {updates} }} }}");
         let config = config(&[&algorithm, ODE, "optimizer.gradient_accumulation=0"]);
-        let found = with_parts(&config, &environment(&registries), Steps(root.path()));
+        let found = with_trainer(&config, &environment(&registries), Steps(root.path()));
         assert_eq!(found, [1, updates], "{kind}");
     }
 }

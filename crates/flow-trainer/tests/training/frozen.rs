@@ -54,9 +54,9 @@ impl Place {
         let weights = format!("model.weights='{}'", self.weights("base").display());
         let config = config(&[&SETS[..], &[&weights]].concat());
         let algorithm = setup::algorithm(&config, environment.plugins, 16)?;
-        let mut parts = setup::parts(&config, environment, algorithm)?;
+        let mut trainer = setup::trainer(&config, environment, algorithm)?;
         if held {
-            parts.frozen = FrozenWeights::InCheckpoint;
+            trainer.frozen = FrozenWeights::InCheckpoint;
         }
         let root = self.folder.path().join(name);
         let resume = root.join("run").exists();
@@ -65,7 +65,7 @@ impl Place {
             resume,
             until,
         }
-        .visit(parts)
+        .visit(trainer)
     }
 
     /// The sections of a checkpoint: how many values, by set.
@@ -198,14 +198,14 @@ fn weights_that_no_file_gives_are_in_the_checkpoint() {
     let root = tempfile::tempdir().expect("a temporary directory");
     let config = config(&SETS);
     let algorithm = setup::algorithm(&config, environment.plugins, 16).expect("an algorithm");
-    let parts = setup::parts(&config, &environment, algorithm).expect("parts");
-    assert_eq!(parts.frozen, FrozenWeights::InCheckpoint);
+    let trainer = setup::trainer(&config, &environment, algorithm).expect("a trainer");
+    assert_eq!(trainer.frozen, FrozenWeights::InCheckpoint);
     let run = RunTo {
         root: root.path(),
         resume: false,
         until: 1,
     };
-    run.visit(parts).expect("it runs");
+    run.visit(trainer).expect("it runs");
     let path: &Path = &root.path().join("run/checkpoints/step-000001.ckpt");
     let reader = CheckpointReader::open(path).expect("a whole checkpoint");
     let has = |name: &str| reader.sections().iter().any(|section| section.name == name);

@@ -2,13 +2,13 @@
 
 use crate::loss_pass::{expect_gradients, loss_in};
 use crate::losses::{ADVANTAGES, GROUPS, SITE, host, in_context, mean, rows, squared};
-use crate::support::{RunTo, Visit, config, environment, registries, with_parts};
+use crate::support::{RunTo, Visit, config, environment, registries, with_trainer};
 use burn::tensor::Tensor;
 use flow_core::tensors::plain;
 use flow_core::{CallContext, Exec, TrainingPass};
+use flow_trainer::Trainer;
 use flow_trainer::algorithm::{Algorithm, LossContext, Position};
 use flow_trainer::policy::Policy;
-use flow_trainer::trainer::Parts;
 
 const SIGMA: f64 = 0.6;
 const POSITION: Position = Position::Time {
@@ -121,9 +121,9 @@ struct CheckDgpo {
 impl Visit for CheckDgpo {
     type Output = ();
 
-    fn visit<A: Algorithm + 'static>(self, parts: Parts<A>) {
-        let mut parts = parts.set_up().expect("no accelerator refuses");
-        in_context(&mut parts, POSITION, |algorithm, context, again| {
+    fn visit<A: Algorithm + 'static>(self, trainer: Trainer<A>) {
+        let mut trainer = trainer.set_up().expect("no accelerator refuses");
+        in_context(&mut trainer, POSITION, |algorithm, context, again| {
             let point = Point::of(context);
             let reference = context.reference.expect("it is there");
             let old = context.old.expect("it is there");
@@ -186,7 +186,7 @@ fn dgpo_follows_its_formula_with_a_guided_reference_and_rows_that_are_held() {
             "optimizer.gradient_accumulation=2",
         ]);
         let check = CheckDgpo { against_old, clips };
-        with_parts(&config, &environment(&registries), check);
+        with_trainer(&config, &environment(&registries), check);
     }
 }
 
@@ -269,9 +269,9 @@ impl CheckCrd {
 impl Visit for CheckCrd {
     type Output = ();
 
-    fn visit<A: Algorithm + 'static>(self, parts: Parts<A>) {
-        let mut parts = parts.set_up().expect("no accelerator refuses");
-        in_context(&mut parts, POSITION, |algorithm, context, again| {
+    fn visit<A: Algorithm + 'static>(self, trainer: Trainer<A>) {
+        let mut trainer = trainer.set_up().expect("no accelerator refuses");
+        in_context(&mut trainer, POSITION, |algorithm, context, again| {
             let point = Point::of(context);
             let reference = context.reference.expect("it is there");
             // The rollout is guided, and the reference of the pull otherwise.
@@ -343,7 +343,7 @@ fn crd_follows_its_formula_with_every_loss_centre_and_baseline() {
             centre_weights,
             adaptive,
         };
-        with_parts(&config, &environment(&registries), check);
+        with_trainer(&config, &environment(&registries), check);
     }
 }
 
@@ -386,7 +386,7 @@ fn logged(overrides: &[&str], until: u64, names: &[&str]) -> Vec<Vec<f64>> {
         resume: false,
         until,
     };
-    let left = with_parts(&config(overrides), &environment(&registries), run);
+    let left = with_trainer(&config(overrides), &environment(&registries), run);
     let metrics = left.unwrap_or_else(|error| panic!("{error}")).metrics;
     let records: Vec<serde_json::Value> = (metrics.lines())
         .map(|line| serde_json::from_str(line).expect("a record"))

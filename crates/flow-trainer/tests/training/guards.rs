@@ -1,12 +1,11 @@
 //! What stops a run, and what it says then.
 
-use crate::support::{RunTo, Visit, config, environment, registries, with_parts};
+use crate::support::{RunTo, Visit, config, environment, registries, with_trainer};
 use flow_core::device::ComputeDevice;
 use flow_report::RunDirectory;
-use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::Observer;
-use flow_trainer::trainer::Parts;
+use flow_trainer::{TrainError, Trainer};
 
 /// A run one of whose weights is not a number.
 struct Poisoned<'a>(RunTo<'a>);
@@ -14,14 +13,14 @@ struct Poisoned<'a>(RunTo<'a>);
 impl Visit for Poisoned<'_> {
     type Output = TrainError;
 
-    fn visit<A: Algorithm + 'static>(self, mut parts: Parts<A>) -> TrainError {
-        let weights = &mut parts.state.weights.current;
+    fn visit<A: Algorithm + 'static>(self, mut trainer: Trainer<A>) -> TrainError {
+        let weights = &mut trainer.state.weights.current;
         let shape = weights.layout().specs()[0].shape.clone();
         let values = vec![f32::NAN; shape.iter().product()];
         weights
             .set(0, ComputeDevice::cpu().plain(values, &shape))
             .expect("the same shape");
-        self.0.visit(parts).expect_err("nothing can be learnt")
+        self.0.visit(trainer).expect_err("nothing can be learnt")
     }
 }
 
@@ -34,7 +33,7 @@ fn a_sample_that_is_not_finite_stops_the_run_with_its_number_and_prompt() {
         resume: false,
         until: 1,
     });
-    let error = with_parts(&config(&["evaluation.every=0"]), &environment(&registries), run);
+    let error = with_trainer(&config(&["evaluation.every=0"]), &environment(&registries), run);
     let TrainError::NonFiniteSample {
         iteration: 1,
         sample: 0,
@@ -68,7 +67,7 @@ struct Heard<'a>(RunTo<'a>);
 impl Visit for Heard<'_> {
     type Output = Vec<String>;
 
-    fn visit<A: Algorithm + 'static>(self, parts: Parts<A>) -> Vec<String> {
+    fn visit<A: Algorithm + 'static>(self, trainer: Trainer<A>) -> Vec<String> {
         #[derive(Default)]
         struct Ear(Vec<String>);
         impl Observer for Ear {
@@ -79,7 +78,7 @@ impl Visit for Heard<'_> {
         }
         let mut ear = Ear::default();
         self.0
-            .observed(parts, &mut ear)
+            .observed(trainer, &mut ear)
             .unwrap_or_else(|error| panic!("{error}"));
         ear.0
     }
@@ -103,7 +102,7 @@ fn a_run_whose_rewards_fell_says_so_once_and_at_its_end() {
             resume: false,
             until: 4,
         };
-        let heard = with_parts(&config, &environment, Heard(run));
+        let heard = with_trainer(&config, &environment, Heard(run));
         let directory = RunDirectory::resume(root.path(), "run").expect("the run is there");
         let summary = directory.read_summary().expect("readable").expect("written");
         (heard, summary.notes.join("\n"))

@@ -1,6 +1,6 @@
 //! Guidance of Qwen-Image: rollouts and losses rescale alike, as its pipeline does.
 
-use crate::support::{BASE, DIT, RunTo, Visit, environment, registries, with_parts};
+use crate::support::{BASE, DIT, RunTo, Visit, environment, registries, with_trainer};
 use burn::tensor::Tensor;
 use flow_config::Config;
 use flow_core::device::ComputeDevice;
@@ -8,9 +8,9 @@ use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::plain;
 use flow_core::{CallContext, Condition, InferencePass, ParamKind, Stage, TrainingPass, cpu};
 use flow_pipeline::GuidanceRule;
+use flow_trainer::Trainer;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::policy::{Conditions, Policy};
-use flow_trainer::trainer::Parts;
 
 /// Its latents are those of the digits: 16 tokens of 4 values.
 const QWEN_IMAGE: &str = r#"[model]
@@ -60,8 +60,8 @@ struct Velocities;
 impl Visit for Velocities {
     type Output = [Vec<f32>; 4];
 
-    fn visit<A: Algorithm + 'static>(self, parts: Parts<A>) -> Self::Output {
-        let policy = &parts.sampler.policy;
+    fn visit<A: Algorithm + 'static>(self, trainer: Trainer<A>) -> Self::Output {
+        let policy = &trainer.sampler.policy;
         assert!(matches!(
             policy.guidance,
             GuidanceRule::NormPreserving { patch: 2, .. }
@@ -71,7 +71,7 @@ impl Visit for Velocities {
             text: Some(device.tensor(numbers(2 * tokens * 10, at), [2, tokens, 10])),
             ..Condition::default()
         };
-        let weights = &parts.state.weights.current;
+        let weights = &trainer.state.weights.current;
         let inputs = || -> (Tensor<2>, Tensor<1>) {
             (
                 device.tensor(numbers(2 * 64, 3), [2, 64]),
@@ -113,7 +113,7 @@ impl Visit for Velocities {
 fn a_guided_token_of_qwen_image_is_as_long_as_the_conditional_one_in_rollout_and_loss() {
     let registries = registries();
     let [rollout, training, conditional, unconditional] =
-        with_parts(&config(), &environment(&registries), Velocities);
+        with_trainer(&config(), &environment(&registries), Velocities);
     assert_eq!(rollout, training, "to the bit");
     let mut rescaled = 0;
     for (sample, token) in (0..2).flat_map(|sample| tokens().map(move |token| (sample, token))) {
@@ -144,7 +144,7 @@ fn a_guided_run_of_qwen_image_has_ratios_of_one_and_the_same_bits_twice() {
             resume: false,
             until: 2,
         };
-        with_parts(&config(), &environment(&registries), run).unwrap_or_else(|error| panic!("{error}"))
+        with_trainer(&config(), &environment(&registries), run).unwrap_or_else(|error| panic!("{error}"))
     };
     let (one, two) = (run("one"), run("two"));
     assert_eq!(one, two);

@@ -1,15 +1,15 @@
 //! Losses against host computations in f64, from the tensors of a real rollout.
 
-use crate::support::{Visit, config, environment, registries, with_parts};
+use crate::support::{Visit, config, environment, registries, with_trainer};
 use burn::tensor::Tensor;
 use flow_accel::Acceleration;
 use flow_core::rng::Purpose;
 use flow_core::{InferencePass, RawTensor, Stage, TrainingPass, cpu};
+use flow_trainer::Trainer;
 use flow_trainer::algorithm::{Algorithm, LossContext, NetworkRole, Position, StepRows, Taught, UnitLoss};
 use flow_trainer::policy::{CallSite, Conditions};
 use flow_trainer::rollout::{NoiseSource, SampleRequest, StepRecord, Trajectories};
 use flow_trainer::scheduler::StepCoefficients;
-use flow_trainer::trainer::Parts;
 
 pub const ADVANTAGES: [f32; 4] = [1.5, -0.7, 0.0, 9.0];
 pub const SITE: CallSite = CallSite {
@@ -34,16 +34,16 @@ pub const GROUPS: [u64; 4] = [5, 5, 6, 6];
 /// Rolls out four samples, and calls back with the algorithm, the context of a loss after the weights have moved, so that ratios are not
 /// 1, and two more passes with these weights.
 pub fn in_context<A: Algorithm, R>(
-    parts: &mut Parts<A, Acceleration>,
+    trainer: &mut Trainer<A, Acceleration>,
     position: Position,
     look: impl FnOnce(&A, &LossContext<'_, '_>, [TrainingPass<'_>; 2]) -> R,
 ) -> (R, Trajectories) {
     let samples = [10, 11, 12, 13];
-    let prompts = parts.prompts.clone();
-    let conditions = parts.conditioner.conditions(prompts.iter().take(4));
-    let steps = parts.schedule.steps_for(0);
-    let sampled = parts.state.weights.current.clone();
-    let rollout = InferencePass::new(&sampled, parts.training_plan().clone());
+    let prompts = trainer.prompts.clone();
+    let conditions = trainer.conditioner.conditions(prompts.iter().take(4));
+    let steps = trainer.schedule.steps_for(0);
+    let sampled = trainer.state.weights.current.clone();
+    let rollout = InferencePass::new(&sampled, trainer.training_plan().clone());
     let request = SampleRequest {
         site: SITE,
         source: NoiseSource::Rollout,
@@ -52,34 +52,34 @@ pub fn in_context<A: Algorithm, R>(
         conditions,
         steps: &steps,
     };
-    let keeps = |step: &StepCoefficients| parts.algorithm.keeps_step(step);
-    let batch = parts
+    let keeps = |step: &StepCoefficients| trainer.algorithm.keeps_step(step);
+    let batch = trainer
         .sampler
         .run_recording(&rollout, request, (&[], keeps), |_| {});
-    crate::support::scramble(&mut parts.state.weights.current, 77);
+    crate::support::scramble(&mut trainer.state.weights.current, 77);
 
-    let moved = &parts.state.weights.current;
+    let moved = &trainer.state.weights.current;
     let trained: Vec<bool> = moved
         .layout()
         .specs()
         .iter()
         .map(|s| s.kind == flow_core::ParamKind::Base)
         .collect();
-    let pass = || TrainingPass::new(moved, parts.training_plan().clone(), trained.clone().into());
+    let pass = || TrainingPass::new(moved, trainer.training_plan().clone(), trained.clone().into());
     let (pass, again) = (pass(), [pass(), pass()]);
-    let current = InferencePass::new(moved, parts.training_plan().clone());
-    let reference = InferencePass::new(&sampled, parts.training_plan().clone());
-    let values = parts.sampler.policy.model.spec().latent.values();
-    let noise = parts.sampler.noise(Purpose::ForwardNoise, &samples, 3, values);
+    let current = InferencePass::new(moved, trainer.training_plan().clone());
+    let reference = InferencePass::new(&sampled, trainer.training_plan().clone());
+    let values = trainer.sampler.policy.model.spec().latent.values();
+    let noise = trainer.sampler.noise(Purpose::ForwardNoise, &samples, 3, values);
     // Rows take turns with the teachers, if there are some.
-    let teachers = &parts.state.weights.teachers;
+    let teachers = &trainer.state.weights.teachers;
     let taught = teachers.iter().enumerate().map(|(teacher, weights)| Taught {
         teacher,
-        pass: InferencePass::new(weights, parts.training_plan().clone()),
+        pass: InferencePass::new(weights, trainer.training_plan().clone()),
         rows: (0..4).map(|row| row % teachers.len() == teacher).collect(),
     });
-    let networks = &parts.state.networks;
-    let inference = |weights| InferencePass::new(weights, parts.training_plan().clone());
+    let networks = &trainer.state.networks;
+    let inference = |weights| InferencePass::new(weights, trainer.training_plan().clone());
     let of_role = |role: NetworkRole| networks.get(&role).map(|network| inference(&network.weights));
     let (fake, surrogate) = (of_role(NetworkRole::FakeScore), of_role(NetworkRole::Surrogate));
     let slow = networks.get(&NetworkRole::Surrogate);
@@ -94,40 +94,40 @@ pub fn in_context<A: Algorithm, R>(
         surrogate: surrogate.as_ref(),
         surrogate_slow: slow.as_ref(),
         teachers: taught.collect(),
-        policy: &parts.sampler.policy,
-        kernels: &*parts.training_plan().kernels,
-        device: &parts.sampler.device,
+        policy: &trainer.sampler.policy,
+        kernels: &*trainer.training_plan().kernels,
+        device: &trainer.sampler.device,
         batch: &batch,
-        advantages: parts.sampler.device.tensor(ADVANTAGES.to_vec(), [4]),
-        gates: Some(parts.sampler.device.tensor(GATES.to_vec(), [4])),
+        advantages: trainer.sampler.device.tensor(ADVANTAGES.to_vec(), [4]),
+        gates: Some(trainer.sampler.device.tensor(GATES.to_vec(), [4])),
         noise: Some(noise),
         before: None,
         compared: Vec::new(),
         site: SITE,
     };
-    context.before = parts.algorithm.before(&context, position);
+    context.before = trainer.algorithm.before(&context, position);
     let mut learners = NetworkRole::ALL.map(Some).into_iter().chain([None]);
-    if learners.any(|learner| parts.algorithm.compares_rows(learner)) {
-        let numbers = parts.algorithm.row_numbers(&context, position);
+    if learners.any(|learner| trainer.algorithm.compares_rows(learner)) {
+        let numbers = trainer.algorithm.row_numbers(&context, position);
         let numbers: Vec<Vec<f32>> = numbers.iter().map(cpu::to_host).collect();
-        let compared = parts.algorithm.compare(&StepRows {
+        let compared = trainer.algorithm.compare(&StepRows {
             advantages: &ADVANTAGES,
             groups: &GROUPS,
             numbers: &numbers,
         });
-        let plain = |values| parts.sampler.device.plain(values, &[4]);
+        let plain = |values| trainer.sampler.device.plain(values, &[4]);
         context.compared = compared.into_iter().map(plain).collect();
     }
-    let looked = look(&parts.algorithm, &context, again);
+    let looked = look(&trainer.algorithm, &context, again);
     (looked, batch)
 }
 
 /// The loss after the weights have moved, with velocities at its input under the weights that moved and those that sampled.
 pub fn loss_at<A: Algorithm>(
-    parts: &mut Parts<A, Acceleration>,
+    trainer: &mut Trainer<A, Acceleration>,
     position: Position,
 ) -> (UnitLoss, Trajectories, Vec<f64>, Vec<f64>) {
-    let ((loss, v, v_old), batch) = in_context(parts, position, |algorithm, context, _| {
+    let ((loss, v, v_old), batch) = in_context(trainer, position, |algorithm, context, _| {
         let loss = algorithm.loss(context, position);
         let (x, sigma) = match position {
             Position::Recorded(index) => {
@@ -256,9 +256,9 @@ struct CheckClipped(Clipped);
 impl Visit for CheckClipped {
     type Output = ();
 
-    fn visit<A: Algorithm + 'static>(self, parts: Parts<A>) {
-        let mut parts = parts.set_up().expect("no accelerator refuses");
-        let (found, batch, v, v_old) = loss_at(&mut parts, Position::Recorded(1));
+    fn visit<A: Algorithm + 'static>(self, trainer: Trainer<A>) {
+        let mut trainer = trainer.set_up().expect("no accelerator refuses");
+        let (found, batch, v, v_old) = loss_at(&mut trainer, Position::Recorded(1));
         let host = HostStep::of(&batch.records[1], &v, &v_old);
         let (step, q) = (host.step, host.step.guard_scale());
         let kl = mean(host.drift.iter().copied());
@@ -287,9 +287,9 @@ struct CheckGardo;
 impl Visit for CheckGardo {
     type Output = ();
 
-    fn visit<A: Algorithm + 'static>(self, parts: Parts<A>) {
-        let mut parts = parts.set_up().expect("no accelerator refuses");
-        let (found, batch, v, v_old) = loss_at(&mut parts, Position::Recorded(1));
+    fn visit<A: Algorithm + 'static>(self, trainer: Trainer<A>) {
+        let mut trainer = trainer.set_up().expect("no accelerator refuses");
+        let (found, batch, v, v_old) = loss_at(&mut trainer, Position::Recorded(1));
         let host = HostStep::of(&batch.records[1], &v, &v_old);
         let ratios = host.ratios();
         let diffusion = batch.records.iter().map(|record| record.step.std_dev);
@@ -322,7 +322,7 @@ fn gardo_pulls_back_the_gated_images_alone() {
          step_weights = \"diffusion\" }",
         OF_GARDO,
     ]);
-    with_parts(&config, &environment(&registries), CheckGardo);
+    with_trainer(&config, &environment(&registries), CheckGardo);
 }
 
 /// DPPO with this measure of the divergence; every row is beyond the threshold.
@@ -331,9 +331,9 @@ struct CheckDppo(&'static str);
 impl Visit for CheckDppo {
     type Output = ();
 
-    fn visit<A: Algorithm + 'static>(self, parts: Parts<A>) {
-        let mut parts = parts.set_up().expect("no accelerator refuses");
-        let (found, batch, v, v_old) = loss_at(&mut parts, Position::Recorded(1));
+    fn visit<A: Algorithm + 'static>(self, trainer: Trainer<A>) {
+        let mut trainer = trainer.set_up().expect("no accelerator refuses");
+        let (found, batch, v, v_old) = loss_at(&mut trainer, Position::Recorded(1));
         let host = HostStep::of(&batch.records[1], &v, &v_old);
         let ratios = host.ratios();
         let divergence: Vec<f64> = match self.0 {
@@ -386,7 +386,7 @@ fn grpo_with_a_pull_on_means_follows_its_formula() {
     let config = config(&[
         "algorithm={ kind = \"grpo\", clip_range = [-1e-3, 1e-3], kl = { kind = \"mean\", beta = 0.3 } }",
     ]);
-    with_parts(&config, &environment(&registries), CheckClipped(Clipped::Grpo));
+    with_trainer(&config, &environment(&registries), CheckClipped(Clipped::Grpo));
 }
 
 #[test]
@@ -395,7 +395,7 @@ fn grpo_guard_follows_its_formula() {
     let config = config(&[
         "algorithm={ kind = \"grpo-guard\", clip_range = [-1e-3, 1e-3], kl = { kind = \"mean\", beta = 0.3 } }",
     ]);
-    with_parts(&config, &environment(&registries), CheckClipped(Clipped::Guard));
+    with_trainer(&config, &environment(&registries), CheckClipped(Clipped::Guard));
 }
 
 #[test]
@@ -405,7 +405,7 @@ fn grpo_with_a_divergence_and_weights_of_steps_follows_its_formula() {
         "algorithm={ kind = \"grpo\", clip_range = [-1e-3, 1e-3], step_weights = \"noise\", \
          kl = { kind = \"divergence\", beta = 0.3 } }",
     ]);
-    with_parts(
+    with_trainer(
         &config,
         &environment(&registries),
         CheckClipped(Clipped::Weighted),
@@ -417,7 +417,7 @@ fn dppo_follows_its_formula_with_every_measure_of_the_divergence() {
     let registries = registries();
     for mask in ["mean", "mean-unscaled", "velocity"] {
         let config = config(&[&format!("algorithm={{ kind = \"dppo\", mask = \"{mask}\" }}")]);
-        with_parts(&config, &environment(&registries), CheckDppo(mask));
+        with_trainer(&config, &environment(&registries), CheckDppo(mask));
     }
 }
 
@@ -429,11 +429,11 @@ struct CheckGuidedReference;
 impl Visit for CheckGuidedReference {
     type Output = ();
 
-    fn visit<A: Algorithm + 'static>(self, parts: Parts<A>) {
-        let mut parts = parts.set_up().expect("no accelerator refuses");
-        let sampled = parts.state.weights.current.clone();
-        let (found, batch, v, v_old) = loss_at(&mut parts, Position::Recorded(1));
-        let policy = &parts.sampler.policy;
+    fn visit<A: Algorithm + 'static>(self, trainer: Trainer<A>) {
+        let mut trainer = trainer.set_up().expect("no accelerator refuses");
+        let sampled = trainer.state.weights.current.clone();
+        let (found, batch, v, v_old) = loss_at(&mut trainer, Position::Recorded(1));
+        let policy = &trainer.sampler.policy;
         assert!(!policy.is_guided(), "rollouts have no second branch");
         // The empty branch by itself, as if it were a prompt.
         let empty = batch.conditions.unconditional.clone();
@@ -443,9 +443,9 @@ impl Visit for CheckGuidedReference {
             keys: None,
         };
         let record = &batch.records[1];
-        let pass = InferencePass::new(&sampled, parts.training_plan().clone());
+        let pass = InferencePass::new(&sampled, trainer.training_plan().clone());
         let exec = pass.exec(policy.call(SITE, &batch.samples));
-        let sigma = parts
+        let sigma = trainer
             .sampler
             .device
             .tensor(vec![record.step.sigma as f32; 4], [4]);
@@ -475,6 +475,6 @@ fn a_reference_is_guided_by_its_own_scale_where_rollouts_have_none() {
         let config = config(&[&format!(
             "algorithm={{ kind = \"{kind}\", kl = {{ kind = \"velocity\", beta = 0.3, guidance_scale = {OF_REFERENCE} }} }}"
         )]);
-        with_parts(&config, &environment(&registries), CheckGuidedReference);
+        with_trainer(&config, &environment(&registries), CheckGuidedReference);
     }
 }

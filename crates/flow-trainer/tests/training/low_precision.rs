@@ -1,12 +1,12 @@
 //! Runs of adapters on frozen weights in low precision: exact on policy, resumed bit for bit, and of another policy.
 
-use crate::support::{Left, Registries, RunTo, Visit, config, environment, registries, scramble, with_parts};
+use crate::support::{Left, Registries, RunTo, Visit, config, environment, registries, scramble, with_trainer};
 use flow_attention::AttentionRegistry;
 use flow_core::{LowPrecisionFormat, Weights};
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::Silent;
-use flow_trainer::trainer::{LayerDrift, Parts};
-use flow_trainer::{TrainError, setup};
+use flow_trainer::trainer::LayerDrift;
+use flow_trainer::{TrainError, Trainer, setup};
 use std::path::Path;
 
 /// The registries of a program.
@@ -39,7 +39,7 @@ const LORA: [&str; 3] = [
 fn run(overrides: &[&str], root: &Path, resume: bool, until: u64) -> Result<Left, TrainError> {
     let registries = with_accelerators();
     let run = RunTo { root, resume, until };
-    with_parts(&config(overrides), &environment(&registries), run)
+    with_trainer(&config(overrides), &environment(&registries), run)
 }
 
 #[test]
@@ -114,12 +114,12 @@ struct Drifts<'a> {
 impl Visit for Drifts<'_> {
     type Output = (f64, Vec<LayerDrift>);
 
-    fn visit<A: Algorithm + 'static>(self, parts: Parts<A>) -> Self::Output {
-        let mut parts = parts.set_up().expect("nothing refuses it");
-        let run = parts
+    fn visit<A: Algorithm + 'static>(self, trainer: Trainer<A>) -> Self::Output {
+        let mut trainer = trainer.set_up().expect("nothing refuses it");
+        let run = trainer
             .drift_from(0, Some(self.exact), &mut Silent)
             .expect("it computes");
-        (run.drift.latent_l1, parts.layer_drift(self.exact, &mut Silent))
+        (run.drift.latent_l1, trainer.layer_drift(self.exact, &mut Silent))
     }
 }
 
@@ -128,12 +128,12 @@ fn drift_from_other_weights_is_zero_without_a_difference_and_tells_what_each_blo
     let registries = with_accelerators();
     let environment = environment(&registries);
     let mut model = setup::model(&config(&LORA), &environment).unwrap_or_else(|error| panic!("{error}"));
-    // With the seed of `with_parts`.
+    // With the seed of `with_trainer`.
     scramble(&mut model.weights, 11);
     let drifts = |entry: Option<&str>| {
         let overrides: Vec<&str> = LORA.into_iter().chain(entry).collect();
         let exact = &model.weights;
-        with_parts(&config(&overrides), &environment, Drifts { exact })
+        with_trainer(&config(&overrides), &environment, Drifts { exact })
     };
     let (latents, blocks) = drifts(None);
     assert_eq!(latents, 0.0);

@@ -17,7 +17,7 @@ fn trained_on(reward: &str) -> (String, Vec<f64>) {
         resume: false,
         until: 2,
     };
-    let left = with_parts(&config, &environment, run).unwrap_or_else(|error| panic!("{error}"));
+    let left = with_trainer(&config, &environment, run).unwrap_or_else(|error| panic!("{error}"));
     let directory = RunDirectory::resume(root.path(), "run").expect("the run is there");
     let metrics = directory.read_metrics().expect("readable");
     let rewards = metrics.series("train", "reward").into_iter();

@@ -1,15 +1,15 @@
 //! The audit: exactly 1 where it must be, and a stop where it is not.
 
-use crate::support::{RunTo, Visit, bits, config, environment, environment_with, registries, with_parts};
+use crate::support::{RunTo, Visit, bits, config, environment, environment_with, registries, with_trainer};
 use flow_core::ops::{
     GatedResidual, KernelOps, LayeredKernels, LinearWeights, LossOps, ModelOps, ModulatedNorm, RotaryTables,
     SdeStep, Stash,
 };
 use flow_core::{Activation, Kernels, RawTensor};
 use flow_kernels::CpuKernels;
+use flow_trainer::Trainer;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::Observer;
-use flow_trainer::trainer::Parts;
 use flow_trainer::{TrainError, setup};
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ fn run(overrides: &[&str]) -> Result<String, TrainError> {
         resume: false,
         until: 2,
     };
-    with_parts(&config(overrides), &environment(&registries), run).map(|left| left.metrics)
+    with_trainer(&config(overrides), &environment(&registries), run).map(|left| left.metrics)
 }
 
 fn deviations(metrics: &str) -> Vec<f64> {
@@ -173,7 +173,7 @@ fn dppo_before_its_first_step_learns_what_grpo_without_a_clip_learns() {
             until: 1,
         };
         let config = config(&[algorithm, "optimizer.gradient_accumulation=2"]);
-        with_parts(&config, &environment(&registries), run).expect("the run ends")
+        with_trainer(&config, &environment(&registries), run).expect("the run ends")
     };
     let dppo = learnt("algorithm={ kind = \"dppo\" }");
     let grpo = learnt("algorithm={ kind = \"grpo\", clip_range = [-0.9, 999.0] }");
@@ -224,7 +224,7 @@ fn dpo_without_any_preference_says_so_and_changes_nothing() {
         until: 1,
     };
     let config = config(&["algorithm={ kind = \"dpo\" }", "scheduler.dynamics=\"ode\""]);
-    let (notices, before, after) = with_parts(&config, &environment(&registries), Silent(run));
+    let (notices, before, after) = with_trainer(&config, &environment(&registries), Silent(run));
     assert!(notices.contains("no optimizer step"), "{notices}");
     assert!(before == after, "no weight may move");
 }
@@ -235,11 +235,11 @@ struct Silent<'a>(RunTo<'a>);
 impl Visit for Silent<'_> {
     type Output = (String, Vec<Vec<u32>>, Vec<Vec<u32>>);
 
-    fn visit<A: Algorithm + 'static>(self, mut parts: Parts<A>) -> Self::Output {
-        parts.settings.initial_noise = flow_config::InitialNoise::PerGroup;
-        let before = bits(&parts.state.weights.current);
+    fn visit<A: Algorithm + 'static>(self, mut trainer: Trainer<A>) -> Self::Output {
+        trainer.settings.initial_noise = flow_config::InitialNoise::PerGroup;
+        let before = bits(&trainer.state.weights.current);
         let mut notices = Notices::default();
-        let left = self.0.observed(parts, &mut notices).expect("the run ends");
+        let left = self.0.observed(trainer, &mut notices).expect("the run ends");
         (notices.0, before, left.weights)
     }
 }
@@ -260,7 +260,7 @@ fn a_kernel_that_differs_in_training_by_one_part_in_a_million_stops_the_run() {
     let root = tempfile::tempdir().expect("a temporary directory");
     let run = |overrides: &[&str], name: &str| {
         let root = root.path().join(name);
-        with_parts(
+        with_trainer(
             &config(overrides),
             &environment,
             RunTo {
@@ -308,7 +308,7 @@ fn other_bits_of_log_probability_or_mean_stop_the_run_also_where_every_ratio_is_
                 resume: false,
                 until: 1,
             };
-            with_parts(&config(overrides), &environment, run)
+            with_trainer(&config(overrides), &environment, run)
         };
         let error = run(&[], name).expect_err("the audit must stop it");
         let TrainError::OffPolicy { deviation, .. } = &error else {

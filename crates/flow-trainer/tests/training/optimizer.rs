@@ -1,22 +1,22 @@
 //! AdamW against a host computation in f64.
 
-use crate::support::{Visit, config, environment, registries, with_parts};
+use crate::support::{Visit, config, environment, registries, with_trainer};
 use flow_core::cpu::to_host;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::shape;
 use flow_core::{Kernels, RawTensor, Weights, device::ComputeDevice};
 use flow_kernels::CpuKernels;
+use flow_trainer::Trainer;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::optimizer::{Accumulated, AdamW, AdamWSettings, FloatDType, Moments, RateSchedule};
-use flow_trainer::trainer::Parts;
 use flow_trainer::setup;
 
 struct TakeWeights;
 
 impl Visit for TakeWeights {
     type Output = Weights;
-    fn visit<A: Algorithm + 'static>(self, parts: Parts<A>) -> Weights {
-        parts.state.weights.current
+    fn visit<A: Algorithm + 'static>(self, trainer: Trainer<A>) -> Weights {
+        trainer.state.weights.current
     }
 }
 
@@ -53,7 +53,7 @@ fn gradients(weights: &Weights, step: u32) -> Vec<Option<RawTensor>> {
 fn the_learning_rate_rises_falls_and_stays_at_its_end() {
     let rates = |schedule: RateSchedule, warmup_steps: u64| -> Vec<f64> {
         let registries = registries();
-        let weights = with_parts(&config(&[]), &environment(&registries), TakeWeights);
+        let weights = with_trainer(&config(&[]), &environment(&registries), TakeWeights);
         let settings = AdamWSettings {
             learning_rate: 8.0,
             warmup_steps,
@@ -101,7 +101,7 @@ fn a_config_gives_the_schedule_of_the_learning_rate() {
 #[test]
 fn steps_follow_the_formula_with_clipping_decay_and_warmup() {
     let registries = registries();
-    let mut weights = with_parts(&config(&[]), &environment(&registries), TakeWeights);
+    let mut weights = with_trainer(&config(&[]), &environment(&registries), TakeWeights);
     let layout = weights.layout().clone();
     let device = ComputeDevice::cpu();
     let trained: Vec<bool> = layout
@@ -171,7 +171,7 @@ fn steps_follow_the_formula_with_clipping_decay_and_warmup() {
 #[test]
 fn a_gradient_that_is_not_finite_changes_nothing_and_names_the_weight() {
     let registries = registries();
-    let mut weights = with_parts(&config(&[]), &environment(&registries), TakeWeights);
+    let mut weights = with_trainer(&config(&[]), &environment(&registries), TakeWeights);
     let before = crate::support::bits(&weights);
     let device = ComputeDevice::cpu();
     let layout = weights.layout().clone();
@@ -194,7 +194,7 @@ fn a_gradient_that_is_not_finite_changes_nothing_and_names_the_weight() {
 #[test]
 fn a_snapshot_keeps_its_values_when_the_weights_step_on() {
     let registries = registries();
-    let mut weights = with_parts(&config(&[]), &environment(&registries), TakeWeights);
+    let mut weights = with_trainer(&config(&[]), &environment(&registries), TakeWeights);
     let snapshot = weights.clone();
     let before = crate::support::bits(&snapshot);
     let device = ComputeDevice::cpu();
@@ -241,7 +241,7 @@ fn in_f32(optimizer: &AdamW, change: impl Fn(f32) -> f32) -> Vec<Option<Moments>
 #[test]
 fn moments_in_bf16_are_those_of_f32_rounded_after_each_step_and_resume_to_the_bit() {
     let registries = registries();
-    let start = with_parts(&config(&[]), &environment(&registries), TakeWeights);
+    let start = with_trainer(&config(&[]), &environment(&registries), TakeWeights);
     let (layout, device) = (start.layout().clone(), ComputeDevice::cpu());
     let optimizer = |moments: FloatDType| {
         let settings = AdamWSettings { moments, ..SETTINGS };

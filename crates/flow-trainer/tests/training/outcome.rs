@@ -2,9 +2,9 @@
 
 use super::support::*;
 use flow_report::{RunDirectory, RunStatus, RunSummary};
+use flow_trainer::Trainer;
 use flow_trainer::algorithm::Algorithm;
-use flow_trainer::observer::{IterationSummary, Observer};
-use flow_trainer::trainer::Parts;
+use flow_trainer::observer::{IterationSummary, Observer, Silent};
 use std::path::{Path, PathBuf};
 
 /// A run, and what lies in its folder after each iteration.
@@ -32,13 +32,13 @@ impl Observer for Watcher {
 impl Visit for Watched<'_> {
     type Output = Watcher;
 
-    fn visit<A: Algorithm + 'static>(self, parts: Parts<A>) -> Watcher {
+    fn visit<A: Algorithm + 'static>(self, trainer: Trainer<A>) -> Watcher {
         let mut watcher = Watcher {
             folder: self.0.root.join("run"),
             seen: Vec::new(),
         };
         self.0
-            .observed(parts, &mut watcher)
+            .observed(trainer, &mut watcher)
             .unwrap_or_else(|error| panic!("{error}"));
         watcher
     }
@@ -55,7 +55,7 @@ fn a_run_shows_how_far_it_came_before_its_end() {
         resume: false,
         until: 4,
     };
-    let watcher = with_parts(&config, &environment, Watched(run));
+    let watcher = with_trainer(&config, &environment, Watched(run));
     // Evaluations before the first iteration and after each second one.
     let steps: Vec<u64> = watcher.seen.iter().map(|(summary, _)| summary.steps).collect();
     assert_eq!(steps, [0, 0, 2, 2]);
@@ -115,7 +115,7 @@ fn intervals_of_a_bounded_reward_stay_inside_its_bounds_wherever_they_are_writte
         resume: false,
         until: 2,
     };
-    with_parts(&config, &environment, run).unwrap_or_else(|error| panic!("{error}"));
+    with_trainer(&config, &environment, run).unwrap_or_else(|error| panic!("{error}"));
     let directory = RunDirectory::resume(root.path(), "run").expect("the run is there");
     let metrics = directory.read_metrics().expect("readable");
     let band = metrics.band(
@@ -144,4 +144,34 @@ fn intervals_of_a_bounded_reward_stay_inside_its_bounds_wherever_they_are_writte
     }
     let change = &summary.rewards[0].difference.interval;
     assert!(change.low >= Some(-1.0) && change.high <= Some(1.0), "{change:?}");
+}
+
+/// Trains without a run folder.
+struct WithoutFolder;
+
+impl Visit for WithoutFolder {
+    type Output = Vec<Vec<u32>>;
+
+    fn visit<A: Algorithm + 'static>(self, mut trainer: Trainer<A>) -> Self::Output {
+        trainer.settings.iterations = 3;
+        let mut trainer = trainer.set_up().expect("no accelerator refuses");
+        let status = trainer.train(&mut Silent).expect("it trains");
+        assert_eq!(status, RunStatus::Finished);
+        bits(&trainer.state.weights.current)
+    }
+}
+
+#[test]
+fn a_trainer_without_a_run_folder_learns_what_one_with_a_folder_does() {
+    let registries = registries();
+    let (config, environment) = (config(&[]), environment(&registries));
+    let root = tempfile::tempdir().expect("a temporary directory");
+    let run = RunTo {
+        root: root.path(),
+        resume: false,
+        until: 3,
+    };
+    let left = with_trainer(&config, &environment, run).unwrap_or_else(|error| panic!("{error}"));
+    let without = with_trainer(&config, &environment, WithoutFolder);
+    assert_eq!(without, left.weights[..without.len()]);
 }

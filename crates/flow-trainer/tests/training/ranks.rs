@@ -1,13 +1,12 @@
 //! Losses that look at whole groups on several ranks, which are threads here: the same bytes as on one.
 
-use crate::support::{Left, Visit, config, environment, left, registries, with_parts};
+use crate::support::{Left, Visit, config, environment, left, registries, with_trainer};
 use flow_report::{CheckpointReader, Manifest, OnExists, RunDirectory};
-use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::distributed::Exchange;
 use flow_trainer::observer::Silent;
-use flow_trainer::trainer::{Parts, Session};
 use flow_trainer::setup::Environment;
+use flow_trainer::{TrainError, Trainer};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,26 +22,26 @@ struct OnRank<'a> {
 impl Visit for OnRank<'_> {
     type Output = Result<Option<Left>, TrainError>;
 
-    fn visit<A: Algorithm + 'static>(self, mut parts: Parts<A>) -> Self::Output {
+    fn visit<A: Algorithm + 'static>(self, mut trainer: Trainer<A>) -> Self::Output {
         let root = self.root;
-        parts.settings.iterations = self.until;
+        trainer.settings.iterations = self.until;
         if !self.is_first {
-            Session::join(parts, &root.join("run"), self.resume)?.run(&mut Silent)?;
+            trainer.join(&root.join("run"), self.resume)?.train(&mut Silent)?;
             return Ok(None);
         }
         let manifest = Manifest::new("run", vec![], serde_json::Value::Null, root);
-        let mut session = match self.resume {
+        let mut trainer = match self.resume {
             true => {
                 let directory = RunDirectory::resume(root, "run")?;
-                Session::resume(parts, directory, None, manifest, &mut Silent)?
+                trainer.resume(directory, None, manifest, &mut Silent)?
             }
             false => {
                 let directory = RunDirectory::open(root, "run", OnExists::Error)?;
-                Session::start(parts, directory, &manifest)?
+                trainer.start(directory, &manifest)?
             }
         };
-        session.run(&mut Silent)?;
-        Ok(Some(left(&session)))
+        trainer.train(&mut Silent)?;
+        Ok(Some(left(&trainer)))
     }
 }
 
@@ -67,7 +66,7 @@ fn in_folder(root: &Path, ranks: usize, overrides: &[&str], (resume, until): (bo
             resume,
             until,
         };
-        with_parts(&config(overrides), &environment, on_rank)
+        with_trainer(&config(overrides), &environment, on_rank)
     };
     let mut exchanges = match ranks {
         1 => vec![Arc::new(flow_trainer::distributed::Alone) as Arc<dyn Exchange>],

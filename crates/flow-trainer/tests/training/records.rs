@@ -2,17 +2,17 @@
 
 use crate::loss_pass::{expect_gradients, loss_in};
 use crate::losses::{SITE, host, in_context, mean, squared};
-use crate::support::{Visit, config, environment, expect_same_when_resumed, registries, with_parts};
+use crate::support::{Visit, config, environment, expect_same_when_resumed, registries, with_trainer};
 use burn::tensor::Tensor;
 use flow_config::Config;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::plain;
 use flow_core::{CallContext, Exec};
 use flow_report::{Manifest, OnExists, RunDirectory, Tile};
+use flow_trainer::Trainer;
 use flow_trainer::algorithm::{Algorithm, LossContext, Position};
 use flow_trainer::observer::Silent;
 use flow_trainer::policy::Policy;
-use flow_trainer::trainer::{Parts, Session};
 use std::fmt::Write;
 use std::path::Path;
 
@@ -143,9 +143,9 @@ struct CheckLoss {
 impl Visit for CheckLoss {
     type Output = ();
 
-    fn visit<A: Algorithm + 'static>(self, parts: Parts<A>) {
-        let mut parts = parts.set_up().expect("no accelerator refuses");
-        in_context(&mut parts, POSITION, |algorithm, context, [pass, again]| {
+    fn visit<A: Algorithm + 'static>(self, trainer: Trainer<A>) {
+        let mut trainer = trainer.set_up().expect("no accelerator refuses");
+        in_context(&mut trainer, POSITION, |algorithm, context, [pass, again]| {
             let point = Point::of(context, self.rows_of_record);
             let v = point.velocity(context, |call| again.exec(call));
             // Those that sampled stand for the reference.
@@ -175,7 +175,7 @@ fn sft_is_the_mean_squared_error_of_each_row_at_its_own_time_without_guidance() 
         rows_of_record: 1,
         formula: |errors, _| (mean(errors.iter().copied()), vec![0.25; 4]),
     };
-    with_parts(&config(&SFT), &environment(&registries), check);
+    with_trainer(&config(&SFT), &environment(&registries), check);
 }
 
 #[test]
@@ -199,7 +199,7 @@ fn offline_dpo_compares_the_rows_of_a_pair_at_one_time() {
             (loss, (0..4).map(slope).collect())
         },
     };
-    with_parts(&preferences(folder.path()), &environment(&registries), check);
+    with_trainer(&preferences(folder.path()), &environment(&registries), check);
 }
 
 /// The values of a metric in the iterations of a run.
@@ -212,15 +212,15 @@ struct Logged<'a> {
 impl Visit for Logged<'_> {
     type Output = Vec<f64>;
 
-    fn visit<A: Algorithm + 'static>(self, mut parts: Parts<A>) -> Self::Output {
-        parts.settings.iterations = self.iterations;
+    fn visit<A: Algorithm + 'static>(self, mut trainer: Trainer<A>) -> Self::Output {
+        trainer.settings.iterations = self.iterations;
         let directory = RunDirectory::open(self.root, "run", OnExists::Error).expect("a directory");
         let manifest = Manifest::new("run", vec![], serde_json::Value::Null, self.root);
-        let mut session = Session::start(parts, directory, &manifest).expect("it starts");
-        session.run(&mut Silent).expect("it ends");
-        let metrics = session.directory().read_metrics().expect("they are there");
+        let mut trainer = trainer.start(directory, &manifest).expect("it starts");
+        trainer.train(&mut Silent).expect("it ends");
+        let metrics = trainer.directory().read_metrics().expect("they are there");
         assert!(metrics.series("train", "reward").is_empty(), "nothing is scored");
-        let summary = session.directory().read_summary().expect("it can be read");
+        let summary = trainer.directory().read_summary().expect("it can be read");
         assert!(summary.expect("it is there").trained.is_none());
         let values = metrics.series("train", self.key).into_iter();
         values.map(|(_, value)| value).collect()
@@ -235,7 +235,7 @@ fn logged(config: &Config, key: &str, iterations: u64) -> Vec<f64> {
         key,
         iterations,
     };
-    with_parts(config, &environment(&registries), logged)
+    with_trainer(config, &environment(&registries), logged)
 }
 
 #[test]
@@ -300,7 +300,7 @@ fn refused(overrides: &[&str]) -> String {
     let environment = environment(&registries);
     let config = config(overrides);
     let algorithm = flow_trainer::setup::algorithm(&config, environment.plugins, 16).expect("known");
-    match flow_trainer::setup::parts(&config, &environment, algorithm) {
+    match flow_trainer::setup::trainer(&config, &environment, algorithm) {
         Err(error) => error.to_string(),
         Ok(_) => panic!("{overrides:?} is not refused"),
     }

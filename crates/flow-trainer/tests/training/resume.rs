@@ -2,13 +2,12 @@
 
 use crate::losses::OF_GARDO;
 use crate::support::{
-    Left, RunTo, Visit, config, environment, expect_same_when_resumed, left, registries, with_parts,
+    Left, RunTo, Visit, config, environment, expect_same_when_resumed, left, registries, with_trainer,
 };
 use flow_report::{Manifest, OnExists, RunDirectory, RunSummary};
-use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::{Observer, Silent};
-use flow_trainer::trainer::{Parts, Session};
+use flow_trainer::{TrainError, Trainer};
 use std::path::Path;
 
 const VARIANTS: [&[&str]; 9] = [
@@ -84,7 +83,7 @@ fn the_number_of_threads_changes_no_bit() {
             .expect("threads");
         let root = tempfile::tempdir().expect("a temporary directory");
         pool.install(|| {
-            with_parts(
+            with_trainer(
                 &config,
                 &environment,
                 RunTo {
@@ -111,14 +110,14 @@ fn a_checkpoint_of_another_model_or_algorithm_is_refused_by_name() {
         resume: false,
         until: 1,
     };
-    with_parts(&config(&[]), &environment, start).unwrap_or_else(|error| panic!("{error}"));
+    with_trainer(&config(&[]), &environment, start).unwrap_or_else(|error| panic!("{error}"));
     let resume = |overrides: &[&str]| {
         let again = RunTo {
             root: root.path(),
             resume: true,
             until: 2,
         };
-        with_parts(&config(overrides), &environment, again)
+        with_trainer(&config(overrides), &environment, again)
             .expect_err("it does not fit")
             .to_string()
     };
@@ -198,14 +197,14 @@ impl Observer for Heard {
 impl Visit for GoOn<'_> {
     type Output = Result<(Left, Vec<String>), TrainError>;
 
-    fn visit<A: Algorithm + 'static>(self, mut parts: Parts<A>) -> Self::Output {
-        parts.settings.iterations = self.until;
+    fn visit<A: Algorithm + 'static>(self, mut trainer: Trainer<A>) -> Self::Output {
+        trainer.settings.iterations = self.until;
         let directory = RunDirectory::open(self.root, "run", OnExists::Resume)?;
         let manifest = Manifest::new("run", vec!["again".into()], serde_json::Value::Null, self.root);
         let mut heard = Heard::default();
-        let mut session = Session::resume(parts, directory, self.from, manifest, &mut heard)?;
-        session.run(&mut Silent)?;
-        Ok((left(&session), heard.0))
+        let mut trainer = trainer.resume(directory, self.from, manifest, &mut heard)?;
+        trainer.train(&mut Silent)?;
+        Ok((left(&trainer), heard.0))
     }
 }
 
@@ -221,7 +220,7 @@ fn a_whole_checkpoint_is_enough_to_go_on_whatever_else_is_lost() {
             resume: false,
             until,
         };
-        with_parts(&config, &environment, start).unwrap_or_else(|error| panic!("{error}"))
+        with_trainer(&config, &environment, start).unwrap_or_else(|error| panic!("{error}"))
     };
     let expected = run(whole.path(), 4);
     let lines: Vec<&str> = expected.metrics.split_inclusive('\n').collect();
@@ -261,7 +260,7 @@ fn a_whole_checkpoint_is_enough_to_go_on_whatever_else_is_lost() {
             until: 4,
         };
         let (left, heard) =
-            with_parts(&config, &environment, go).unwrap_or_else(|error| panic!("{lost:?}: {error}"));
+            with_trainer(&config, &environment, go).unwrap_or_else(|error| panic!("{lost:?}: {error}"));
         assert_eq!(left.weights, expected.weights, "{lost:?}");
         let kept = if lost.contains(&"metrics.jsonl") { 3 } else { 0 };
         assert_eq!(left.metrics, lines[kept..].concat(), "{lost:?}");
@@ -295,7 +294,7 @@ fn a_checkpoint_in_a_new_folder_begins_a_run_of_its_own_with_its_past() {
         resume: false,
         until: 2,
     };
-    with_parts(&config, &environment, first).unwrap_or_else(|error| panic!("{error}"));
+    with_trainer(&config, &environment, first).unwrap_or_else(|error| panic!("{error}"));
     let branch = root.path().join("b");
     let of_a = root.path().join("a/run/checkpoints/step-000001.ckpt");
     let go = |from: Option<&Path>, until| {
@@ -304,7 +303,7 @@ fn a_checkpoint_in_a_new_folder_begins_a_run_of_its_own_with_its_past() {
             from,
             until,
         };
-        with_parts(&config, &environment, go)
+        with_trainer(&config, &environment, go)
     };
     let (left, _) = go(Some(&of_a), 1).unwrap_or_else(|error| panic!("{error}"));
     assert!(
@@ -334,7 +333,7 @@ fn time_and_memory_are_those_of_all_processes_and_a_resumed_end_changes_nothing(
         resume: false,
         until: 3,
     };
-    with_parts(&config, &environment, start).unwrap_or_else(|error| panic!("{error}"));
+    with_trainer(&config, &environment, start).unwrap_or_else(|error| panic!("{error}"));
     let summary = || -> RunSummary {
         let directory = RunDirectory::resume(root.path(), "run").expect("a run");
         directory.read_summary().expect("readable").expect("written")
@@ -345,7 +344,7 @@ fn time_and_memory_are_those_of_all_processes_and_a_resumed_end_changes_nothing(
             from: None,
             until,
         };
-        with_parts(&config, &environment, go).unwrap_or_else(|error| panic!("{error}"));
+        with_trainer(&config, &environment, go).unwrap_or_else(|error| panic!("{error}"));
     };
     let first = summary();
     assert!(first.wall_s > 0.0 && first.images_per_s.is_some_and(|rate| rate > 0.0) && first.processes == 1);
@@ -393,7 +392,7 @@ fn samples_and_prompts_go_on_where_they_were_when_the_geometry_changes() {
         resume: false,
         until: 2,
     };
-    with_parts(&config(&fixed), &environment, start).unwrap_or_else(|error| panic!("{error}"));
+    with_trainer(&config(&fixed), &environment, start).unwrap_or_else(|error| panic!("{error}"));
     for (geometry, until) in [("sampling.prompts_per_step=6", 3), ("sampling.group_size=2", 5)] {
         let go = GoOn {
             root: root.path(),
@@ -401,7 +400,7 @@ fn samples_and_prompts_go_on_where_they_were_when_the_geometry_changes() {
             until,
         };
         let config = config(&[&fixed[..], &[geometry]].concat());
-        let (left, heard) = with_parts(&config, &environment, go).unwrap_or_else(|error| panic!("{error}"));
+        let (left, heard) = with_trainer(&config, &environment, go).unwrap_or_else(|error| panic!("{error}"));
         assert!(
             heard
                 .iter()
@@ -428,7 +427,7 @@ fn a_damaged_newest_checkpoint_is_passed_over() {
     let root = tempfile::tempdir().expect("a temporary directory");
     let config = config(&["evaluation.every=0"]);
     let go = |resume, until| {
-        with_parts(
+        with_trainer(
             &config,
             &environment,
             RunTo {
@@ -441,7 +440,7 @@ fn a_damaged_newest_checkpoint_is_passed_over() {
     go(false, 3).unwrap_or_else(|error| panic!("{error}"));
     let whole = {
         let other = tempfile::tempdir().expect("a temporary directory");
-        with_parts(
+        with_trainer(
             &config,
             &environment,
             RunTo {
@@ -467,7 +466,7 @@ fn a_run_resumed_from_its_very_start_evaluates_it_once() {
     let root = tempfile::tempdir().expect("a temporary directory");
     let go = |name: &str, resume, until| {
         let root = root.path().join(name);
-        with_parts(
+        with_trainer(
             &config,
             &environment,
             RunTo {

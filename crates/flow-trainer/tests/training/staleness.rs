@@ -2,15 +2,15 @@
 //! to the same bytes.
 
 use crate::losses::{HostStep, OF_GARDO, host};
-use crate::support::{Left, RunTo, Visit, config, environment, registries, scramble, with_parts};
+use crate::support::{Left, RunTo, Visit, config, environment, registries, scramble, with_trainer};
 use burn::tensor::Tensor;
 use flow_accel::Paradigm;
 use flow_core::{InferencePass, Weights};
 use flow_report::{CheckpointReader, Manifest, OnExists, RunDirectory};
+use flow_trainer::Trainer;
 use flow_trainer::algorithm::{Algorithm, Grpo, LossContext, Position, ReferenceWeights, UnitLoss};
 use flow_trainer::observer::{Observer, Phase};
 use flow_trainer::scheduler::Schedule;
-use flow_trainer::trainer::{Parts, Session};
 use flow_trainer::setup;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -21,7 +21,7 @@ const BEHIND: &str = "sampling.staleness=1";
 fn run(root: &Path, overrides: &[&str], (resume, until): (bool, u64)) -> Left {
     let registries = registries();
     let run = RunTo { root, resume, until };
-    with_parts(&config(overrides), &environment(&registries), run)
+    with_trainer(&config(overrides), &environment(&registries), run)
         .unwrap_or_else(|error| panic!("{overrides:?}: {error}"))
 }
 
@@ -150,14 +150,15 @@ impl Observer for Ends<'_> {
 impl Visit for Ends<'_> {
     type Output = u64;
 
-    fn visit<A: Algorithm + 'static>(mut self, parts: Parts<A>) -> u64 {
+    fn visit<A: Algorithm + 'static>(mut self, trainer: Trainer<A>) -> u64 {
         let directory = RunDirectory::open(self.root, "run", OnExists::Error).expect("a new folder");
         let manifest = Manifest::new("run", vec![], serde_json::Value::Null, self.root);
-        let mut session =
-            Session::start(parts, directory, &manifest).unwrap_or_else(|error| panic!("{error}"));
-        let error = session.run(&mut self).expect_err("a rollout panics");
+        let mut trainer = trainer
+            .start(directory, &manifest)
+            .unwrap_or_else(|error| panic!("{error}"));
+        let error = trainer.train(&mut self).expect_err("a rollout panics");
         assert!(error.to_string().contains("not wanted"), "{error}");
-        session.state().iteration
+        trainer.state.iteration
     }
 }
 
@@ -171,7 +172,7 @@ fn a_run_that_ends_in_a_rollout_ahead_says_how_many_iterations_it_did() {
             root: root.path(),
             left,
         };
-        let found = with_parts(&config(&[BEHIND]), &environment(&registries), ends);
+        let found = with_trainer(&config(&[BEHIND]), &environment(&registries), ends);
         assert_eq!(found, done, "{left}");
     }
 }
@@ -183,7 +184,7 @@ fn an_algorithm_that_reads_no_recorded_log_probabilities_is_refused_by_name() {
     let mut config = config(&["algorithm.kind=\"nft\""]);
     config.sampling.staleness = 1;
     let algorithm = setup::algorithm(&config, environment.plugins, 16).expect("there is one");
-    let error = setup::parts(&config, &environment, algorithm)
+    let error = setup::trainer(&config, &environment, algorithm)
         .err()
         .expect("it is refused");
     let text = error.to_string();
@@ -291,17 +292,18 @@ fn the_second_rollout_is_one_of_the_first_weights_and_its_ratio_is_that_to_what_
         first: OnceLock::new(),
         seen: Arc::clone(&seen),
     };
-    let mut parts = setup::parts(&config, &environment, algorithm).unwrap_or_else(|error| panic!("{error}"));
-    scramble(&mut parts.state.weights.current, 11);
-    let first = parts.state.weights.current.clone();
-    assert!(parts.algorithm.first.set(first).is_ok());
+    let mut trainer =
+        setup::trainer(&config, &environment, algorithm).unwrap_or_else(|error| panic!("{error}"));
+    scramble(&mut trainer.state.weights.current, 11);
+    let first = trainer.state.weights.current.clone();
+    assert!(trainer.algorithm.first.set(first).is_ok());
     let root = tempfile::tempdir().expect("a temporary directory");
     let run = RunTo {
         root: root.path(),
         resume: false,
         until: 2,
     };
-    run.visit(parts).unwrap_or_else(|error| panic!("{error}"));
+    run.visit(trainer).unwrap_or_else(|error| panic!("{error}"));
     let seen = seen.lock().expect("no loss panicked");
     // Three steps of the micro-batch that is audited, and of the three that are learnt from.
     let (audited, learnt) = seen.split_at(3);

@@ -1,16 +1,14 @@
 //! A tiny run on the digits: 2 blocks of width 16, 4 sampling steps.
 
-use flow_accel::AcceleratorRegistry;
+use flow_accel::{Acceleration, AcceleratorRegistry};
 use flow_config::Config;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::{Backends, Kernels, Weights, device::ComputeDevice};
 use flow_report::{Manifest, OnExists, RunDirectory};
-use flow_trainer::Plugins;
-use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::Observer;
-use flow_trainer::trainer::{Parts, Session};
 use flow_trainer::setup::{self, Environment, PipelineFolders};
+use flow_trainer::{Plugins, TrainError, Trainer};
 use std::fmt::Debug;
 use std::path::Path;
 use std::sync::Arc;
@@ -131,19 +129,20 @@ pub fn scramble(weights: &mut Weights, seed: u64) {
     }
 }
 
-/// Calls back with the parts of a run whose weights are random.
+/// Calls back with the trainer of a run whose weights are random.
 pub trait Visit {
     type Output;
-    fn visit<A: Algorithm + 'static>(self, parts: Parts<A>) -> Self::Output;
+    fn visit<A: Algorithm + 'static>(self, trainer: Trainer<A>) -> Self::Output;
 }
 
-pub fn with_parts<V: Visit>(config: &Config, environment: &Environment<'_>, visit: V) -> V::Output {
+pub fn with_trainer<V: Visit>(config: &Config, environment: &Environment<'_>, visit: V) -> V::Output {
     let algorithm =
         setup::algorithm(config, environment.plugins, 16).unwrap_or_else(|error| panic!("{error}"));
-    let mut parts = setup::parts(config, environment, algorithm).unwrap_or_else(|error| panic!("{error}"));
-    scramble(&mut parts.state.weights.current, 11);
-    let current = parts.state.weights.current.clone();
-    let weights = &mut parts.state.weights;
+    let mut trainer =
+        setup::trainer(config, environment, algorithm).unwrap_or_else(|error| panic!("{error}"));
+    scramble(&mut trainer.state.weights.current, 11);
+    let current = trainer.state.weights.current.clone();
+    let weights = &mut trainer.state.weights;
     for set in [
         &mut weights.average,
         &mut weights.old,
@@ -152,7 +151,7 @@ pub fn with_parts<V: Visit>(config: &Config, environment: &Environment<'_>, visi
     ] {
         set.iter_mut().for_each(|set| *set = current.clone());
     }
-    visit.visit(parts)
+    visit.visit(trainer)
 }
 
 /// What a run leaves: the bytes of its metrics and all weights.
@@ -178,8 +177,8 @@ pub struct RunTo<'a> {
 impl Visit for RunTo<'_> {
     type Output = Result<Left, TrainError>;
 
-    fn visit<A: Algorithm + 'static>(self, parts: Parts<A>) -> Self::Output {
-        self.observed(parts, &mut flow_trainer::observer::Silent)
+    fn visit<A: Algorithm + 'static>(self, trainer: Trainer<A>) -> Self::Output {
+        self.observed(trainer, &mut flow_trainer::observer::Silent)
     }
 }
 
@@ -187,21 +186,21 @@ impl RunTo<'_> {
     /// The run, told to `observer`.
     pub fn observed<A: Algorithm + 'static>(
         &self,
-        mut parts: Parts<A>,
+        mut trainer: Trainer<A>,
         observer: &mut dyn Observer,
     ) -> Result<Left, TrainError> {
-        parts.settings.iterations = self.until;
-        let mut session = if self.resume {
+        trainer.settings.iterations = self.until;
+        let mut trainer = if self.resume {
             let directory = RunDirectory::resume(self.root, "run")?;
             let manifest = Manifest::new("run", vec![], serde_json::Value::Null, self.root);
-            Session::resume(parts, directory, None, manifest, observer)?
+            trainer.resume(directory, None, manifest, observer)?
         } else {
             let directory = RunDirectory::open(self.root, "run", OnExists::Error)?;
             let manifest = Manifest::new("run", vec![], serde_json::Value::Null, self.root);
-            Session::start(parts, directory, &manifest)?
+            trainer.start(directory, &manifest)?
         };
-        session.run(observer)?;
-        Ok(left(&session))
+        trainer.train(observer)?;
+        Ok(left(&trainer))
     }
 }
 
@@ -220,7 +219,7 @@ pub fn expect_same_when_resumed<W: Debug + ?Sized>(
             resume,
             until,
         };
-        with_parts(config, environment, run).unwrap_or_else(|error| panic!("{which:?}: {error}"))
+        with_trainer(config, environment, run).unwrap_or_else(|error| panic!("{which:?}: {error}"))
     };
     let whole = go("whole", false, 4);
     go("parts", false, 3);
@@ -230,12 +229,12 @@ pub fn expect_same_when_resumed<W: Debug + ?Sized>(
     assert_eq!(whole, go("parts", true, 4), "{which:?}");
 }
 
-/// What a session that has run leaves.
-pub fn left<A: Algorithm>(session: &Session<A>) -> Left {
+/// What a trainer that has trained leaves.
+pub fn left<A: Algorithm>(trainer: &Trainer<A, Acceleration>) -> Left {
     let metrics =
-        std::fs::read_to_string(session.directory().path().join("metrics.jsonl")).expect("metrics exist");
-    let weights = &session.state().weights;
-    let networks = session.state().networks.values();
+        std::fs::read_to_string(trainer.directory().path().join("metrics.jsonl")).expect("metrics exist");
+    let weights = &trainer.state.weights;
+    let networks = trainer.state.networks.values();
     let networks = networks.flat_map(|network| std::iter::once(&network.weights).chain(&network.slow));
     let sets = [
         Some(&weights.current),

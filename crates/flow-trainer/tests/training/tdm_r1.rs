@@ -8,25 +8,25 @@ use crate::fake_score::{
 use crate::loss_pass::loss_in;
 use crate::losses::{ADVANTAGES, GROUPS, host, in_context, mean, squared};
 use crate::support::{
-    BASE, Visit, bits, config, environment, expect_same_when_resumed, registries, scramble, with_parts,
+    BASE, Visit, bits, config, environment, expect_same_when_resumed, registries, scramble, with_trainer,
 };
 use flow_core::InferencePass;
 use flow_report::{Manifest, OnExists, RunDirectory};
+use flow_trainer::Trainer;
 use flow_trainer::algorithm::{Algorithm, LossContext, NetworkRole};
 use flow_trainer::observer::Silent;
-use flow_trainer::trainer::{Parts, Session};
 use std::path::Path;
 
 /// Whole groups in each optimizer step.
 const WHOLE: &str = "optimizer.gradient_accumulation=0";
 
 /// Networks that are neither the student nor the reference nor one another.
-fn with_other_networks<A>(mut parts: Parts<A>) -> Parts<A> {
-    for (seed, network) in (41..).step_by(2).zip(parts.state.networks.values_mut()) {
+fn with_other_networks<A>(mut trainer: Trainer<A>) -> Trainer<A> {
+    for (seed, network) in (41..).step_by(2).zip(trainer.state.networks.values_mut()) {
         scramble(&mut network.weights, seed);
         network.slow.iter_mut().for_each(|slow| scramble(slow, seed + 1));
     }
-    parts
+    trainer
 }
 
 /// What a model makes of points: `x - s v`.
@@ -81,11 +81,11 @@ impl CheckStudent {
 impl Visit for CheckStudent {
     type Output = ();
 
-    fn visit<A: Algorithm + 'static>(self, parts: Parts<A>) {
-        let mut parts = with_other_networks(parts)
+    fn visit<A: Algorithm + 'static>(self, trainer: Trainer<A>) {
+        let mut trainer = with_other_networks(trainer)
             .set_up()
             .expect("no accelerator refuses");
-        in_context(&mut parts, POSITION, |algorithm, context, [pass, again]| {
+        in_context(&mut trainer, POSITION, |algorithm, context, [pass, again]| {
             let found = loss_in(pass, context, |inner| algorithm.loss(inner, POSITION));
             let record = &context.batch.records[INDEX];
             let v = velocity(context, record, 1.0, |call| again.exec(call));
@@ -99,7 +99,7 @@ fn the_student_follows_the_teacher_its_guidance_and_the_surrogate_by_their_formu
     let registries = registries();
     let algorithm = "algorithm={ kind = \"tdm-r1\", real_guidance_scale = 2.0, tdm_weight = 0.25, cfg_reward_scale = 4.5 }";
     let config = config(&[algorithm, ODE, WHOLE]);
-    with_parts(&config, &environment(&registries), CheckStudent);
+    with_trainer(&config, &environment(&registries), CheckStudent);
 }
 
 /// The surrogate's loss.
@@ -136,11 +136,11 @@ impl CheckSurrogate {
 impl Visit for CheckSurrogate {
     type Output = Vec<f64>;
 
-    fn visit<A: Algorithm + 'static>(self, parts: Parts<A>) -> Self::Output {
-        let mut parts = with_other_networks(parts)
+    fn visit<A: Algorithm + 'static>(self, trainer: Trainer<A>) -> Self::Output {
+        let mut trainer = with_other_networks(trainer)
             .set_up()
             .expect("no accelerator refuses");
-        let (learns, _) = in_context(&mut parts, POSITION, |algorithm, context, [pass, again]| {
+        let (learns, _) = in_context(&mut trainer, POSITION, |algorithm, context, [pass, again]| {
             let found = loss_in(pass, context, |inner| {
                 algorithm.network_loss(NetworkRole::Surrogate, inner, POSITION)
             });
@@ -212,7 +212,7 @@ fn the_surrogate_learns_from_rewards_by_its_formulas() {
             time_weight: if time_weighting { 0.5 } else { 1.0 },
         };
         let config = config(&[&algorithm, ODE, WHOLE]);
-        with_parts(&config, &environment(&registries), check)
+        with_trainer(&config, &environment(&registries), check)
     };
     assert_eq!(visit(0.0, 1e6, true), [1.0; 4]);
     visit(1e-3, 0.05, false);
@@ -226,15 +226,15 @@ impl Visit for Steps<'_> {
     /// Of the student, of the fake score and of the surrogate.
     type Output = [u64; 3];
 
-    fn visit<A: Algorithm + 'static>(self, mut parts: Parts<A>) -> Self::Output {
-        parts.settings.iterations = 1;
-        let reference = bits(parts.state.weights.reference());
-        let first = bits(&parts.state.networks[&NetworkRole::Surrogate].weights);
+    fn visit<A: Algorithm + 'static>(self, mut trainer: Trainer<A>) -> Self::Output {
+        trainer.settings.iterations = 1;
+        let reference = bits(trainer.state.weights.reference());
+        let first = bits(&trainer.state.networks[&NetworkRole::Surrogate].weights);
         let directory = RunDirectory::open(self.0, "run", OnExists::Error).expect("a folder");
         let manifest = Manifest::new("run", vec![], serde_json::Value::Null, self.0);
-        let mut session = Session::start(parts, directory, &manifest).expect("it starts");
-        session.run(&mut Silent).expect("it ends");
-        let state = session.state();
+        let mut trainer = trainer.start(directory, &manifest).expect("it starts");
+        trainer.train(&mut Silent).expect("it ends");
+        let state = &trainer.state;
         assert!(
             bits(state.weights.reference()) == reference,
             "the teacher must not move"
@@ -265,7 +265,7 @@ fn the_surrogate_takes_one_step_before_each_of_the_student() {
         ODE,
         WHOLE,
     ]);
-    let found = with_parts(&config, &environment(&registries), Steps(root.path()));
+    let found = with_trainer(&config, &environment(&registries), Steps(root.path()));
     assert_eq!(found, [1, 2, 1]);
 }
 

@@ -1,6 +1,6 @@
 //! Models that read encoded text are trained like those that read tokens, whatever encodes the prompts.
 
-use crate::support::{BASE, DIT, MMDIT, RunTo, environment, registries, with_parts};
+use crate::support::{BASE, DIT, MMDIT, RunTo, environment, registries, with_trainer};
 use burn::tensor::Tensor;
 use flow_config::Config;
 use flow_core::model::TextWidth;
@@ -72,7 +72,7 @@ fn a_run_on_encoded_text_ends_with_ratios_of_one_and_the_same_bits_twice() {
                 resume: false,
                 until: 2,
             };
-            with_parts(&guided, &environment(&registries), run).unwrap_or_else(|error| panic!("{error}"))
+            with_trainer(&guided, &environment(&registries), run).unwrap_or_else(|error| panic!("{error}"))
         };
         let (one, two) = (run(format!("{name}-1")), run(format!("{name}-2")));
         assert_eq!(one, two);

@@ -1,12 +1,11 @@
 //! Rewards that fail in the middle of a run: it stops with a checkpoint, and goes on to the bytes of an unharmed run.
 
-use crate::support::{Left, RunTo, Visit, config, environment, registries, with_parts};
+use crate::support::{Left, RunTo, Visit, config, environment, registries, with_trainer};
 use flow_exchange::{Alone, Exchange, Lanes, Lost, Values, World};
 use flow_rewards::{NamedReward, Reward, RewardError, RewardRegistry, RewardSample, RewardWorkers};
-use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::{IterationSummary, Observer, Silent};
-use flow_trainer::trainer::Parts;
+use flow_trainer::{TrainError, Trainer};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -95,27 +94,27 @@ struct Run<'a> {
 impl Visit for Run<'_> {
     type Output = (Result<Left, TrainError>, Vec<String>);
 
-    fn visit<A: Algorithm + 'static>(self, mut parts: Parts<A>) -> Self::Output {
+    fn visit<A: Algorithm + 'static>(self, mut trainer: Trainer<A>) -> Self::Output {
         let run = RunTo {
             root: self.root,
             resume: self.resume,
             until: 4,
         };
         let Some(end) = self.end else {
-            return (run.observed(parts, &mut Silent), Vec::new());
+            return (run.observed(trainer, &mut Silent), Vec::new());
         };
         let is_gone = Arc::new(AtomicBool::new(false));
         let workers = workers(is_gone.clone());
         match end.of_evaluation {
-            true => parts.evaluation_rewards.0 = workers,
-            false => parts.rewards.0 = workers,
+            true => trainer.evaluation_rewards.workers = workers,
+            false => trainer.rewards.workers = workers,
         }
         let mut ends = Ends {
             after: end.after,
             is_gone,
             heard: Vec::new(),
         };
-        (run.observed(parts, &mut ends), ends.heard)
+        (run.observed(trainer, &mut ends), ends.heard)
     }
 }
 
@@ -132,7 +131,7 @@ fn visited<V: Visit>(more: &[&str], visitor: V) -> V::Output {
         "evaluation.every=2",
     ];
     let config = config(&[&overrides[..], more].concat());
-    with_parts(&config, &environment(&registries), visitor)
+    with_trainer(&config, &environment(&registries), visitor)
 }
 
 #[test]
@@ -224,8 +223,8 @@ struct Counted<'a> {
 impl Visit for Counted<'_> {
     type Output = Result<Left, TrainError>;
 
-    fn visit<A: Algorithm + 'static>(self, mut parts: Parts<A>) -> Self::Output {
-        parts.rewards.0 = asking(Counting {
+    fn visit<A: Algorithm + 'static>(self, mut trainer: Trainer<A>) -> Self::Output {
+        trainer.rewards.workers = asking(Counting {
             reward: reward(),
             asked: self.asked,
             fails_at: self.fails_at,
@@ -235,7 +234,7 @@ impl Visit for Counted<'_> {
             resume: self.resume,
             until: 4,
         };
-        run.visit(parts)
+        run.visit(trainer)
     }
 }
 
@@ -279,7 +278,7 @@ fn rewards_that_fail_before_the_first_iteration_leave_no_checkpoint_of_it() {
         until: 1,
     });
     let config = config(&["rewards=[{ kind = \"jpeg-compressibility\" }]"]);
-    let error = with_parts(&config, &environment(&registries), gone);
+    let error = with_trainer(&config, &environment(&registries), gone);
     assert!(matches!(error, TrainError::Unscored { .. }), "{error}");
     assert!(!place.path().join("run/checkpoints/step-000000.ckpt").exists());
 }
@@ -290,9 +289,9 @@ struct GoneFromTheStart<'a>(RunTo<'a>);
 impl Visit for GoneFromTheStart<'_> {
     type Output = TrainError;
 
-    fn visit<A: Algorithm + 'static>(self, mut parts: Parts<A>) -> TrainError {
-        parts.evaluation_rewards.0 = workers(Arc::new(AtomicBool::new(true)));
-        self.0.visit(parts).expect_err("nothing can be scored")
+    fn visit<A: Algorithm + 'static>(self, mut trainer: Trainer<A>) -> TrainError {
+        trainer.evaluation_rewards.workers = workers(Arc::new(AtomicBool::new(true)));
+        self.0.visit(trainer).expect_err("nothing can be scored")
     }
 }
 
@@ -355,9 +354,9 @@ struct Deserted<'a>(&'a Path);
 impl Visit for Deserted<'_> {
     type Output = (Result<Left, TrainError>, Vec<String>);
 
-    fn visit<A: Algorithm + 'static>(self, mut parts: Parts<A>) -> Self::Output {
+    fn visit<A: Algorithm + 'static>(self, mut trainer: Trainer<A>) -> Self::Output {
         let checkpoint = self.0.join("run/checkpoints/step-000003.ckpt");
-        parts.distribution.exchange = Arc::new(LostAfter(checkpoint));
+        trainer.distribution.exchange = Arc::new(LostAfter(checkpoint));
         let end = Some(End {
             of_evaluation: false,
             after: 3,
@@ -367,7 +366,7 @@ impl Visit for Deserted<'_> {
             resume: false,
             end,
         };
-        run.visit(parts)
+        run.visit(trainer)
     }
 }
 

@@ -1,10 +1,10 @@
 //! What is written down of a rollout's images changes nothing else, and is the same after a resume and on several ranks.
 
-use crate::support::{Left, RunTo, Visit, config, environment, left, registries, with_parts};
+use crate::support::{Left, RunTo, Visit, config, environment, left, registries, with_trainer};
 use flow_report::{Manifest, OnExists, RunDirectory};
+use flow_trainer::Trainer;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::Silent;
-use flow_trainer::trainer::{Parts, Session};
 use serde_json::{Map, Value};
 use std::path::Path;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use std::time::Duration;
 fn run(overrides: &[&str], root: &Path, resume: bool, until: u64) -> Left {
     let registries = registries();
     let run = RunTo { root, resume, until };
-    with_parts(&config(overrides), &environment(&registries), run)
+    with_trainer(&config(overrides), &environment(&registries), run)
         .unwrap_or_else(|error| panic!("{overrides:?}: {error}"))
 }
 
@@ -87,19 +87,20 @@ struct Rank<'a> {
 impl Visit for Rank<'_> {
     type Output = Option<Left>;
 
-    fn visit<A: Algorithm + 'static>(self, mut parts: Parts<A>) -> Option<Left> {
-        parts.settings.iterations = 2;
+    fn visit<A: Algorithm + 'static>(self, mut trainer: Trainer<A>) -> Option<Left> {
+        trainer.settings.iterations = 2;
         if !self.is_first {
-            let mut session =
-                Session::join(parts, &self.root.join("run"), false).expect("the first rank begins");
-            session.run(&mut Silent).expect("the run ends");
+            let mut trainer = trainer
+                .join(&self.root.join("run"), false)
+                .expect("the first rank begins");
+            trainer.train(&mut Silent).expect("the run ends");
             return None;
         }
         let directory = RunDirectory::open(self.root, "run", OnExists::Error).expect("a new folder");
         let manifest = Manifest::new("run", vec![], Value::Null, self.root);
-        let mut session = Session::start(parts, directory, &manifest).expect("the run begins");
-        session.run(&mut Silent).expect("the run ends");
-        Some(left(&session))
+        let mut trainer = trainer.start(directory, &manifest).expect("the run begins");
+        trainer.train(&mut Silent).expect("the run ends");
+        Some(left(&trainer))
     }
 }
 
@@ -128,7 +129,7 @@ fn looks_have_the_same_bits_on_several_ranks_that_share_a_group() {
                         root: &root,
                         is_first: rank == 0,
                     };
-                    with_parts(&config(SPREAD), &environment, rank)
+                    with_trainer(&config(SPREAD), &environment, rank)
                 })
             })
             .collect();

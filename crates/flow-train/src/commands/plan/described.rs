@@ -7,11 +7,11 @@ use crate::terminal;
 use flow_config::{Config, Finetune};
 use flow_core::{ModelSpec, ParamLayout};
 use flow_train::checkpoint::Policy;
+use flow_trainer::Trainer;
 use flow_trainer::algorithm::{Algorithm, NetworkRole};
 use flow_trainer::branching::Branches;
 use flow_trainer::geometry::Geometry;
 use flow_trainer::scheduler::{Schedule, StepCoefficients};
-use flow_trainer::trainer::Parts;
 use flow_trainer::setup::Environment;
 use flow_validate::{Companions, Load, MemoryEstimate, Operations, checkpoint_policy};
 
@@ -105,31 +105,31 @@ pub(super) struct Figures {
 }
 
 impl<'a> Described<'a> {
-    /// Of a run whose parts are there.
-    pub(super) fn of_parts<A: Algorithm>(
+    /// Of a run whose trainer is there.
+    pub(super) fn of_trainer<A: Algorithm>(
         config: &Config,
         environment: &Environment<'_>,
-        parts: &'a Parts<A>,
+        trainer: &'a Trainer<A>,
     ) -> Self {
-        let spec = parts.sampler.policy.model.spec();
-        let layout = parts.state.weights.current.layout();
+        let spec = trainer.sampler.policy.model.spec();
+        let layout = trainer.state.weights.current.layout();
         let catalog = environment.plugins.catalog();
         let load = Load::of_run(config, &catalog, environment.accelerators, (layout, spec), 1);
-        // What cannot be measured has been refused: the parts are there.
+        // What cannot be measured has been refused: the trainer is there.
         let companions = memory::companions(config, memory::Around::of(environment), (spec, &load));
         Self {
             load,
             companions: companions.unwrap_or_default(),
             spec,
             layout,
-            trained: parts.state.optimizer.trained(),
-            geometry: &parts.settings.geometry,
-            schedule: &parts.schedule,
-            data: parts.dataset.name(),
-            prompts: parts.prompts.len(),
-            evaluated: parts.evaluation.prompts.len(),
-            text_tokens: parts.conditioner.text_tokens(),
-            here: Computing::of(&parts.acceleration, environment, config),
+            trained: trainer.state.optimizer.trained(),
+            geometry: &trainer.settings.geometry,
+            schedule: &trainer.schedule,
+            data: trainer.dataset.name(),
+            prompts: trainer.prompts.len(),
+            evaluated: trainer.evaluation.prompts.len(),
+            text_tokens: trainer.conditioner.text_tokens(),
+            here: Computing::of(&trainer.acceleration, environment, config),
         }
     }
 }

@@ -2,20 +2,20 @@
 
 use super::described::{Described, Figures};
 use flow_config::{Config, Finetune};
+use flow_trainer::Trainer;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::scheduler::StepCoefficients;
-use flow_trainer::trainer::Parts;
 use flow_trainer::setup::Environment;
 use serde_json::{Map, Value, json};
 
-/// The plan of a run whose parts are there.
-pub(super) fn of_parts<A: Algorithm>(
+/// The plan of a run whose trainer is there.
+pub(super) fn of_trainer<A: Algorithm>(
     config: &Config,
     environment: &Environment<'_>,
-    parts: &Parts<A>,
+    trainer: &Trainer<A>,
 ) -> Value {
-    let mut plan = Described::of_parts(config, environment, parts).json(config, &parts.algorithm);
-    plan["checkpoint_plan"] = json!(parts.checkpoint_plan);
+    let mut plan = Described::of_trainer(config, environment, trainer).json(config, &trainer.algorithm);
+    plan["checkpoint_plan"] = json!(trainer.checkpoint_plan);
     plan
 }
 

@@ -2,20 +2,21 @@
 
 use crate::failure::{Failure, OrFailure};
 use crate::terminal;
+use flow_accel::Acceleration;
 use flow_config::Config;
 use flow_models::Architecture;
 use flow_report::{Audit, RunSummary, TrainedReward, human_duration};
-use flow_trainer::Session;
+use flow_trainer::Trainer;
 use flow_trainer::algorithm::Algorithm;
 
 /// Exports the weights and prints the outcome.
 pub fn run<A: Algorithm>(
-    session: &Session<A>,
+    trainer: &Trainer<A, Acceleration>,
     model: &dyn Architecture,
     config: &Config,
 ) -> Result<(), Failure> {
-    let directory = session.directory();
-    let state = session.state();
+    let directory = trainer.directory();
+    let state = &trainer.state;
     let metadata = flow_train::weights_metadata(config, &directory.name(), state.iteration);
     // Weights of a process before this one are not written over.
     let before = directory.supersede_weights().or_failed()?;
