@@ -68,7 +68,11 @@ fn words_are_read_without_the_columns_that_paddleocr_adds() {
         };
         let reward = OcrReward::new(settings).unwrap();
         let begun = Instant::now();
-        assert_eq!(scores(&reward, &samples).unwrap(), [1.0; 6], "{min_width} columns");
+        assert_eq!(
+            scores(&reward, &samples).unwrap(),
+            [1.0; 6],
+            "{min_width} columns"
+        );
         println!("{min_width} columns: {:?} an image", begun.elapsed() / 6);
     }
 }

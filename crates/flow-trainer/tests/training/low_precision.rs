@@ -1,6 +1,8 @@
 //! Runs of adapters on frozen weights in low precision: exact on policy, resumed bit for bit, and of another policy.
 
-use crate::support::{Left, Registries, RunTo, Visit, config, environment, registries, scramble, with_trainer};
+use crate::support::{
+    Left, Registries, RunTo, Visit, config, environment, registries, scramble, with_trainer,
+};
 use flow_attention::AttentionRegistry;
 use flow_core::{LowPrecisionFormat, Weights};
 use flow_trainer::algorithm::Algorithm;
