@@ -3,15 +3,18 @@
     fast.py --list
     fast.py --rows flux-512 qwen-image-1024 --programs FOLDER --to FILE [--limit SECONDS] [--each SECONDS] [--only ours|peers]
 
-FOLDER holds `workload_speed`, `encode_speed` and, for the row `grpo`, `flow-train` and `full_size_folder` (examples and program of a
-release build with CUDA). FILE gets a line of JSON for each measurement, besides what the programs write themselves: the row, who ran,
-the seconds the process took, and its end if that was not 0. A process is ended after `--each` seconds, and none begins after `--limit`.
-Rows of a model compare losses: their programs make the same weights and inputs.
+FOLDER holds those of our programs that the rows need (examples and program of a release build with CUDA): `workload_speed` for models
+and `load`, `decode_speed`, `encode_speed` for `t5`, `flow-train` and `full_size_folder` for `grpo`. FILE gets a line of JSON for each
+measurement, besides what the programs write themselves: the row, who ran, the seconds the process took, and its end if that was not 0. A
+process is ended after `--each` seconds, and none begins after `--limit`. Rows of a model compare losses: their programs make the same
+weights and inputs. Every line has the peak of memory: `peak_gib` is what our pools took and the most that PyTorch's tensors had at once,
+`driver_gib` and `reserved_gib` what was taken from the driver. Training keeps attention's results alone (`attn_only`).
 """
 
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +31,8 @@ class Row:
 
     def __init__(self, work, name):
         self.prepared, self.ours, self.peers = [], {}, {}
+        # What is found out once a contender has ended, by its name: a function that gives lines.
+        self.after = {}
         getattr(self, name.split("-")[0])(work, name)
 
     def model(self, work, name, batch=()):
@@ -37,7 +42,7 @@ class Row:
         peer = [PYTHON, str(BENCH / "step_peer.py"), "time", str(folder)]
         for part, checkpoint in (("forward", "none"), ("step", "attn_only")):
             options = ["--device", "cuda", "--checkpoint", checkpoint, "--repeats", str(work.repeats)]
-            for captured in ([], ["--capture"]):
+            for captured in ([["--capture"]] if work.captured else [[], ["--capture"]]):
                 key = " ".join([part, *captured])
                 self.ours[key] = [ours, "time", name, str(folder), part, "--made", *batch, *threads, *options, *captured]
             trained = ["--trained-in", "f32"] if part == "step" else []
@@ -45,11 +50,18 @@ class Row:
                 command = [*peer, part, "--mode", mode, *trained, *options, "--limit", str(work.each / 3)]
                 self.peers[f"{part} {mode}"] = command
 
-    flux = qwen = model
+    flux = qwen = wan = model
 
     def one(self, work, name):
         """FLUX.1 with a batch of one at 512 pixels."""
         self.model(work, "flux-512", ["--batch", "1"])
+
+    def decode(self, work, name):
+        side = name.split("-")[1]
+        batch = {"512": "8", "1024": "1"}[side]
+        self.ours["decode"] = [str(work.programs / "decode_speed"), "kl", side, "1", batch, "cuda"]
+        sizes = ["--batch", batch, "--side", side, "--repeats", str(work.repeats)]
+        self.peers["decode"] = [PYTHON, str(BENCH / "parts_peer.py"), "decode", *sizes, "--modes", *of_parts(work.modes)]
 
     def grpo(self, work, name):
         for mode in work.modes:
@@ -57,33 +69,59 @@ class Row:
             self.peers[f"iteration {mode}"] = command
         if work.small is None:
             return
-        folder = work.scratch / "sd35"
-        self.prepared = [[str(work.programs / "full_size_folder"), str(work.small), str(folder), "sd35-medium"]]
-        settings = [f'model.path="{folder}"', "run.steps=4", "sampling.prompts_per_step=2", "sampling.group_size=8"]
-        # Neither evaluation nor checkpoints in between, as in the measurement of 2026-11-26.
+        folder, runs = work.scratch / "sd35", work.scratch / "runs"
+        if not (folder / "transformer/diffusion_pytorch_model.safetensors").exists():
+            self.prepared = [[str(work.programs / "full_size_folder"), str(work.small), str(folder), "sd35-medium"]]
+        shutil.rmtree(runs, ignore_errors=True)
+        settings = [f'model.path="{folder}"', f'run.dir="{runs}"', "run.steps=5", "sampling.prompts_per_step=2", "sampling.group_size=8"]
+        # Neither evaluation nor checkpoints in between; a reward that costs nothing, as the peer's is a stub.
         settings += ["optimizer.gradient_accumulation=2", "evaluation.every=0", "checkpoints.every=0"]
+        settings += ['rewards=[{ kind = "target-colour", rgb = [0.5, 0.5, 0.5] }]']
         command = [str(work.programs / "flow-train"), "train", str(BENCH.parent / "configs/sd35-medium-grpo.toml")]
         self.ours["iteration"] = command + [part for setting in settings for part in ("--set", setting)]
+        self.after["iteration"] = lambda: iterations(runs / "sd35-medium-grpo/timing.jsonl")
 
     def t5(self, work, name):
         self.ours["encode"] = [str(work.programs / "encode_speed"), "cuda", "16", "256"]
-        self.peers["encode"] = [PYTHON, str(BENCH / "parts_peer.py"), "t5", "--modes", "compile", "tuned"]
+        # Few layers of few tokens, beside the processor.
+        self.ours["encode, compared"] = [str(work.programs / "encode_speed"), "cuda", "2", "77", "2", "compare"]
+        sizes = ["--batch", "16", "--tokens", "256"]
+        self.peers["encode"] = [PYTHON, str(BENCH / "parts_peer.py"), "t5", *sizes, "--modes", *of_parts(work.modes)]
 
     def load(self, work, name):
         peer, folder = [PYTHON, str(BENCH / "parts_peer.py")], str(work.scratch / "shards")
-        self.prepared = [[*peer, "shards", folder]]
+        if not Path(folder, "diffusion_pytorch_model.safetensors.index.json").exists():
+            self.prepared = [[*peer, "shards", folder]]
         self.peers["load"] = [*peer, "load", folder]
         ours = [str(work.programs / "workload_speed"), "time", "flux-1024", folder, "load"]
         self.ours["load"] = [*ours, "--device", "cuda", "--repeats", "2", "--threads", str(os.cpu_count())]
 
 
-ROWS = ("flux-512", "one", "flux-1024", "qwen-image-1024", "grpo", "t5", "load")
+ROWS = ("decode-512", "decode-1024", "t5", "flux-512", "one", "flux-1024", "qwen-image-1024", "wan-lora", "grpo", "load")
+
+
+def of_parts(modes):
+    """Those of `modes` that `parts_peer.py` has."""
+    return [mode for mode in modes if mode in ("eager", "compile", "tuned")] or ["compile"]
+
+
+def iterations(timing):
+    """A line for each iteration of a run of ours: its seconds, and what lay on the device."""
+    rows = {}
+    for line in timing.read_text().splitlines() if timing.exists() else []:
+        record = json.loads(line)
+        rows.setdefault(record.pop("step"), {}).update(record)
+    for step, row in rows.items():
+        parts = [row.get(part) for part in ("rollout_s", "rewards_s", "update_s")]
+        if None not in parts:
+            yield {"step": step, "iteration_s": sum(parts)} | {key: value for key, value in row.items() if key != "kind"}
 
 
 class Work:
     def __init__(self, options):
         self.programs, self.scratch, self.small = options.programs, options.scratch, options.small
         self.modes, self.repeats, self.each, self.only = options.modes, options.repeats, options.each, options.only
+        self.captured = options.captured
         self.ends, self.to = time.monotonic() + options.limit, options.to
 
     def say(self, line):
@@ -123,9 +161,10 @@ def main():
     parser.add_argument("--list", action="store_true", help="names of the rows")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--programs", type=Path, default=Path("programs"))
-    parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()) / "fast", help="for what is written: 24 GB for `load`, 17 GB for `grpo`")
-    parser.add_argument("--small", type=Path, help="a small folder of SD3's pipeline, for our part of `grpo`: tests/pipelines/sd3")
+    parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()) / "fast", help="for what is written: 24 GB for `load`, 17 GB for `grpo`; what is there is not written again")
+    parser.add_argument("--small", type=Path, help="a small folder of SD3's pipeline, for our part of `grpo`, as test-support's example `small_folder` writes it")
     parser.add_argument("--modes", nargs="+", default=["compile"], help="of PyTorch: compile, tuned, graphs, tuned-graphs, eager")
+    parser.add_argument("--captured", action="store_true", help="of our models only what is recorded and replayed")
     parser.add_argument("--only", choices=("ours", "peers"))
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--limit", type=float, default=560, help="seconds of all")
@@ -145,6 +184,8 @@ def main():
         for who, command in contenders.items():
             if prepared or name == "grpo" and who.startswith("PyTorch"):
                 work.run(name, who, command)
+                for line in row.after.get(who, list)():
+                    work.say({"row": name, "who": who} | line)
 
 
 if __name__ == "__main__":

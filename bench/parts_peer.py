@@ -1,18 +1,21 @@
 """The parts of a pipeline beside the transformer in PyTorch, with random weights at their published sizes.
 
     parts_peer.py decode [--batch B] [--side PIXELS]   the decoder of `AutoencoderKL` (Stable Diffusion 3, FLUX.1)
-    parts_peer.py t5 [--batch B] [--tokens S]          the encoder of T5-XXL v1.1, of `transformers`
+    parts_peer.py t5 [--batch B] [--tokens S]          the encoder of T5-XXL v1.1
+    parts_peer.py check-t5                             that it is the encoder of `transformers`, in f32 on the CPU, small
     parts_peer.py shards FOLDER [--shards N]           writes FLUX.1's transformer in bf16, as diffusers does: 24 GB
     parts_peer.py load FOLDER                          its weights from the system's cache to the device
 
 `load` prints a line for each way: `direct`, safetensors' own reading to the device, and `mapped`, `.to("cuda")` of mapped tensors;
 `cargo run --release -p flow-trainer --example workload_speed -- time flux-1024 FOLDER load` reads the same. Each other prints a line of JSON for every mode: `eager`; `compile`, `torch.compile`; `tuned`, `max-autotune`, which replays CUDA
-graphs. Convolutions are channels last, and cuDNN measures its algorithms. `cargo run --release -p flow-autoencoder --example
+graphs. Convolutions are channels last, and cuDNN measures its algorithms. T5's attention is PyTorch's fused one, which the encoder of
+`transformers` has as an option (`sdpa`); the bias of relative positions is made once for all layers. `cargo run --release -p flow-autoencoder --example
 decode_speed` and `-p flow-text-encoder --example encode_speed` do the same work.
 """
 
 import argparse
 import json
+import math
 import statistics
 import time
 from pathlib import Path
@@ -20,7 +23,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from torch.nn.functional import interpolate, scaled_dot_product_attention, silu
+from torch.nn.functional import gelu, interpolate, scaled_dot_product_attention, silu
 
 WIDTHS = (512, 512, 256, 128)
 COMPILED = {"compile": None, "tuned": "max-autotune"}
@@ -83,16 +86,93 @@ def decode(options):
     return model, (x.to(memory_format=torch.channels_last),)
 
 
-def t5(options):
-    from transformers import T5Config, T5EncoderModel
+class T5Norm(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
 
-    config = T5Config(
-        vocab_size=32128, d_model=4096, d_kv=64, d_ff=10240, num_layers=24, num_heads=64, feed_forward_proj="gated-gelu"
-    )
+    def forward(self, x):
+        scale = torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-6)
+        return self.weight * (x * scale).to(self.weight.dtype)
+
+
+class T5Block(nn.Module):
+    """Names of the parts are not those of `transformers`; their order is."""
+
+    def __init__(self, width, inner, heads, channels):
+        super().__init__()
+        self.channels = channels
+        linear = lambda inputs, outputs: nn.Linear(inputs, outputs, bias=False)
+        self.q, self.k, self.v = (linear(width, heads * channels) for _ in range(3))
+        self.o, self.norm = linear(heads * channels, width), T5Norm(width)
+        self.gate, self.up, self.down = linear(width, inner), linear(width, inner), linear(inner, width)
+        self.norm2 = T5Norm(width)
+
+    def forward(self, x, bias):
+        h = self.norm(x)
+        split = lambda y: y.unflatten(2, (-1, self.channels)).transpose(1, 2)
+        attended = scaled_dot_product_attention(split(self.q(h)), split(self.k(h)), split(self.v(h)), bias, scale=1.0)
+        x = x + self.o(attended.transpose(1, 2).flatten(2))
+        h = self.norm2(x)
+        return x + self.down(gelu(self.gate(h), approximate="tanh") * self.up(h))
+
+
+class T5Encoder(nn.Module):
+    def __init__(self, vocabulary=32128, width=4096, inner=10240, heads=64, channels=64, layers=24):
+        super().__init__()
+        self.table = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(32, heads)
+        self.blocks = nn.ModuleList(T5Block(width, inner, heads, channels) for _ in range(layers))
+        self.norm = T5Norm(width)
+
+    def forward(self, ids):
+        x, at = self.table(ids), torch.arange(ids.shape[1], device=ids.device)
+        bias = self.positions(t5_buckets(at[None, :] - at[:, None])).permute(2, 0, 1)[None].contiguous()
+        for block in self.blocks:
+            x = block(x, bias)
+        return self.norm(x)
+
+
+def t5_buckets(distance, half=16, most=128):
+    """`T5Attention._relative_position_bucket`, bidirectional, of 32 buckets."""
+    exact, away = half // 2, distance.abs()
+    beyond = exact + (torch.log(away.float() / exact) / math.log(most / exact) * (half - exact)).long()
+    return (distance > 0).long() * half + torch.where(away < exact, away, beyond.clamp(max=half - 1))
+
+
+def t5(options):
+    torch.manual_seed(1)
     with torch.device("cuda"):
-        model = T5EncoderModel(config).bfloat16()
+        model = T5Encoder().bfloat16()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.normal_(0.0, 0.02)
     ids = torch.randint(0, 32100, (options.batch, options.tokens), device="cuda")
     return model.eval(), (ids,)
+
+
+def check_t5():
+    from transformers import T5Config, T5EncoderModel
+
+    sizes = dict(vocab_size=99, d_model=24, d_kv=8, d_ff=40, num_layers=2, num_heads=3)
+    theirs = T5EncoderModel(T5Config(**sizes, feed_forward_proj="gated-gelu")).eval()
+    ours = T5Encoder(99, 24, 40, 3, 8, 2)
+    for parameter in theirs.parameters():
+        parameter.normal_(0.0, 0.3)
+    given = theirs.state_dict()
+    block = lambda layer, part: f"encoder.block.{layer}.layer.{part}.weight"
+    parts = {name: f"0.SelfAttention.{name}" for name in "qkvo"} | {"norm": "0.layer_norm", "norm2": "1.layer_norm"}
+    parts |= {"gate": "1.DenseReluDense.wi_0", "up": "1.DenseReluDense.wi_1", "down": "1.DenseReluDense.wo"}
+    taken = {f"blocks.{layer}.{name}.weight": given[block(layer, part)] for layer in range(2) for name, part in parts.items()}
+    taken |= {"table.weight": given["shared.weight"], "norm.weight": given["encoder.final_layer_norm.weight"]}
+    taken["positions.weight"] = given[block(0, "0.SelfAttention.relative_attention_bias")]
+    ours.load_state_dict(taken)
+    ids = torch.randint(0, 99, (2, 150))
+    found, wanted = ours(ids), theirs(ids).last_hidden_state
+    apart = ((found - wanted).norm() / wanted.norm()).item()
+    print(json.dumps({"part": "check-t5", "relative_l2": apart}))
+    if not apart <= 1e-5:
+        raise SystemExit("this encoder is not that of transformers")
 
 
 def write_shards(options):
@@ -152,12 +232,17 @@ def load(options):
 
 def about():
     peak = round(torch.cuda.max_memory_allocated() / 2**30, 3)
-    return {"peak_gib": peak, "torch": torch.__version__, "device": torch.cuda.get_device_name()}
+    reserved = round(torch.cuda.max_memory_reserved() / 2**30, 3)
+    return {"peak_gib": peak, "reserved_gib": reserved, "torch": torch.__version__, "device": torch.cuda.get_device_name()}
 
 
 def milliseconds(call, repeats):
     for _ in range(5):
         call()
+    # What trying algorithms took is not counted.
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
     times = []
     for _ in range(repeats):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -172,7 +257,7 @@ def milliseconds(call, repeats):
 @torch.inference_mode()
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("decode", "t5", "shards", "load"))
+    parser.add_argument("part", choices=("decode", "t5", "check-t5", "shards", "load"))
     parser.add_argument("folder", nargs="?", help="of shards and load")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--side", type=int, default=512)
@@ -187,10 +272,13 @@ def main():
             parser.error(f"{options.part} needs a FOLDER")
         {"shards": write_shards, "load": load}[options.part](options)
         return
+    if options.part == "check-t5":
+        check_t5()
+        return
     torch.backends.cudnn.benchmark = True
     model, inputs = {"decode": decode, "t5": t5}[options.part](options)
     for mode in options.modes:
-        torch.cuda.reset_peak_memory_stats()
+        torch.compiler.reset()
         called = torch.compile(model, mode=COMPILED[mode]) if mode in COMPILED else model
         times = milliseconds(lambda: called(*inputs), options.repeats)
         print(

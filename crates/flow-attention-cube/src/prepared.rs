@@ -132,6 +132,8 @@ pub trait Kernels: Send + Sync + 'static {
     /// Whether the forward kernel takes its row maximum from the first tile of a list, which should then be one that a whole
     /// block sees.
     const MAX_FROM_FIRST_TILE: bool = false;
+    /// Whether the forward kernel adds a bias by distance to the scores.
+    const ADDS_BIAS: bool = false;
     /// Tiles of the forward kernel.
     type Forward: MaskTiling;
     /// A mask on the device, for the forward kernel.
@@ -166,7 +168,8 @@ pub trait Kernels: Send + Sync + 'static {
     ) -> Self::ForwardMask;
 
     /// Launches the forward kernel: `o = softmax(q kᵀ scale) v`, and `lse [B, H, lse_rows]` in f32, plus infinity where
-    /// there is no row or no key.
+    /// there is no row or no key. `bias`, only where [`ADDS_BIAS`](Self::ADDS_BIAS) says so and for keys in one segment, is added to the
+    /// scaled scores: `[H, S + T - 1]` in f32 without gaps, in which key `j` of query `i` has the place `j - i + S - 1`.
     #[allow(clippy::too_many_arguments)]
     fn forward(
         client: &Client,
@@ -176,6 +179,7 @@ pub trait Kernels: Send + Sync + 'static {
         lse: &Handle,
         list: &Self::ForwardMask,
         scale: f32,
+        bias: Option<&Handle>,
         tiles: Self::Forward,
     );
 
@@ -295,6 +299,52 @@ impl<K: Kernels> Prepared<K> {
 
     /// Writes `o [B, H, S, D]` and `lse [B, H, lse_rows]`.
     pub fn forward(&self, q: &Heads, kv_segments: &[KvSegment<'_>], o: &Heads, lse: &Handle) {
+        self.launch_forward(q, kv_segments, o, lse, None);
+    }
+
+    /// As [`forward`](Self::forward), with `bias [H, S + T - 1]` added to the scaled scores, in f32 without gaps: key `j` of query `i`
+    /// gets the value at `j - i + S - 1`.
+    ///
+    /// # Errors
+    /// [`Refusal`] if the kernels add none, or keys are in two segments.
+    pub fn forward_biased(
+        &self,
+        q: &Heads,
+        kv_segments: &[KvSegment<'_>],
+        o: &Heads,
+        lse: &Handle,
+        bias: &Handle,
+    ) -> Result<(), Refusal> {
+        Self::check_bias(&self.problem)?;
+        self.launch_forward(q, kv_segments, o, lse, Some(bias));
+        Ok(())
+    }
+
+    /// Whether the forward kernel adds a bias by distance to the scores of `problem`.
+    ///
+    /// # Errors
+    /// [`Refusal`] if it adds none, or keys are in two segments.
+    pub fn check_bias(problem: &Problem) -> Result<(), Refusal> {
+        if !K::ADDS_BIAS {
+            let why = format!("the `{}` kernels add no bias to scores", K::NAME);
+            return Err(Refusal::because(why));
+        }
+        if problem.keys[1] > 0 {
+            return Err(Refusal::because(
+                "the kernels add a bias to scores of keys in one part, not in two",
+            ));
+        }
+        Ok(())
+    }
+
+    fn launch_forward(
+        &self,
+        q: &Heads,
+        kv_segments: &[KvSegment<'_>],
+        o: &Heads,
+        lse: &Handle,
+        bias: Option<&Handle>,
+    ) {
         K::forward(
             &self.client,
             q,
@@ -303,6 +353,7 @@ impl<K: Kernels> Prepared<K> {
             lse,
             &self.forward,
             self.scale,
+            bias,
             self.selection.forward,
         );
     }

@@ -149,6 +149,34 @@ pub(crate) fn mask_out_of_bounds<N: Size>(
     with_rest::<N>(out, scores, comptime!(keys / 2))
 }
 
+/// Scores with a bias by distance, `factor` times: this thread's two rows take `bias` from `start_0` and `start_1` on, one value for
+/// each key. `first_key` is this thread's first key; those behind `last_key` are not there, and take its value.
+#[cube]
+pub(crate) fn add_bias<N: Size>(
+    scores: Vector<f32, N>,
+    bias: &[f32],
+    start_0: u32,
+    start_1: u32,
+    first_key: u32,
+    last_key: u32,
+    factor: f32,
+    #[comptime] keys: usize,
+) -> Vector<f32, N> {
+    let mut out = Sequence::<f32>::new();
+    #[unroll]
+    for i in 0..comptime!(keys / 2) {
+        let key = first_key + comptime!(((i / 4) * 8 + i % 2) as u32);
+        let start = if comptime!((i / 2) % 2 == 0) {
+            start_0
+        } else {
+            start_1
+        };
+        let at = start + select(key < last_key, key, last_key);
+        out.push(multiply_add(bias[at as usize], factor, scores.extract(i)));
+    }
+    with_rest::<N>(out, scores, comptime!(keys / 2))
+}
+
 /// Writes both rows, each scaled, to a tile of panels of `rows` rows; `at` is the byte address of this thread's
 /// first row in the first panel, `row` that row within its 64.
 #[cube]

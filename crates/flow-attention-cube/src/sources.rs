@@ -23,6 +23,11 @@ pub trait Sources: Kernels {
     /// The forward kernel.
     fn forward_kernel(on: &Properties, tiles: Self::Forward) -> Box<dyn CubeKernel>;
 
+    /// The forward kernel with a bias of the scores, if published text encoders ask for one of such tiles.
+    fn biased_kernel(_on: &Properties, _tiles: Self::Forward) -> Option<Box<dyn CubeKernel>> {
+        None
+    }
+
     /// The kernel for queries.
     fn queries_kernel(on: &Properties, tiles: Self::Backward) -> Box<dyn CubeKernel>;
 
@@ -75,6 +80,9 @@ pub fn sources<K: Sources>(
             Ok(())
         };
     add("forward", format!("{forward:?}"), K::forward_kernel(&on, forward))?;
+    if let Some(kernel) = K::biased_kernel(&on, forward) {
+        add("biased", format!("{forward:?}"), kernel)?;
+    }
     add("queries", format!("{queries:?}"), K::queries_kernel(&on, queries))?;
     for tiles in keys {
         add("keys", format!("{tiles:?}"), K::keys_kernel(&on, tiles))?;
@@ -169,10 +177,20 @@ impl Sources for Mma {
     fn forward_kernel(on: &Properties, tiles: mma::ForwardTiles) -> Box<dyn CubeKernel> {
         kernel!(MmaForward, on, tiles.threads() as u32;
             tensor(q k v k_2 v_2 o)
-            buffer(lse work_tiles entries partial_masks)
-            scalar(queries lse_rows first_keys second_keys group scale_log2);
+            buffer(lse work_tiles entries partial_masks bias)
+            scalar(queries lse_rows first_keys second_keys group scale_log2 inverse_scale);
             tiles, tiles.vectors()
         )
+    }
+
+    // Heads of T5 and UMT5 have 64 channels.
+    fn biased_kernel(on: &Properties, tiles: mma::ForwardTiles) -> Option<Box<dyn CubeKernel>> {
+        let is_asked_for = tiles.head_dim == 64 && !tiles.two_segments;
+        let tiles = mma::ForwardTiles {
+            biased: true,
+            ..tiles
+        };
+        is_asked_for.then(|| Self::forward_kernel(on, tiles))
     }
 
     fn queries_kernel(on: &Properties, tiles: mma::BackwardTiles) -> Box<dyn CubeKernel> {

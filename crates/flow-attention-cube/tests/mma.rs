@@ -92,6 +92,7 @@ fn scores_of_four_warps_are_where_masks_expect_them() {
         operand_type: OperandType::Bf16,
         masked: true,
         two_segments: false,
+        biased: false,
     };
     // Channel 0 of a query is its row, channel 1 is one; of a key one and 64 times its column: small enough to be exact.
     let mut warp = Warp {

@@ -68,6 +68,8 @@ pub fn register(registry: &mut AttentionRegistry) -> Result<(), NameTaken> {
         }
         let capability = AttentionCapability {
             devices: &["cuda"],
+            // That of `mma`.
+            bias: true,
             ..PortableAttention::default().capability()
         };
         let automatic = crate::AutomaticAttention::new("cuda", capability, backends.into());

@@ -1,4 +1,4 @@
-//! Decodes random latents with random weights at the size of a published autoencoder, and says how long it takes.
+//! Decodes random latents with random weights at the size of a published autoencoder, and says how long it takes, in a line of JSON.
 //!
 //! `cargo run --release -p flow-autoencoder --example decode_speed -- [kl|causal] [SIDE] [FRAMES] [BATCH] [cpu|cuda]
 //! [compare]`; with `--features cuda` for the GPU, where it computes in bf16. `compare` compares values with the processor's.
@@ -26,19 +26,17 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let compare = arguments.next().is_some_and(|it| it == "compare");
     let sizes = [batch, frames, side];
     let job = Job::new(&kind, &on, sizes)?;
-    let (batches, pixels) = (
-        format!("{batch} of {frames} frames"),
-        format!("{side} by {side} pixels"),
-    );
     let numbers = job.autoencoder.layout().count_values(|_| true);
+    let mean_ms = job.milliseconds()?;
+    let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
     println!(
-        "{kind}: {numbers} numbers, {batches} of {pixels} on {}",
-        job.device.name()
+        "{}",
+        json!({
+            "program": "flow-train", "part": "decode", "kind": kind, "numbers": numbers, "batch": batch, "frames": frames, "size": side,
+            "device": job.device.name(), "mean_ms": mean_ms,
+            "peak_gib": job.device.taken_bytes().map(gib), "driver_gib": job.device.driver_bytes().map(gib),
+        })
     );
-    println!("{:.2} ms", job.milliseconds()?);
-    if let Some(bytes) = job.device.taken_bytes() {
-        println!("{:.3} GiB taken", bytes as f64 / (1u64 << 30) as f64);
-    }
     if compare {
         let found = job.decoded()?;
         let wanted = Job::new(&kind, "cpu", sizes)?.decoded()?;
@@ -85,7 +83,10 @@ impl Job {
         let (device, plan) = open(on)?;
         let config = AutoencoderConfig::read(&settings, Path::new("config.json"))?;
         let autoencoder = Autoencoder::new(&config, &device)?;
-        let weights = Weights::init(autoencoder.layout().clone(), 1, &device);
+        let mut weights = Weights::init(autoencoder.layout().clone(), 1, &device);
+        // As a run has them: in the type that the device computes in, and in no other.
+        weights.freeze(&vec![false; autoencoder.layout().len()]);
+        device.release_unused();
         let shape = autoencoder.latent_shape(frames, side, side)?;
         let mut values = vec![0.0; batch * shape.values()];
         Stream::new(1, Purpose::InitialNoise)

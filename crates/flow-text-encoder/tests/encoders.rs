@@ -120,7 +120,7 @@ fn qwens_hidden_state_after_the_final_norm_is_that_of_transformers() {
     );
 }
 
-/// Attention of the processor that adds no bias to scores, like the kernels of GPUs.
+/// Attention of the processor that adds no bias to scores, like the portable kernels of GPUs.
 #[derive(Debug)]
 struct WithoutBias;
 

@@ -171,7 +171,10 @@ impl Job {
         });
         let mut weights = match from {
             Origin::File(file) => {
-                let mut weights = Weights::zeros(layout.clone(), &device);
+                // As a run has it: what is frozen never lies on the device in f32.
+                let forms = Arc::from([]);
+                let mut weights =
+                    Weights::init_adapters_on_frozen(layout.clone(), 0, &device, &trained, forms);
                 load_into(&mut weights, file)?;
                 weights
             }

@@ -83,9 +83,11 @@ impl Which {
     }
 }
 
-/// Whether the weights are so many that each program makes them where it computes, instead of reading files of 24 and 41 GB.
+/// Whether adapters on many weights are trained: each program makes the weights where it computes, instead of reading files of up to 41 GB.
 fn is_large(workload: &str) -> bool {
-    workload.starts_with("flux") || workload.starts_with("qwen-image")
+    ["flux", "qwen-image", "wan-lora"]
+        .iter()
+        .any(|name| workload.starts_with(name))
 }
 
 /// All that is timed of a workload.

@@ -16,7 +16,9 @@ use flow_cube::register::exp2_approximate;
 /// `o = softmax(q kᵀ scale) v` and the log-sum-exp of each row, `lse [B, H, lse_rows]`. One block for `tiles.queries()`
 /// queries of a head. Tensors are `[B, H, S, D / 8]` of eight values each, of any strides but the last, which is 1. Keys and
 /// values have `first_keys` rows in `k` and `v`, and `second_keys` in `k_2` and `v_2`. `scale_log2` is the scale times log2 e.
-/// `work_tiles`, `entries` and `partial_masks` are of the mask; see [`block_mask`](crate::block_mask).
+/// `work_tiles`, `entries` and `partial_masks` are of the mask; see [`block_mask`](crate::block_mask). Where `tiles` are biased, the scaled
+/// scores get `bias [H, S + T - 1]`, in which key `j` of query `i` has the place `j - i + S - 1`; keys are in one segment then, and
+/// `inverse_scale` is 1 over the scale.
 #[cube(launch_unchecked)]
 pub fn mma_forward<NS: Size, NO: Size, NP: Size>(
     q: &Tensor<Vector<u32, Const<4>>>,
@@ -29,12 +31,14 @@ pub fn mma_forward<NS: Size, NO: Size, NP: Size>(
     work_tiles: &[WorkTileHalf],
     entries: &[BlockMaskEntry],
     partial_masks: &[MaskWord],
+    bias: &[f32],
     queries: u32,
     lse_rows: u32,
     first_keys: u32,
     second_keys: u32,
     group: u32,
     scale_log2: f32,
+    inverse_scale: f32,
     #[comptime] tiles: ForwardTiles,
     #[define(NS, NO, NP)] _vectors: [usize; 3],
 ) {
@@ -134,6 +138,13 @@ pub fn mma_forward<NS: Size, NO: Size, NP: Size>(
     let k_at = k_base + lane_by_columns(lane);
     let v_at = v_base + lane_by_rows(lane);
 
+    // Where the biases of key 0 are, for this thread's two queries; those of no query are read as the last one's.
+    let last_query = queries - 1;
+    let query = first_query + warp_row + lane / 4;
+    let of_head = head * (queries + first_keys - 1) + last_query;
+    let bias_0 = of_head - select(query < last_query, query, last_query);
+    let bias_1 = of_head - select(query + 8 < last_query, query + 8, last_query);
+
     let mut max_0 = f32::NEG_INFINITY.runtime();
     let mut max_1 = f32::NEG_INFINITY.runtime();
     let mut sum_0 = 0.0f32.runtime();
@@ -184,6 +195,18 @@ pub fn mma_forward<NS: Size, NO: Size, NP: Size>(
         commit();
         if partial_mask != NONE {
             let mut scores = multiply::<NS>(q_at, k_at + stage * tile_bytes, comptime!(tiles.scores()));
+            if comptime!(tiles.biased) {
+                scores = add_bias::<NS>(
+                    scores,
+                    bias,
+                    bias_0,
+                    bias_1,
+                    tile * per_tile + (lane % 4) * 2,
+                    first_keys - 1,
+                    inverse_scale,
+                    keys,
+                );
+            }
             scores = apply_mask::<NS>(scores, partial_mask, bits, shape);
             let (exist, _) = tile_rows_in_segment(tile, first_keys, second_keys, keys, two_segments);
             if comptime!(!tiles.masked) && exist < per_tile {

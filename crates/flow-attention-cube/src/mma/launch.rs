@@ -19,7 +19,7 @@ fn eights(x: &Heads) -> TensorArg {
     unsafe { TensorArg::from_raw_parts(x.handle.clone(), strides, shape) }
 }
 
-/// Launches the forward kernel.
+/// Launches the forward kernel, with a `bias` in f32 `[H, S + T - 1]` if there is one.
 #[allow(clippy::too_many_arguments)]
 pub(super) fn launch_forward(
     client: &Client,
@@ -29,6 +29,7 @@ pub(super) fn launch_forward(
     lse: &Handle,
     list: &BlockMask,
     scale: f32,
+    bias: Option<&Handle>,
     tiles: ForwardTiles,
 ) {
     let [batch, heads, queries, _] = q.shape;
@@ -40,6 +41,21 @@ pub(super) fn launch_forward(
         0
     };
     let [work_tiles, entries, partial_masks] = list.arguments();
+    let tiles = ForwardTiles {
+        biased: bias.is_some(),
+        ..tiles
+    };
+    let bias = match bias {
+        // SAFETY: a value for each distance, for each head.
+        Some(values) => unsafe {
+            BufferArg::from_raw_parts(values.clone(), heads * (queries + first_keys - 1))
+        },
+        // Not read.
+        None => {
+            let [_, _, unread] = list.arguments();
+            unread
+        }
+    };
     // SAFETY: the operands are those of the call, as `Prepared` wants them; the kernel stays within them.
     unsafe {
         mma_forward::launch_unchecked(
@@ -60,12 +76,14 @@ pub(super) fn launch_forward(
             work_tiles,
             entries,
             partial_masks,
+            bias,
             queries as u32,
             lse_rows(queries) as u32,
             first_keys as u32,
             second_keys as u32,
             (heads / kv_heads) as u32,
             scale * std::f32::consts::LOG2_E,
+            1.0 / scale,
             tiles,
             tiles.vectors(),
         );

@@ -51,6 +51,7 @@ impl MaskTiling for BackwardTiles {
 
 impl Kernels for Mma {
     const NAME: &'static str = "mma";
+    const ADDS_BIAS: bool = true;
     type Forward = ForwardTiles;
     type ForwardMask = BlockMask;
     type Backward = BackwardTiles;
@@ -107,9 +108,10 @@ impl Kernels for Mma {
         lse: &Handle,
         list: &BlockMask,
         scale: f32,
+        bias: Option<&Handle>,
         tiles: ForwardTiles,
     ) {
-        launch::launch_forward(client, q, kv_segments, o, lse, list, scale, tiles);
+        launch::launch_forward(client, q, kv_segments, o, lse, list, scale, bias, tiles);
     }
 
     fn backward_queries(

@@ -64,6 +64,8 @@ pub(super) fn select(problem: &Problem, masked: bool, capabilities: DeviceCapabi
             operand_type,
             masked,
             two_segments,
+            // A launch with a bias says so.
+            biased: false,
         })
         .collect();
     let backward = |cuts: &[(usize, usize)], sums, side: Side| {

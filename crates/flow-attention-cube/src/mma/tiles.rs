@@ -21,6 +21,8 @@ pub struct ForwardTiles {
     pub masked: bool,
     /// Whether keys and values are in two segments.
     pub two_segments: bool,
+    /// Whether a bias by distance is added to the scores; keys are in one segment then.
+    pub biased: bool,
 }
 
 impl ForwardTiles {

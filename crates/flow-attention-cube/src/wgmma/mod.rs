@@ -113,8 +113,10 @@ impl Kernels for Wgmma {
         lse: &Handle,
         list: &ForwardMask,
         scale: f32,
+        bias: Option<&Handle>,
         tiles: ForwardTiles,
     ) {
+        debug_assert!(bias.is_none(), "these kernels add no bias, as `ADDS_BIAS` says");
         launch::launch_forward(client, q, kv_segments, o, lse, list, scale, tiles);
     }
 

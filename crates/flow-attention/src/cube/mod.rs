@@ -15,12 +15,9 @@ use flow_core::cube::{Client, CubeTensor};
 use flow_core::ops::attention::Place;
 use flow_core::{AttentionCall, RawTensor, Refusal};
 
-/// The device of `call`, which has nothing that no kernel here computes.
+/// The device of `call`.
 fn client(call: &AttentionCall) -> Result<&Client, Refusal> {
     match &call.place {
-        Place::Cube(_) if call.bias.is_some() => Err(Refusal::because(
-            "the kernels of GPUs add no bias to scores, and the call has one (relative positions of a T5 encoder)",
-        )),
         Place::Cube(client) => Ok(client),
         _ => Err(Refusal::because(
             "this backend computes on a GPU; the operands are in the host's memory. The backends `cpu` and `reference` compute \

@@ -53,7 +53,14 @@ impl PortableAttention {
     /// Name in logs, manifests and configs.
     pub const NAME: &'static str = "portable";
 
+    const CAPABILITY: AttentionCapability = AttentionCapability {
+        devices: &["cuda", "vulkan"],
+        dtypes: &[DType::F32, DType::BF16, DType::F16],
+        bias: false,
+    };
+
     fn check(call: &AttentionCall) -> Result<(&Client, Element), Refusal> {
+        Self::CAPABILITY.check_bias(call)?;
         let (client, element) = (client(call)?, element(call)?);
         check_device(client, [call.batch, call.heads, call.head_dim], element)?;
         Ok((client, element))
@@ -162,11 +169,7 @@ impl AttentionBackend for PortableAttention {
     }
 
     fn capability(&self) -> AttentionCapability {
-        AttentionCapability {
-            devices: &["cuda", "vulkan"],
-            dtypes: &[DType::F32, DType::BF16, DType::F16],
-            bias: false,
-        }
+        Self::CAPABILITY
     }
 
     fn kernel(&self, call: &AttentionCall) -> Result<String, Refusal> {

@@ -11,9 +11,10 @@ use flow_attention_cube::problem::{Problem, check_scale};
 use flow_attention_cube::sources::Sources;
 use flow_attention_cube::tensors::{Heads, KvSegment, lse_rows};
 use flow_attention_cube::wgmma::Wgmma;
-use flow_core::cube::{Client, CubeTensor, LaunchesOn, contiguous, empty_like, wrap};
+use flow_core::cube::{Client, CubeTensor, LaunchesOn, cast, contiguous, empty_like, wrap};
 use flow_core::ops::Stash;
 use flow_core::ops::attention::Mask;
+use flow_core::tensors::is_tracked;
 use flow_core::{
     Attended, AttentionBackend, AttentionCall, AttentionCapability, KeyValue, RawTensor, Refusal, autograd,
 };
@@ -35,6 +36,7 @@ struct CallKey {
     call: Problem,
     scale: f32,
     mask: Option<Arc<Mask>>,
+    biased: bool,
 }
 
 /// On Hopper's asynchronous tensor cores (compute capability 9.0).
@@ -94,23 +96,55 @@ fn cube_call(call: &AttentionCall) -> Result<Problem, Refusal> {
 impl<K: Sources> CubeAttention<K> {
     fn prepare(&self, client: &Client, problem: &AttentionCall) -> Result<Arc<Prepared<K>>, Refusal> {
         let call = cube_call(problem)?;
+        let biased = problem.bias.is_some();
+        if biased {
+            Prepared::<K>::check_bias(&call)?;
+        }
         let key = CallKey {
             device: LaunchesOn::of(client),
             call,
             scale: problem.scale,
             mask: problem.mask.clone(),
+            biased,
         };
         self.prepared.get_or_make(client, key, || {
             let prepared = Prepared::new(client, call, problem.scale, problem.mask.clone())?;
-            // Backward's, too: they are wanted once forward is queued, and by then they are ready.
+            // Backward's, too: they are wanted once forward is queued, and by then they are ready. With a bias there is no backward.
             #[cfg(feature = "cuda")]
-            self.precompiler.compile(client, || prepared.kernels());
+            if !biased {
+                self.precompiler.compile(client, || prepared.kernels());
+            }
             Ok(prepared)
         })
     }
 }
 
-fn forward<K: Kernels>(prepared: &Prepared<K>, operands: &[CubeTensor]) -> [RawTensor; 2] {
+/// The bias of the scores of `call`, if it has one, as kernels read it: f32 without gaps.
+///
+/// # Errors
+/// [`Refusal`] if a gradient is to go through the scores: the kernels of backward know no bias.
+fn bias_of(
+    call: &AttentionCall,
+    q: &DispatchTensor,
+    kv_segments: &[KeyValue<'_>],
+) -> Result<Option<CubeTensor>, Refusal> {
+    let Some(bias) = &call.bias else {
+        return Ok(None);
+    };
+    let of_segments = kv_segments.iter().flat_map(|part| [part.k, part.v]);
+    if of_segments.chain([q]).any(is_tracked) {
+        return Err(Refusal::because(
+            "the kernels of tensor cores give no gradient through scores with a bias",
+        ));
+    }
+    Ok(Some(contiguous(cast(read(bias.values()), DType::F32))))
+}
+
+fn forward<K: Kernels>(
+    prepared: &Prepared<K>,
+    operands: &[CubeTensor],
+    bias: Option<&CubeTensor>,
+) -> [RawTensor; 2] {
     let q = &operands[0];
     let call = prepared.problem();
     let output = empty_like(q, &[call.batch, call.queries, call.heads, call.head_dim], q.dtype);
@@ -123,7 +157,13 @@ fn forward<K: Kernels>(prepared: &Prepared<K>, operands: &[CubeTensor]) -> [RawT
             v: &pair[1],
         })
         .collect();
-    prepared.forward(&views[0], &kv_segments, &heads(&output), &lse.handle);
+    let (q, o) = (&views[0], &heads(&output));
+    match bias {
+        Some(bias) => prepared
+            .forward_biased(q, &kv_segments, o, &lse.handle, &bias.handle)
+            .expect("the call was checked before"),
+        None => prepared.forward(q, &kv_segments, o, &lse.handle),
+    }
     [wrap(output), wrap(lse)]
 }
 
@@ -174,13 +214,16 @@ impl<K: Sources> AttentionBackend for CubeAttention<K> {
         AttentionCapability {
             devices: &["cuda"],
             dtypes: &[DType::BF16, DType::F16],
-            bias: false,
+            bias: K::ADDS_BIAS,
         }
     }
 
     fn kernel(&self, call: &AttentionCall) -> Result<String, Refusal> {
         let (client, problem) = (client(call)?, cube_call(call)?);
         problem.check()?;
+        if call.bias.is_some() {
+            Prepared::<K>::check_bias(&problem)?;
+        }
         check_scale(call.scale)?;
         K::check(client, &problem)?;
         let selection = K::select(&problem, call.mask.is_some(), DeviceCapabilities::of(client));
@@ -199,11 +242,12 @@ impl<K: Sources> AttentionBackend for CubeAttention<K> {
         kv_segments: &[KeyValue<'_>],
         call: &AttentionCall,
     ) -> Result<Attended, Refusal> {
+        let bias = bias_of(call, q, kv_segments)?;
         let prepared = self.prepare(client(call)?, call)?;
         Ok(through(stash, q, kv_segments, |inputs| {
             let operands: Arc<[CubeTensor]> = inputs.iter().map(operand).collect();
             let again = (prepared.clone(), operands.clone());
-            let compute = move || forward(&prepared, &operands);
+            let compute = move || forward(&prepared, &operands, bias.as_ref());
             let backward = move |saved: [RawTensor; 2]| -> autograd::Backward {
                 Arc::new(move |incoming| {
                     backward(&again.0, &again.1, &saved, incoming.gradient(), incoming.wanted)

@@ -2,6 +2,7 @@
 
 mod checkpoints;
 mod ocr;
+mod published;
 mod sizes;
 
 use crate::support::{Place, contains};
@@ -467,6 +468,26 @@ fn every_folder_trains_in_full_and_as_a_lora_goes_on_to_the_same_bytes_and_is_lo
         let lora = "runs/whole-0/weights/adapter/pytorch_lora_weights.safetensors";
         assert!(
             sample("plain.png", &[]) != sample("lora.png", &["--lora", lora]),
+            "{name}"
+        );
+        // And the transformer that was trained as a whole takes the place of the folder's own.
+        let of_config = |out: &str, weights: &[&str]| {
+            let base = [
+                "sample",
+                "folder.toml",
+                "--prompt",
+                "a red cube",
+                "-n",
+                "1",
+                "--out",
+                out,
+            ];
+            place.succeed(&[&base[..], frames, weights].concat());
+            place.bytes(out)
+        };
+        let full = ["--weights", "runs/whole-1/weights"];
+        assert!(
+            of_config("own.png", &[]) != of_config("full.png", &full),
             "{name}"
         );
     }

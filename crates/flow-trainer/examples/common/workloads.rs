@@ -66,9 +66,10 @@ impl Workload {
 }
 
 /// Names of all workloads.
-pub const NAMES: [&str; 9] = [
+pub const NAMES: [&str; 10] = [
     "wan-1.3b",
     "wan-1.3b-short",
+    "wan-lora",
     "dit-xl-256",
     "dit-xl-1024",
     "sd35-medium",
@@ -91,6 +92,9 @@ const ATTENTION_TARGETS: &[&str] = &[
     "to_add_out",
 ];
 
+/// The same of Wan, whose attentions read one stream.
+const WAN_TARGETS: &[&str] = &["to_q", "to_k", "to_v", "to_out.0"];
+
 /// The workload called `name`.
 ///
 /// # Errors
@@ -106,6 +110,7 @@ pub fn workload(name: &str, tiny: bool) -> Result<Workload, String> {
         // 77 and 29 frames of 480 x 832 pixels: 31,200 and 12,480 tokens.
         "wan-1.3b" => wan(name, 20, tiny),
         "wan-1.3b-short" => wan(name, 8, tiny),
+        "wan-lora" => wan_lora(name, tiny),
         // DiT-XL/2 of Peebles and Xie 2022, 16 heads of 72 channels, and its latents of 256 and 512 pixels.
         "dit-xl-256" => dit(name, (1152, 28, 16), (64, 32), tiny),
         "dit-xl-1024" => dit(name, (1152, 28, 16), (16, 64), tiny),
@@ -155,6 +160,21 @@ fn wan(name: &'static str, frames: usize, tiny: bool) -> Workload {
         guidance_scale: 1.0,
         steps: if tiny { 3 } else { 10 },
     }
+}
+
+/// Adapters on Wan, and videos as in `configs/wan21-1.3b-grpo.toml`: 33 frames of 240 x 416 pixels, 3,510 tokens.
+fn wan_lora(name: &'static str, tiny: bool) -> Workload {
+    let mut workload = wan(name, 9, tiny);
+    if !tiny {
+        workload.settings["latent_height"] = 30.into();
+        workload.settings["latent_width"] = 52.into();
+        workload.batch = 4;
+    }
+    workload.lora = Some(Lora {
+        targets: WAN_TARGETS,
+        ..adapters(tiny)
+    });
+    workload
 }
 
 fn dit(

@@ -6,8 +6,8 @@ use crate::support::Place;
 
 const JOB: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/sd35-ocr.toml");
 
-/// What makes the job one of seconds on a processor.
-const SMALL: [&str; 23] = [
+/// What makes a job of a published model one of seconds on a processor.
+pub(super) const SMALL: [&str; 23] = [
     "model.path=model",
     "model.width=48",
     "model.height=64",
