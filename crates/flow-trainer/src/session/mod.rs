@@ -68,6 +68,7 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// What to do about a ratio that is not 1 where it must be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -299,6 +300,8 @@ pub struct Session<A> {
     tally: Tally,
     /// The rollout of the next iteration, of a run whose rollouts are an update behind.
     ahead: Option<RolledAhead>,
+    /// Until when the time of rewards was counted.
+    rewards_counted_to: Option<Instant>,
     resumed: bool,
     /// Whether the run's folder does not hold the state that it goes on from.
     unsaved: bool,
@@ -353,6 +356,7 @@ impl<A: Algorithm> Session<A> {
             files,
             tally,
             ahead: None,
+            rewards_counted_to: None,
             resumed: false,
             unsaved: false,
             saved_at: None,

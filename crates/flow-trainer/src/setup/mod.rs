@@ -5,6 +5,7 @@
 mod blocks;
 mod checkpointing;
 mod described;
+mod elsewhere;
 mod examples;
 mod exploration;
 mod folder;
@@ -23,6 +24,7 @@ mod teachers;
 
 pub use checkpointing::{TrainingSteps, regions};
 pub use described::{Said, said_by_adapter, said_by_weights};
+pub use elsewhere::algorithm_fits;
 pub(crate) use examples::LatentSource;
 pub use examples::{captions, has_examples, latent_examples, models_of_sizes, pixel_examples};
 pub use folder::{completed_by_folder, decoder, folder_size, pipeline, prompt_cache, said_by_folder};
@@ -417,7 +419,7 @@ pub fn parts_of<A: Algorithm>(
         mut notices,
         strict,
     } = common_for(config, environment, model, &trainer, &algorithm.guidance_scales())?;
-    staleness::check(config.sampling.staleness, &algorithm, &acceleration)?;
+    staleness::check(config.sampling.staleness, &algorithm, acceleration.audit_share())?;
     let records = Records::of(config, environment, &algorithm, &dataset)?;
     let device = &environment.device;
     let sampling = &config.sampling;
