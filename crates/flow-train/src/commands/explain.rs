@@ -3,6 +3,7 @@
 
 use crate::failure::{Failure, OrFailure};
 use crate::terminal;
+use flow_accel::{AccelerationError, Params};
 use flow_config::{Catalog, FieldDoc};
 use flow_train::Registries;
 
@@ -36,6 +37,9 @@ pub fn run(key: &str) -> Result<(), Failure> {
     if !values.is_empty() {
         return terminal::print(&values);
     }
+    if let Some(text) = not_of_configs(&registries, key) {
+        return terminal::print(&text);
+    }
     let keys = flow_config::all_keys(&catalog);
     let names = flow_config::names(&catalog);
     let params: Vec<String> = params(&registries)
@@ -46,11 +50,13 @@ pub fn run(key: &str) -> Result<(), Failure> {
         })
         .collect();
     let codes = flow_validate::all_codes().map(|known| known.code);
+    let options = flow_runtime::OPTIONS.iter().map(|option| option.path);
     let known: Vec<&str> = [&names, &keys, &params]
         .into_iter()
         .flatten()
         .map(String::as_str)
         .chain(codes)
+        .chain(options)
         .collect();
     let nearest = nearest_member(key, &known).or_else(|| flow_config::nearest(key, known.iter().copied()));
     let hint = match nearest {
@@ -60,6 +66,19 @@ pub fn run(key: &str) -> Result<(), Failure> {
     Err(Failure::Input(format!(
         "there is no key, value or code `{key}`; {hint}"
     )))
+}
+
+/// What is known of a name that stands for no key: an option of the runtimes, or an accelerator or a key of other programs.
+fn not_of_configs(registries: &Registries, name: &str) -> Option<String> {
+    let removed = || match registries.accelerators.build(name, &Params::new()) {
+        Err(error @ AccelerationError::Removed(_)) => {
+            Some(format!("{}\n  help: {}\n", error.message(), error.help()))
+        }
+        _ => None,
+    };
+    flow_runtime::explain(name)
+        .or_else(removed)
+        .or_else(|| flow_config::explain_elsewhere(name))
 }
 
 /// Of `GROUP::NAME` and `SECTION.KEY`: the nearest name of that form, or if none is near, what is nearest in the group that was
