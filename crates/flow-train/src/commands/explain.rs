@@ -18,7 +18,9 @@ pub fn run(key: &str) -> Result<(), Failure> {
     if let Some(docs) = flow_config::explain(&catalog, key) {
         return terminal::print(&docs.to_string());
     }
-    let found = flow_config::find_key(&catalog, key);
+    let mut found = flow_config::find_key(&catalog, key);
+    // The learning rate of a run before that of some algorithm's network.
+    found.sort_by_key(|path| path.matches('.').count());
     if !found.is_empty() {
         let docs: Vec<String> = found
             .iter()
