@@ -1,7 +1,8 @@
 """PyTorch's matrix products (cuBLAS) beside ours. Serves one request a line on standard input, answers with one line of JSON.
 
 Requests are JSON: {"do": "about"}, {"do": "ceiling"}, {"do": "ceilings"}, or {"do": "time", "case": {layout, m, n, k, rank, bias, epilogue, tokens},
-"repeats": n}. What PyTorch cannot fuse it does in further operations. Four sets of operands are in rotation, as on our side.
+"repeats": n}. A case with "fp8" is of e4m3 with a scale for each row of both operands: {fp8: "product", "quantise" or "both", fast, m, n, k}, by
+`torch._scaled_mm`, and by `torch.compile` what quantises. What PyTorch cannot fuse it does in further operations. Four sets of operands are in rotation, as on our side.
 Times are seconds of one product, from events around replays of a captured graph, so that the host has no share in them.
 """
 
@@ -83,8 +84,44 @@ def product(case):
     return lambda: total.add_(plain())
 
 
+def quantise(x):
+    """Codes of e4m3 and an f32 scale for each row, [rows, 1]."""
+    scale = x.abs().amax(dim=-1, keepdim=True).float().clamp(min=2.0**-116 * 448) / 448
+    codes = (x.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+    return codes, scale
+
+
+compiled_quantise = torch.compile(quantise, dynamic=False)
+
+
+def product_of_codes(case):
+    """One product of codes, one quantisation of rows, or both, on operands of its own."""
+    m, n, k = case["m"], case["n"], case["k"]
+    make = lambda *shape: torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+    x = make(m, k)
+    if case["fp8"] == "quantise":
+        return lambda: compiled_quantise(x)
+    weight, weight_scale = quantise(make(n, k))
+    multiply = lambda codes, scale: torch._scaled_mm(
+        codes,
+        weight.t(),
+        scale_a=scale,
+        scale_b=weight_scale.t(),
+        out_dtype=torch.bfloat16,
+        use_fast_accum=case["fast"],
+    )
+    if case["fp8"] == "both":
+        return lambda: multiply(*compiled_quantise(x))
+    codes, scale = quantise(x)
+    return lambda: multiply(codes, scale)
+
+
 def time_case(case, repeats):
     torch.manual_seed(0)
+    if "fp8" in case:
+        work = 500 * case["m"] * case["k"] if case["fp8"] == "quantise" else 2 * case["m"] * case["n"] * case["k"]
+        with torch.no_grad():
+            return replayed([product_of_codes(case) for _ in range(SETS)], repeats, work / 500e12)
     flops = 2 * case["m"] * case["n"] * (case["k"] + case["rank"])
     with torch.no_grad():
         return replayed([product(case) for _ in range(SETS)], repeats, flops / 500e12)

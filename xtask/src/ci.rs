@@ -4,99 +4,55 @@ mod main_job;
 mod python;
 mod steps;
 
-use crate::process::{cargo, run as run_command};
+use crate::process::{cargo, output, run as run_command};
 use crate::workspace::Workspace;
-use crate::{deny, docs, interop, ptx, tidy};
-use anyhow::Result;
+use crate::{deny, docs, interop, ptx, test, tidy};
+use anyhow::{Result, anyhow};
 use clap::Args;
+use std::path::Path;
+use std::process::Command;
 use steps::Steps;
 
-/// What every build has, the program's as well, so that Burn's backend for the processor is compiled once: see `workspace-hack`.
-pub const SHARED: &str = "workspace-hack/with-devices";
-
-/// The features that turn on the tests of the portable kernels on Vulkan: `.ci/run` installs a driver for the processor. They
-/// are on in all builds, so that CubeCL is compiled once. With a question mark, for without one Cargo gives these crates to all
-/// members that may depend on them, `flow-kernels` and with it the trainer, which the program would then need compiled once more.
-pub const LAVAPIPE: &str =
-    "flow-attention-cube?/lavapipe,flow-kernels-cube?/lavapipe,flow-matmul-cube?/lavapipe";
+/// How everything is compiled here: see the file.
+const BUILD_CONFIG: &str = ".ci/cargo.toml";
 
 /// Why a step is left out that a person left out.
 const AS_ASKED: &str = "as asked";
 
-/// Every test but those of the documentation. No examples: clippy compiles them.
-const TESTS: [&str; 4] = ["test", "--release", "--workspace", "--tests"];
+/// The program for NVIDIA GPUs, as the README's command has it. The tests run it on a machine that has none.
+const CUDA: &str = "flow-train/cuda";
 
-/// The examples in the documentation.
-const DOC_TESTS: [&str; 4] = ["test", "--release", "--workspace", "--doc"];
+/// What is there only in a build for some device, and needs none: CubeCL's options.
+const CUBECL: &str = "flow-runtime/cubecl";
 
-/// The crates that compute on devices of CubeCL's runtimes, and the program. Whatever is built of them for a device is built with
-/// the same features, NVIDIA's and Vulkan's, so that what of Burn knows of devices is compiled twice in all: without them, and with both.
-const ON_DEVICES: [&str; 14] = [
-    "--release",
-    "--package",
-    "flow-kernels",
-    "--package",
-    "flow-checkpoint",
-    "--package",
-    "flow-trainer",
-    "--package",
-    "flow-runtime",
-    "--package",
-    "flow-train",
-    "--package",
-    "workspace-hack",
-    "--features",
-];
+/// The tests on Vulkan: of the portable kernels, of these behind Burn, of whole models and of the training loop. `.ci/run` installs a
+/// driver for the processor.
+const LAVAPIPE: &str = "flow-kernels/lavapipe,flow-checkpoint/lavapipe,flow-trainer/lavapipe";
 
-/// The features of a build for NVIDIA GPUs, as the README's command has them, and CubeCL's options.
-const CUDA: &str = "flow-train/cuda,flow-runtime/cubecl";
-
-/// The features that turn on the tests behind Burn on Vulkan, and CubeCL's options.
-const LAVAPIPE_THROUGH_BURN: &str =
-    "flow-kernels/lavapipe,flow-checkpoint/lavapipe,flow-trainer/lavapipe,flow-runtime/cubecl";
-
-/// The kernels behind Burn, whole models with them, what backward keeps of these, and the training loop, on Vulkan.
-const THROUGH_BURN: [&str; 8] = [
-    "--test", "cube", "--test", "capture", "--test", "proof", "--test", "lavapipe",
-];
-
-/// Those of the kernels' tests that are within `flow-kernels`, alone: the trainer's are the same with devices and without, and
-/// compiling them takes longer than all others.
-const WITHIN_KERNELS: [&str; 8] = [
-    "test",
-    "--release",
-    "--lib",
-    "--package",
-    "flow-kernels",
-    "--package",
-    "workspace-hack",
-    "--features",
-];
-
-/// With these, all that [`WITHIN_KERNELS`] rests on is as [`ON_DEVICES`] has it.
-const KERNELS_ON_VULKAN: &str = "flow-kernels/lavapipe,flow-checkpoint/lavapipe";
-const KERNELS_ON_NVIDIA: &str = "flow-kernels/cuda,flow-attention/cuda";
-
-/// CubeCL's options.
-const RUNTIME_OPTIONS: [&str; 10] = [
-    "--test",
-    "exhaustive",
-    "--test",
-    "generated",
-    "--test",
-    "parse",
-    "--test",
-    "process",
-    "--test",
-    "sentinels",
-];
-
-/// What is linted: everything, with all features of the program and of its benchmarks for NVIDIA GPUs. What is compiled only
-/// without them is compiled for the tests, which take no warnings either.
+/// What is linted: everything, with all features of the program and of its benchmarks for NVIDIA GPUs.
 const LINTED: &str = "flow-train/kernel-cache,flow-train/tui,flow-kernels/cuda,flow-checkpoint/cuda,flow-trainer/cuda,flow-autoencoder/cuda,flow-text-encoder/cuda";
+
+/// The portable kernels' own tests, linted; what rests on them is linted as it is for NVIDIA GPUs.
+const LINTED_KERNELS: &str =
+    "flow-attention-cube?/lavapipe,flow-kernels-cube?/lavapipe,flow-matmul-cube?/lavapipe";
+
+/// What clippy is told of its lints.
+const DENIED: [&str; 2] = ["-D", "warnings"];
 
 /// What is compiled for clippy alone, the fuzz targets; and what makes all dependencies serve for rustdoc as well.
 const CHECKED: &str = "flow-train-fuzz/libfuzzer,workspace-hack/with-tests";
+
+/// What is other code in a build without devices, which is the README's: the program with all that it rests on, its tests, and those of
+/// activation checkpointing.
+const WITHOUT_DEVICES: [&str; 7] = [
+    "check",
+    "--release",
+    "--tests",
+    "--package",
+    "flow-train",
+    "--package",
+    "flow-checkpoint",
+];
 
 /// Which steps to leave out.
 #[derive(Debug, Args)]
@@ -120,6 +76,7 @@ pub struct Options {
 
 /// Runs every step; the first that fails ends it.
 pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
+    let workspace = &workspace.built_with(BUILD_CONFIG);
     let mut steps = Steps::default();
     steps.step("tidy", |_| tidy::run(workspace))?;
     steps.step("links of the documentation", |_| docs::check(workspace))?;
@@ -135,89 +92,52 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// The features of the whole workspace, where it is tested.
+/// The features of all that is built to be run, one set, so that everything is compiled once.
 fn features(options: &Options) -> String {
-    match options.without_lavapipe {
-        true => SHARED.to_owned(),
-        false => format!("{LAVAPIPE},{SHARED}"),
-    }
+    let chosen = [
+        (options.without_cuda, CUDA),
+        (options.without_lavapipe, LAVAPIPE),
+        (false, CUBECL),
+    ];
+    let features = chosen
+        .iter()
+        .filter(|(left_out, _)| !left_out)
+        .map(|(_, features)| (*features).to_owned())
+        .chain([ptx::features()]);
+    features.collect::<Vec<_>>().join(",")
 }
 
 /// Everything that runs tests.
 fn tests(workspace: &Workspace, options: &Options, steps: &mut Steps) -> Result<()> {
+    let environment = interop::begin(workspace);
     let features = features(options);
-    let features = ["--features", &features];
-    steps.tests("tests", workspace, &[&TESTS, &features])?;
-    steps.tests(
-        "examples in the documentation",
-        workspace,
-        &[&DOC_TESTS, &features],
-    )?;
+    let built = ["--features", &features];
+    if options.without_cuda {
+        steps.skips.step("the program for NVIDIA GPUs", AS_ASKED);
+    }
+    if options.without_lavapipe {
+        let on_vulkan = "kernels, models and training on Vulkan";
+        steps.skips.step(on_vulkan, "no Vulkan driver can be installed");
+    }
+    // The README's command, with devices. No examples: clippy compiles them.
+    steps.tests("tests", workspace, &[&test::ARGUMENTS, &["--tests"], &built])?;
+    let examples = "examples in the documentation";
+    steps.tests(examples, workspace, &[&test::ARGUMENTS, &["--doc"], &built])?;
     steps.step_if_possible("files of diffusers and peft", || {
-        interop::run(workspace, &interop::Options::default(), &features)
+        let python = environment.join();
+        let python =
+            python.unwrap_or_else(|_| Err(anyhow!("the thread that makes the environment panicked")));
+        interop::exchange(workspace, python, &built)
     })?;
     let compile_check = "compile check of the CUDA kernels";
     match options.without_compile_check {
         true => steps.skips.step(compile_check, "its compilers cannot be fetched"),
-        false => steps.step(compile_check, |_| ptx::run(workspace, &ptx::Options::default()))?,
+        false => steps.step(compile_check, |_| {
+            ptx::run(workspace, &ptx::Options::default(), &features)
+        })?,
     }
-    on_devices(workspace, options, steps)
-}
-
-/// What is built for devices, and run where the processor can stand in for one.
-fn on_devices(workspace: &Workspace, options: &Options, steps: &mut Steps) -> Result<()> {
-    const NO_DRIVER: &str = "no Vulkan driver can be installed";
-    let chosen = [
-        (options.without_cuda, CUDA),
-        (options.without_lavapipe, LAVAPIPE_THROUGH_BURN),
-        (false, "flow-runtime/cubecl"),
-        (false, SHARED),
-    ];
-    let features: Vec<&str> = chosen
-        .iter()
-        .filter(|(left_out, _)| !left_out)
-        .map(|(_, features)| *features)
-        .collect();
-    let features = features.join(",");
-    let built = [&ON_DEVICES[..], &[&features]].concat();
-    let cuda = "the program for NVIDIA GPUs";
-    match options.without_cuda {
-        true => steps.skips.step(cuda, AS_ASKED),
-        // With a test beside it, for else its dependencies are built without what tests ask of them, which is all once more.
-        false => {
-            let program = ["--bin", "flow-train", "--test", "sentinels"];
-            steps.cargo(cuda, workspace, &[&["build"], &built, &program])?;
-        }
-    }
-    let burn = "kernels and training on Vulkan through Burn, and CubeCL's options";
-    match options.without_lavapipe {
-        true => {
-            steps.skips.step("portable kernels on Vulkan", NO_DRIVER);
-            steps
-                .skips
-                .step("kernels and training on Vulkan through Burn", NO_DRIVER);
-            steps.tests(
-                "CubeCL's options",
-                workspace,
-                &[&["test"], &built, &RUNTIME_OPTIONS],
-            )?;
-        }
-        false => {
-            steps.tests(
-                burn,
-                workspace,
-                &[&["test"], &built, &THROUGH_BURN, &RUNTIME_OPTIONS],
-            )?;
-            let mut features = format!("{SHARED},{KERNELS_ON_VULKAN}");
-            if !options.without_cuda {
-                features = format!("{features},{KERNELS_ON_NVIDIA}");
-            }
-            let within = "kernels on Vulkan through Burn, from within";
-            steps.tests(within, workspace, &[&WITHIN_KERNELS, &[features.as_str()]])?;
-        }
-    }
-    let examples = "examples in the documentation of what is for devices";
-    steps.tests(examples, workspace, &[&["test"], &built, &["--doc"]])
+    // What the program and its tests are for a user who asks for no device.
+    steps.tests("code without devices", workspace, &[&WITHOUT_DEVICES])
 }
 
 /// Everything that is compiled to see whether it can be, and linted.
@@ -229,16 +149,12 @@ fn lints(workspace: &Workspace, options: &Options, steps: &mut Steps) -> Result<
         return Ok(());
     }
     let features = match options.without_cuda {
-        true => format!("{LAVAPIPE},{CHECKED}"),
-        false => format!("{LAVAPIPE},{CHECKED},{LINTED}"),
+        true => format!("{LINTED_KERNELS},{CHECKED}"),
+        false => format!("{LINTED_KERNELS},{CHECKED},{LINTED}"),
     };
     let features = ["--release", "--workspace", "--features", &features];
     steps.step("clippy, of the fuzz targets as well", |_| {
-        let clippy = [
-            &["clippy"],
-            &features[..],
-            &["--all-targets", "--", "-D", "warnings"],
-        ];
+        let clippy = [&["clippy"][..], &features[..], &["--all-targets", "--"], &DENIED];
         let mut clippy = cargo(workspace, &clippy.concat());
         // libFuzzer itself, which is C++, is for a link that a check does not do.
         run_command(clippy.env("CUSTOM_LIBFUZZER_PATH", "./not-linked"))
@@ -246,6 +162,23 @@ fn lints(workspace: &Workspace, options: &Options, steps: &mut Steps) -> Result<
     // With clippy's features, or all dependencies would be checked once more with fewer.
     steps.step("documentation of the crates", |_| {
         let mut rustdoc = cargo(workspace, &[&["doc", "--no-deps"][..], &features].concat());
+        as_clippy(workspace, &mut rustdoc)?;
         run_command(rustdoc.env("RUSTDOCFLAGS", "-D warnings"))
     })
+}
+
+/// Has Cargo take what clippy made of the members of the workspace, and of dependencies that rest on members: these are compiled by
+/// clippy's compiler as long as Cargo is told the same of it. Where it is not the same, they are checked once more.
+fn as_clippy(workspace: &Workspace, command: &mut Command) -> Result<()> {
+    let mut rustc = Command::new("rustc");
+    rustc.current_dir(workspace.root()).args(["--print", "sysroot"]);
+    let clippy = Path::new(output(&mut rustc)?.trim_end()).join("bin/clippy-driver");
+    if clippy.is_file() {
+        // As `cargo clippy` hands on what stands behind its `--`.
+        let arguments = DENIED.map(|argument| format!("{argument}__CLIPPY_HACKERY__"));
+        command
+            .env("RUSTC_WORKSPACE_WRAPPER", clippy)
+            .env("CLIPPY_ARGS", arguments.concat());
+    }
+    Ok(())
 }

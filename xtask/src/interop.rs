@@ -12,6 +12,7 @@ use clap::Args;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread::JoinHandle;
 
 /// Builds the example of `flow-models` that writes our files and reads theirs: of the whole workspace, so that what other builds
 /// of it made serves.
@@ -29,15 +30,26 @@ pub struct Options {
     python: Option<PathBuf>,
 }
 
-/// Exchanges files; `features` are those that the workspace is built with. Gives the reason if the environment cannot be had, which
-/// is no failure of ours.
-pub fn run(workspace: &Workspace, options: &Options, features: &[&str]) -> Result<Option<String>> {
+/// Exchanges files. Gives the reason if the environment cannot be had, which is no failure of ours.
+pub fn run(workspace: &Workspace, options: &Options) -> Result<Option<String>> {
     let python = match &options.python {
-        Some(python) => python.clone(),
-        None => match environment(workspace) {
-            Ok(python) => python,
-            Err(error) => return Ok(Some(format!("{error:#}"))),
-        },
+        Some(python) => Ok(python.clone()),
+        None => environment(workspace),
+    };
+    exchange(workspace, python, &[])
+}
+
+/// Makes the environment beside other work, for most of the time goes by until it is fetched.
+pub fn begin(workspace: &Workspace) -> JoinHandle<Result<PathBuf>> {
+    let workspace = workspace.clone();
+    std::thread::spawn(move || environment(&workspace))
+}
+
+/// As [`run`], with the `python` of an environment, in a workspace that is built with `features`.
+pub fn exchange(workspace: &Workspace, python: Result<PathBuf>, features: &[&str]) -> Result<Option<String>> {
+    let python = match python {
+        Ok(python) => python,
+        Err(error) => return Ok(Some(format!("{error:#}"))),
     };
     let folder = tempfile::tempdir()?;
     run_command(&mut cargo(workspace, &[&BUILD[..], features].concat()))?;

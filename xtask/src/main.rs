@@ -84,11 +84,11 @@ fn run(task: Task) -> anyhow::Result<()> {
             Some(reason) => anyhow::bail!("{reason}"),
         },
         Task::Golden(options) => golden::run(&workspace, &options),
-        Task::Interop(options) => match interop::run(&workspace, &options, &[])? {
+        Task::Interop(options) => match interop::run(&workspace, &options)? {
             None => Ok(()),
             Some(reason) => anyhow::bail!("{reason}"),
         },
-        Task::Ptx(options) => ptx::run(&workspace, &options),
+        Task::Ptx(options) => ptx::run(&workspace, &options, &ptx::features()),
         Task::Dist(options) => dist::run(&workspace, &options),
     }
 }

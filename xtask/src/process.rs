@@ -8,10 +8,19 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+/// Tasks of Cargo that compile.
+const BUILDS: [&str; 5] = ["build", "check", "clippy", "doc", "test"];
+
 /// Cargo in the top folder. It is the one that runs this task, so toolchain and target folder are the same.
 pub fn cargo(workspace: &Workspace, arguments: &[&str]) -> Command {
     let mut command = Command::new(option_env!("CARGO").unwrap_or("cargo"));
-    command.current_dir(workspace.root()).args(arguments);
+    command.current_dir(workspace.root());
+    match (workspace.build_config(), arguments) {
+        (Some(config), [task, rest @ ..]) if BUILDS.contains(task) => {
+            command.args([*task, "--config", config]).args(rest)
+        }
+        _ => command.args(arguments),
+    };
     command
 }
 

@@ -1,6 +1,5 @@
 //! `cargo xtask ptx`: the compile check of the CUDA kernels, on a machine without a GPU.
 
-use crate::ci::{LAVAPIPE, SHARED};
 use crate::pip;
 use crate::process::{cargo, output, run as run_command};
 use crate::workspace::Workspace;
@@ -41,16 +40,22 @@ impl Default for Options {
     }
 }
 
-/// Compiles every kernel that the tables choose, and checks what ptxas reports.
-pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
+/// The features without which there are no such tests. With a question mark, for without one Cargo gives these crates to all members of
+/// the workspace that may depend on them.
+pub fn features() -> String {
+    CHECKED
+        .map(|(package, _)| format!("{package}?/compile-check"))
+        .join(",")
+}
+
+/// Compiles every kernel that the tables choose, and checks what ptxas reports. `features` are those that the workspace is built
+/// with, [`features`] among them.
+pub fn run(workspace: &Workspace, options: &Options, features: &str) -> Result<()> {
     let tree = match &options.cuda {
         Some(tree) => tree.clone(),
         None => fetched(workspace, &options.python)?,
     };
-    // All of the workspace's features as CI's other tests have them, so that these have compiled all of it.
-    let features_of_checks = CHECKED.map(|(package, _)| format!("{package}?/compile-check"));
-    let features = format!("{LAVAPIPE},{SHARED},{}", features_of_checks.join(","));
-    let mut arguments = vec!["test", "--release", "--workspace", "--features", &features];
+    let mut arguments = vec!["test", "--release", "--workspace", "--features", features];
     for (_, test) in CHECKED {
         if !arguments.contains(&test) {
             arguments.extend(["--test", test]);

@@ -6,12 +6,12 @@ use crate::workspace::Workspace;
 use anyhow::Result;
 
 /// The arguments of the README's test command.
-pub const ARGUMENTS: &[&str] = &["test", "--release", "--workspace"];
+pub const ARGUMENTS: [&str; 3] = ["test", "--release", "--workspace"];
 
 /// Runs every test of the workspace, and says at the end what was left out.
 pub fn run(workspace: &Workspace) -> Result<()> {
     let mut skips = Skips::default();
-    run_tests(&mut cargo(workspace, ARGUMENTS), &mut skips)?;
+    run_tests(&mut cargo(workspace, &ARGUMENTS), &mut skips)?;
     skips.print();
     Ok(())
 }

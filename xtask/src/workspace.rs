@@ -36,6 +36,7 @@ pub fn normal(path: &Path) -> PathBuf {
 #[derive(Clone, Debug)]
 pub struct Workspace {
     root: PathBuf,
+    build_config: Option<&'static str>,
 }
 
 /// A member crate.
@@ -77,7 +78,21 @@ impl Workspace {
     pub fn at(root: &Path) -> Self {
         Self {
             root: root.to_owned(),
+            build_config: None,
         }
+    }
+
+    /// The same repository, of which Cargo builds everything with a further file of its configuration.
+    pub fn built_with(&self, config: &'static str) -> Self {
+        Self {
+            build_config: Some(config),
+            ..self.clone()
+        }
+    }
+
+    /// The file, seen from the top folder, if there is one.
+    pub fn build_config(&self) -> Option<&'static str> {
+        self.build_config
     }
 
     /// The top folder.

@@ -1,13 +1,14 @@
 //! `low_precision`: frozen weights stored in 8 or 4 bits, in rollout and training alike.
 //!
-//! Whoever makes weights asks the accelerator for its rule and stores them by it; kernels widen them. The accelerator itself refuses to
-//! stand where nothing is stored so, and counts the matrices that calls widen.
+//! Whoever makes weights asks the accelerator for its rule and stores them by it; kernels widen them, or multiply their codes with those of
+//! activations. The accelerator itself refuses to stand where nothing is stored so, and counts the matrices that calls read.
 
 use burn::tensor::Tensor;
 use flow_accel::{Accelerator, AcceleratorStage, Engagement, Meter, Refusal, Safety, Target};
 use flow_core::low_precision::MIN_COLUMNS;
 use flow_core::{
-    Backends, Exec, FlowModel, LowPrecisionFormat, LowPrecisionRule, ModelInput, VelocityDriver, Weights,
+    Backends, Exec, FlowModel, LowPrecisionCompute, LowPrecisionFormat, LowPrecisionRule, ModelInput,
+    VelocityDriver, Weights,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -18,8 +19,8 @@ use std::sync::Arc;
 #[serde(deny_unknown_fields)]
 pub struct LowPrecisionParams {
     /// In what precision products are computed.
-    pub compute: LowPrecisionCompute,
-    /// How frozen weights are stored.
+    pub compute: LowPrecisionComputeParam,
+    /// How frozen weights are stored; `compute = "fp8"` takes `fp8` alone.
     pub format: LowPrecisionFormatParam,
     /// Layers whose weights stay as they are, beside those outside of the model's blocks: whole names or their ends from a dot
     /// on, `*` standing for any characters, as in `lora.targets`.
@@ -31,9 +32,12 @@ pub struct LowPrecisionParams {
 /// In what precision products are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum LowPrecisionCompute {
+pub enum LowPrecisionComputeParam {
     /// In that of the run: weights are widened right before a product.
     Storage,
+    /// In FP8 e4m3, with sums in f32: activations are rounded to it row by row, with a scale for each row. Gradients and adapters are
+    /// computed in the precision of the run.
+    Fp8,
 }
 
 /// How frozen weights are stored.
@@ -46,6 +50,15 @@ pub enum LowPrecisionFormatParam {
     Int8,
     /// 4-bit NormalFloat, as in QLoRA, with a scale for each block of 64 values of a row.
     Nf4,
+}
+
+impl From<LowPrecisionComputeParam> for LowPrecisionCompute {
+    fn from(compute: LowPrecisionComputeParam) -> Self {
+        match compute {
+            LowPrecisionComputeParam::Storage => Self::Storage,
+            LowPrecisionComputeParam::Fp8 => Self::Fp8,
+        }
+    }
 }
 
 impl From<LowPrecisionFormatParam> for LowPrecisionFormat {
@@ -71,16 +84,32 @@ impl LowPrecisionAccelerator {
     /// With `params`.
     pub fn new(params: LowPrecisionParams) -> Self {
         let LowPrecisionParams {
-            // There is one.
-            compute: LowPrecisionCompute::Storage,
+            compute,
             format,
             keep,
         } = params;
         let rule = LowPrecisionRule {
             format: format.into(),
+            compute: compute.into(),
             keep,
         };
         Self { rule }
+    }
+
+    /// The other formats have no codes that FP8 products multiply.
+    fn expect_codes(&self) -> Result<(), Refusal> {
+        let LowPrecisionRule { format, compute, .. } = &self.rule;
+        if *compute == LowPrecisionCompute::Storage || *format == LowPrecisionFormat::Fp8 {
+            return Ok(());
+        }
+        Err(Refusal::new(
+            format!(
+                "`compute = \"fp8\"` multiplies FP8 codes of weights with those of activations, and `format = \"{format}\"` stores other codes"
+            ),
+            format!(
+                "Set `format = \"fp8\"`, or `compute = \"storage\"` to store weights in {format} and widen them"
+            ),
+        ))
     }
 }
 
@@ -93,7 +122,7 @@ impl Accelerator for LowPrecisionAccelerator {
         AcceleratorStage::Both
     }
 
-    // Rollout and training widen the same words by the same kernel, and multiply by the same kernels as without it.
+    // Rollout and training read the same words by the same kernels, and round a row of activations by that row alone.
     fn safety(&self, _: &Backends) -> Safety {
         Safety::Lossless
     }
@@ -117,6 +146,7 @@ impl Accelerator for LowPrecisionAccelerator {
     }
 
     fn apply(&self, plan: Backends, target: &Target<'_>) -> Result<Backends, Refusal> {
+        self.expect_codes()?;
         if target.model.stacks.is_empty() {
             return Err(Refusal::new(
                 format!(
@@ -138,7 +168,7 @@ impl Accelerator for LowPrecisionAccelerator {
     }
 }
 
-/// Counts the matrices that a call widens, and leaves all else to the inner driver, whose name it has: other accelerators ask for that.
+/// Counts the matrices in low precision that a call reads, and leaves all else to the inner driver, whose name it has: other accelerators ask for that.
 #[derive(Debug)]
 struct Counting {
     inner: Arc<dyn VelocityDriver>,
@@ -151,8 +181,8 @@ impl VelocityDriver for Counting {
     }
 
     fn run(&self, exec: &Exec<'_>, model: &dyn FlowModel, input: ModelInput) -> Tensor<2> {
-        let widened = exec.params().count_low_precision();
-        self.meter.count(Engagement::KernelReplaced, widened as u64);
+        let read = exec.params().count_low_precision();
+        self.meter.count(Engagement::KernelReplaced, read as u64);
         self.inner.run(exec, model, input)
     }
 

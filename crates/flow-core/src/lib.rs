@@ -29,7 +29,7 @@ pub use exec::{
     ReuseDriver, RowKey, RunAllBlocks, Site, Stack, StackDriver, Stage, TrainingPass, TrajectoryId,
     VelocityDriver,
 };
-pub use low_precision::{LowPrecision, LowPrecisionFormat, LowPrecisionRule};
+pub use low_precision::{LowPrecision, LowPrecisionCompute, LowPrecisionFormat, LowPrecisionRule};
 pub use model::{AttentionShape, Condition, LatentShape, ModelInput, ModelSpec, RegionKind, TextWidth};
 pub use ops::{
     Activation, AdamWFactors, AdamWParam, AdamWScalars, AdamWStep, Attended, AttentionBackend, AttentionCall,

@@ -15,9 +15,11 @@
 //! filled up to whole words; behind them the scales row by row, two bf16s in a word, the first in the upper half, a row filled up to
 //! whole words. So the word of a row with one scale is that scale as an f32.
 
+mod activations;
 mod format;
 mod rule;
 
+pub use activations::quantise_activations;
 pub use format::LowPrecisionFormat;
 pub use rule::{LowPrecisionRule, MIN_COLUMNS};
 
@@ -31,11 +33,26 @@ const SCALES: usize = 2;
 /// The smallest scale, 2^-116: the product of any code but zero's and a scale is a normal f32, which no device takes for zero.
 const SMALLEST_SCALE: f32 = f32::from_bits((127 - 116) << 23);
 
+/// What a product with a matrix in low precision multiplies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum LowPrecisionCompute {
+    /// Activations as they are, and the widened matrix.
+    #[default]
+    Storage,
+    /// Codes: of the matrix, in e4m3, and of the activations, each row of which is [quantised](quantise_activations) to e4m3. Sums of
+    /// such products are f32, and multiplied by the scales of the matrix's row and of the activations' row. The gradient of the
+    /// activations is that of the widened matrix, as if they had not been quantised (the straight-through estimator, Bengio et al. 2013,
+    /// arXiv:1308.3432). A low-rank adapter of the layer reads the activations as they are.
+    Fp8,
+}
+
 /// How a matrix is stored whose values are codes with scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LowPrecision {
     /// How a value is stored.
     pub format: LowPrecisionFormat,
+    /// What a product with it multiplies. [`Fp8`](LowPrecisionCompute::Fp8) is for matrices in [`Fp8`](LowPrecisionFormat::Fp8).
+    pub compute: LowPrecisionCompute,
     /// Output channels of the layer.
     pub rows: usize,
     /// Input channels of the layer.
@@ -113,6 +130,27 @@ impl LowPrecision {
     /// # Panics
     /// If there are not as many words.
     pub fn widen(&self, words: &[i32]) -> Vec<f32> {
+        self.decode(words, true)
+    }
+
+    /// The values of the codes `[rows, columns]` of [`words`](Self::quantise), row-major, without the scales of the rows, and these.
+    ///
+    /// # Panics
+    /// If there are not as many words, or the format has several scales in a row.
+    pub fn codes_and_scales(&self, words: &[i32]) -> (Vec<f32>, Vec<f32>) {
+        assert!(
+            self.format.block().is_none(),
+            "a row of {} has several scales",
+            self.format
+        );
+        let codes = self.decode(words, false);
+        // The word of a row with one scale is that scale.
+        let scales = words[self.code_words()..].iter();
+        (codes, scales.map(|word| f32::from_bits(*word as u32)).collect())
+    }
+
+    /// The values of the codes, times their scales if `scaled`.
+    fn decode(&self, words: &[i32], scaled: bool) -> Vec<f32> {
         assert_eq!(words.len(), self.words(), "words of a matrix");
         let mut values = vec![0.0; self.values()];
         if values.is_empty() {
@@ -124,7 +162,9 @@ impl LowPrecision {
             .par_chunks(self.words_per_row())
             .zip(scales.par_chunks(self.scale_words_per_row()));
         rows.zip(values.par_chunks_mut(self.columns))
-            .for_each(|((codes, scales), values)| self.widen_row(codes, scales, &decoded, values));
+            .for_each(|((codes, scales), values)| {
+                self.widen_row(codes, scaled.then_some(scales), &decoded, values);
+            });
         values
     }
 
@@ -133,10 +173,21 @@ impl LowPrecision {
     /// # Panics
     /// If `stored` is not of this form.
     pub fn host(&self, stored: &RawTensor) -> Vec<f32> {
+        self.widen(&self.host_words(stored))
+    }
+
+    /// [`codes_and_scales`](Self::codes_and_scales) of a stored matrix on any device, on the host.
+    ///
+    /// # Panics
+    /// If `stored` is not of this form, or the format has several scales in a row.
+    pub fn host_codes_and_scales(&self, stored: &RawTensor) -> (Vec<f32>, Vec<f32>) {
+        self.codes_and_scales(&self.host_words(stored))
+    }
+
+    fn host_words(&self, stored: &RawTensor) -> Vec<i32> {
         assert!(self.is_stored_in(stored), "a matrix in another form");
         let words = Tensor::<1, Int>::from_dispatch(stored.clone()).into_data();
-        let words: Vec<i32> = words.iter::<i32>().collect();
-        self.widen(&words)
+        words.iter::<i32>().collect()
     }
 
     /// Values that share a scale, and the words of their codes.
@@ -157,15 +208,17 @@ impl LowPrecision {
         Ok(())
     }
 
-    /// Writes the values of a row; `decoded` are those of the codes.
-    fn widen_row(&self, codes: &[i32], scales: &[i32], decoded: &[f32; 256], values: &mut [f32]) {
+    /// Writes the values of a row, without scales if there are none; `decoded` are those of the codes.
+    fn widen_row(&self, codes: &[i32], scales: Option<&[i32]>, decoded: &[f32; 256], values: &mut [f32]) {
         let (block, words) = self.block();
         let (bits, per_word) = (self.format.code_bits(), self.format.codes_per_word());
         let mask = (1u32 << bits) - 1;
         let blocks = values.chunks_mut(block).zip(codes.chunks(words));
         for (index, (values, codes)) in blocks.enumerate() {
-            let scale = (scales[index / SCALES] as u32) << (16 * (index % SCALES));
-            let scale = f32::from_bits(scale & 0xFFFF_0000);
+            let scale = scales.map_or(1.0, |scales| {
+                let bits = (scales[index / SCALES] as u32) << (16 * (index % SCALES));
+                f32::from_bits(bits & 0xFFFF_0000)
+            });
             for (values, word) in values.chunks_mut(per_word).zip(codes) {
                 let mut word = *word as u32;
                 for value in values {
@@ -178,19 +231,25 @@ impl LowPrecision {
 }
 
 impl LowPrecisionFormat {
-    /// Writes the codes of values that share a scale; gives that scale.
-    fn quantise_block(self, values: &[f32], codes: &mut [i32]) -> Result<f32, NotFinite> {
-        if !values.iter().all(|value| value.is_finite()) {
-            return Err(NotFinite);
-        }
+    /// The scale of values that share one. NaN has no part in it.
+    #[inline(always)]
+    fn scale_of(self, values: &[f32]) -> f32 {
         let largest = values
             .iter()
             .fold(0.0f32, |largest, value| largest.max(value.abs()));
         // Rounded by 2^-8 at most, so that the largest value has the largest code again. The bf16 nearest to the largest f32s is
         // infinite.
-        let scale = bf16::from_f32(largest / self.largest())
+        bf16::from_f32(largest / self.largest())
             .to_f32()
-            .clamp(SMALLEST_SCALE, bf16::MAX.to_f32());
+            .clamp(SMALLEST_SCALE, bf16::MAX.to_f32())
+    }
+
+    /// Writes the codes of values that share a scale; gives that scale.
+    fn quantise_block(self, values: &[f32], codes: &mut [i32]) -> Result<f32, NotFinite> {
+        if !values.iter().all(|value| value.is_finite()) {
+            return Err(NotFinite);
+        }
+        let scale = self.scale_of(values);
         for (word, values) in codes.iter_mut().zip(values.chunks(self.codes_per_word())) {
             let with =
                 |word: u32, value: &f32| (word << self.code_bits()) | u32::from(self.encode(value / scale));

@@ -17,6 +17,7 @@ fn steps() -> Steps {
         a_transposed: false,
         b_transposed: false,
         operand_type: OperandType::Bf16,
+        e4m3: false,
     }
 }
 

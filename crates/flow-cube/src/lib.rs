@@ -13,9 +13,12 @@ pub mod barrier;
 pub mod compile_check;
 #[allow(missing_docs)]
 pub mod cp_async;
+#[allow(missing_docs)]
+pub mod e4m3;
 pub mod element;
 pub mod emulator;
 pub mod issue;
+pub mod launch;
 #[allow(missing_docs)]
 pub mod mma;
 pub mod offline;

@@ -56,20 +56,36 @@ pub struct Steps {
     pub a_transposed: bool,
     /// Type of A and B.
     pub operand_type: OperandType,
+    /// Whether A and B are e4m3 instead: steps of 32 summands, which are as many bytes; both K-major and in shared memory.
+    pub e4m3: bool,
 }
 
 impl Steps {
     /// Text of the instructions. `zero`: the first one starts from zero. The first steps have A in `a_registers`, four each;
     /// the others in shared memory.
     fn text(&self, zero: bool, a_registers: Range<usize>) -> String {
+        self.text_into("%", zero, a_registers)
+    }
+
+    /// As [`text`](Self::text), with the sums in the registers `{prefix}0` and so on.
+    fn text_into(&self, prefix: &str, zero: bool, a_registers: Range<usize>) -> String {
         let result = (0..self.n / 2)
-            .map(|i| format!("%{i}"))
+            .map(|i| format!("{prefix}{i}"))
             .collect::<Vec<_>>()
             .join(", ");
-        let (n, operand_type) = (self.n, self.operand_type.ptx());
+        let n = self.n;
+        let (summands, operand_type) = match self.e4m3 {
+            true => (32, "e4m3"),
+            false => (16, self.operand_type.ptx()),
+        };
         let instruction =
-            format!("wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{operand_type}.{operand_type}");
+            format!("wgmma.mma_async.sync.aligned.m64n{n}k{summands}.f32.{operand_type}.{operand_type}");
         let (ta, tb) = (u8::from(self.a_transposed), u8::from(self.b_transposed));
+        // Operands of 8 bits cannot be transposed, and the instruction does not ask.
+        let transposed = match self.e4m3 {
+            true => String::new(),
+            false => format!(", {ta}, {tb}"),
+        };
         let mut text = String::new();
         for (k, offset) in self.b.iter().enumerate() {
             let keep = if zero && k == 0 { "from_zero" } else { "add_up" };
@@ -80,7 +96,7 @@ impl Steps {
                 text += &format!("{instruction} {{{result}}}, {{{a}}}, b_at, {keep}, 1, 1, {tb};\n");
             } else {
                 text += &format!("add.s64 a_at, a_from, {};\n", self.a[k]);
-                text += &format!("{instruction} {{{result}}}, a_at, b_at, {keep}, 1, 1, {ta}, {tb};\n");
+                text += &format!("{instruction} {{{result}}}, a_at, b_at, {keep}, 1, 1{transposed};\n");
             }
         }
         text
@@ -89,6 +105,14 @@ impl Steps {
     /// The registers from `first` on that hold A for `steps` steps.
     fn registers(first: usize, steps: usize) -> Range<usize> {
         first..first + 4 * steps
+    }
+
+    /// The output registers become the sums of the input registers from `padded` on and the registers `part`.
+    fn promotions(&self) -> String {
+        (0..self.n / 2)
+            .map(|i| format!("add.rn.f32 %{i}, %{}, part{i};", self.padded + i))
+            .collect::<Vec<_>>()
+            .join("\n")
     }
 
     /// Copies of the accumulator's input registers to its output registers; ptxas makes them one.
@@ -167,6 +191,42 @@ pub fn issue<N: Size>(
         "wgmma.commit_group.sync.aligned;",
         "}}",
         d = out(_) out, c = in(_) accumulator, a = in(_) a, b = in(_) b,
+    );
+    out
+}
+
+/// `totals + A Bᵀ`, both in shared memory, with the product summed from zero in registers of its own and then added in f32: tensor
+/// cores keep fewer bits of a sum of e4m3 than f32 has. All that was issued is over then.
+#[cube]
+pub fn add_promoted<N: Size>(
+    totals: Vector<f32, N>,
+    a: u64,
+    b: u64,
+    #[comptime] steps: Steps,
+) -> Vector<f32, N> {
+    let count = comptime!(steps.n / 2);
+    let body = comptime!(steps.text_into("part", true, 0..0));
+    let promotions = comptime!(steps.promotions());
+    let totals = read::<Vector<f32, N>>(totals);
+    let a = read::<u64>(a);
+    let b = read::<u64>(b);
+    let out: Vector<f32, N>;
+    gpu_asm!(
+        "{{ // {d} {c}",
+        ".reg .pred add_up, from_zero;",
+        ".reg .b64 a_at, b_at, a_from, b_from;",
+        ".reg .f32 part<{count}>;",
+        "setp.ne.b32 add_up, 1, 0;",
+        "setp.ne.b32 from_zero, 0, 0;",
+        "mov.b64 a_from, {a};",
+        "mov.b64 b_from, {b};",
+        "wgmma.fence.sync.aligned;",
+        "{body}",
+        "wgmma.commit_group.sync.aligned;",
+        "wgmma.wait_group.sync.aligned 0;",
+        "{promotions}",
+        "}}",
+        d = out(_) out, c = in(_) totals, a = in(_) a, b = in(_) b,
     );
     out
 }

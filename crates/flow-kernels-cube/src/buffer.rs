@@ -4,6 +4,7 @@ use crate::Element;
 use cubecl::ir::AddressType;
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
+pub(crate) use flow_cube::launch::grid;
 
 /// A tensor without gaps on the device, its shape known to the call that it takes part in.
 #[derive(Clone, Debug)]
@@ -143,13 +144,6 @@ pub(crate) fn at_least_one(name: &'static str, found: usize) -> Result<(), Refus
 pub(crate) fn address_type(buffers: &[&Buffer]) -> AddressType {
     let longest = buffers.iter().map(|buffer| buffer.length).max().unwrap_or(0);
     AddressType::from_len(longest)
-}
-
-/// At least `blocks` blocks in as many dimensions as the device needs; kernels leave those beyond alone.
-pub(crate) fn grid(client: &Client, blocks: usize) -> CubeCount {
-    let (largest, ..) = client.properties().hardware.max_cube_count;
-    let along_x = blocks.clamp(1, largest as usize);
-    CubeCount::Static(along_x as u32, blocks.div_ceil(along_x).max(1) as u32, 1)
 }
 
 /// Values that a thread reads at once from rows of `columns`: as many as divide a row and fill at most 16 bytes of

@@ -8,6 +8,7 @@ use crate::buffer::{Buffer, Refused, address_type, at_least_one, grid, width, wi
 use crate::columns::THREADS;
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
+use flow_cube::e4m3::decode;
 
 /// Values of a block of NF4. Every vector lies in one: its width is a power of two of at most 16 bytes, and divides a row.
 const NF4_BLOCK: usize = 64;
@@ -78,13 +79,7 @@ fn decoded(code: u32, #[comptime] format: CodeFormat) -> f32 {
         value = normal_float(code);
     }
     if comptime!(format == CodeFormat::E4m3) {
-        let bits = code & 0x7Fu32;
-        // Below the smallest normal number, 2^-6, steps are 2^-9.
-        let small = f32::cast_from(bits) * 0.001953125f32;
-        // The exponent moved from bias 7 to 127, over three bits of mantissa: (127 - 7) · 8.
-        let normal = f32::reinterpret((bits + 960u32) << 20u32);
-        let magnitude = select(bits < 8u32, small, normal);
-        value = select(code >= 0x80u32, -magnitude, magnitude);
+        value = decode(code);
     }
     value
 }
@@ -141,7 +136,7 @@ pub struct LowPrecision {
 
 impl LowPrecision {
     /// Words of the codes of a row.
-    fn row_words(&self) -> usize {
+    pub fn row_words(&self) -> usize {
         self.columns.div_ceil(self.format.codes_per_word())
     }
 

@@ -1,19 +1,23 @@
-//! Products with matrices in low precision: those of the widened matrix, bit for bit, results and gradients.
+//! Products with matrices in low precision: those of the widened matrix, bit for bit, results and gradients; and products of codes, against
+//! their definition in f64.
 
 mod support;
 
 use burn::backend::DispatchTensor;
-use flow_core::cpu::from_vec;
+use flow_core::cpu::{from_vec, to_host};
 use flow_core::device::ComputeDevice;
 use flow_core::ops::{Compute, FeedForwardWeights, GatedResidual, LinearWeights, ModulatedNorm, NormChunks};
-use flow_core::{Activation, Kernels, LowPrecision, LowPrecisionFormat, RawTensor};
+use flow_core::{Activation, Kernels, LowPrecision, LowPrecisionCompute, LowPrecisionFormat, RawTensor};
 use flow_kernels::CpuKernels;
+use half::bf16;
 use std::sync::Arc;
-use support::{Operand, bits, operand, run};
+use support::{Operand, bits, distance, on_threads, operand, run};
 
 const WIDTH: usize = 18;
 const INNER: usize = 29;
 const RANK: usize = 3;
+const WIDENED: LowPrecisionCompute = LowPrecisionCompute::Storage;
+const CODES: LowPrecisionCompute = LowPrecisionCompute::Fp8;
 
 /// A frozen matrix, as words and widened.
 struct Matrix {
@@ -26,6 +30,7 @@ impl Matrix {
     fn new(format: LowPrecisionFormat, seed: u64, [rows, columns]: [usize; 2]) -> Self {
         let of = LowPrecision {
             format,
+            compute: WIDENED,
             rows,
             columns,
         };
@@ -39,11 +44,17 @@ impl Matrix {
         }
     }
 
-    /// A layer with bias and adapter, `others`, and this matrix in one of its forms.
-    fn layer(&self, others: &[DispatchTensor], in_words: bool) -> LinearWeights {
+    /// A layer with bias and adapter, `others`, and this matrix: in words for such products, or widened before.
+    fn layer(&self, others: &[DispatchTensor], in_words: Option<LowPrecisionCompute>) -> LinearWeights {
+        let low_precision = in_words.map(|compute| LowPrecision { compute, ..self.of });
         LinearWeights {
-            weight: if in_words { &self.words } else { &self.widened }.clone(),
-            low_precision: in_words.then_some(self.of),
+            weight: if in_words.is_some() {
+                &self.words
+            } else {
+                &self.widened
+            }
+            .clone(),
+            low_precision,
             bias: Some(others[0].clone()),
             adapter: Some((others[1].clone(), others[2].clone(), 0.5)),
         }
@@ -70,7 +81,7 @@ fn operation(
     which: usize,
     kernels: &dyn Kernels,
     [up, down]: [&Matrix; 2],
-    in_words: bool,
+    in_words: Option<LowPrecisionCompute>,
     inputs: &[DispatchTensor],
 ) -> DispatchTensor {
     let (x, modulation) = (&inputs[0], &inputs[1]);
@@ -125,7 +136,7 @@ fn products_and_gradients_are_those_of_the_widened_matrix_bit_for_bit() {
         let adapters = [true, true, false, true, true, false, true, true];
         for (which, kernels) in (0..3).flat_map(|which| kernels.map(|kernels| (which, kernels))) {
             for tracked in [adapters, [true; 8], [false; 8]] {
-                let of = |in_words: bool| {
+                let of = |in_words: Option<LowPrecisionCompute>| {
                     let kernel =
                         |inputs: &[DispatchTensor]| operation(which, kernels, [&up, &down], in_words, inputs);
                     let tracked = if which == 0 {
@@ -137,13 +148,180 @@ fn products_and_gradients_are_those_of_the_widened_matrix_bit_for_bit() {
                     run(&operands, &tracked, &kernel, &seed)
                 };
                 let name = format!("{format}, operation {which} of `{}`", kernels.name());
-                let ((found, gradients), (expected, of_widened)) = (of(true), of(false));
+                let ((found, gradients), (expected, of_widened)) = (of(Some(WIDENED)), of(None));
                 assert_eq!(bits(&found), bits(&expected), "{name}");
                 let in_bits = |all: &[Option<Vec<f32>>]| -> Vec<Option<Vec<u32>>> {
                     all.iter().map(|one| one.as_deref().map(bits)).collect()
                 };
                 assert_eq!(in_bits(&gradients), in_bits(&of_widened), "{name}, gradients");
             }
+        }
+    }
+}
+
+/// The magnitudes of e4m3: 4 bits of exponent with bias 7, 3 of mantissa.
+fn magnitudes() -> Vec<f64> {
+    let magnitude = |code: i32| match (code >> 3, f64::from(code & 7)) {
+        (0, mantissa) => mantissa / 8.0 * 2f64.powi(-6),
+        (exponent, mantissa) => (1.0 + mantissa / 8.0) * 2f64.powi(exponent - 7),
+    };
+    (0..127).map(magnitude).collect()
+}
+
+/// A row of activations as a product of codes takes it: the number nearest to each quotient with the scale, of two the one with the even
+/// code, times the scale.
+fn quantised(row: &[f32]) -> Vec<f64> {
+    let largest = row.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+    if largest == 0.0 {
+        return vec![0.0; row.len()];
+    }
+    let (scale, magnitudes) = (bf16::from_f32(largest / 448.0).to_f32(), magnitudes());
+    let nearest = |x: &f32| {
+        let quotient = f64::from(x / scale).clamp(-448.0, 448.0);
+        let key = |code: &usize| ((magnitudes[*code] - quotient.abs()).abs(), code % 2);
+        let smaller = |a: usize, b: usize| if key(&b) < key(&a) { b } else { a };
+        let code = (0..magnitudes.len()).reduce(smaller).expect("there are codes");
+        magnitudes[code].copysign(quotient) * f64::from(scale)
+    };
+    row.iter().map(nearest).collect()
+}
+
+/// `quantised(x) Wᵀ + b + scale · (x Aᵀ) Bᵀ` in f64, `W` being the widened matrix.
+fn defined(x: &[f32], matrix: &Matrix, others: &[Operand; 3]) -> Vec<f64> {
+    let (rows, columns) = (matrix.of.rows, matrix.of.columns);
+    let widened: Vec<f64> = to_host(&matrix.widened).into_iter().map(f64::from).collect();
+    let [bias, down, up] = others.each_ref().map(Operand::wide);
+    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+    let mut result = Vec::new();
+    for row in x.chunks(columns) {
+        let wide: Vec<f64> = row.iter().map(|x| f64::from(*x)).collect();
+        let reduced: Vec<f64> = down.chunks(columns).map(|of_rank| dot(&wide, of_rank)).collect();
+        let codes = quantised(row);
+        result.extend((0..rows).map(|at| {
+            let of_matrix = dot(&codes, &widened[at * columns..][..columns]);
+            of_matrix + bias[at] + 0.5 * dot(&reduced, &up[at * RANK..][..RANK])
+        }));
+    }
+    result
+}
+
+/// The result of a layer of `x`, `[rows, columns]`, in such products.
+fn product(x: Vec<f32>, matrix: &Matrix, others: &[Operand; 3], in_words: LowPrecisionCompute) -> Vec<f32> {
+    let rows = x.len() / matrix.of.columns;
+    let x = from_vec(x, &[rows, matrix.of.columns]);
+    let others = others.each_ref().map(Operand::plain);
+    let layer = matrix.layer(&others, Some(in_words));
+    let kernels = CpuKernels::default();
+    to_host(&kernels.ops().model.linear(&Compute, &x, &layer, Activation::None))
+}
+
+/// Rows of very different size, the first of zeros.
+fn activations(rows: usize, columns: usize) -> Vec<f32> {
+    let mut x = operand(7, &[rows, columns]).values;
+    for (number, row) in x.chunks_mut(columns).enumerate() {
+        let size = if number == 0 {
+            0.0
+        } else {
+            10f32.powi(number as i32 % 9 - 4)
+        };
+        row.iter_mut().for_each(|value| *value *= size);
+        // An outlier, in whose steps the others are rounded.
+        row[number % columns] *= 30.0;
+    }
+    x
+}
+
+#[test]
+fn products_of_codes_are_those_of_their_definition_row_by_row() {
+    for [rows, outputs, columns] in [[1, 1, 1], [7, 5, 3], [33, 29, 18], [70, 130, 67]] {
+        let matrix = Matrix::new(LowPrecisionFormat::Fp8, 1, [outputs, columns]);
+        let others = others(10, [outputs, columns]);
+        let x = activations(rows, columns);
+        let found = product(x.clone(), &matrix, &others, CODES);
+        let expected = defined(&x, &matrix, &others);
+        // Each row by its own size: rows differ by orders.
+        for (number, (found, expected)) in found.chunks(outputs).zip(expected.chunks(outputs)).enumerate() {
+            let error = distance(found, expected);
+            assert!(
+                error < 2e-6,
+                "{rows} x {outputs} x {columns}, row {number}: {error:e} off"
+            );
+            let row = x[number * columns..][..columns].to_vec();
+            let alone = product(row, &matrix, &others, CODES);
+            assert_eq!(bits(found), bits(&alone), "row {number} alone");
+        }
+        let widened = product(x.clone(), &matrix, &others, WIDENED);
+        assert!(
+            columns < 3 || bits(&found) != bits(&widened),
+            "activations are rounded"
+        );
+        let one_thread = on_threads(1, || product(x.clone(), &matrix, &others, CODES));
+        assert_eq!(bits(&found), bits(&one_thread), "one thread");
+    }
+}
+
+#[test]
+fn a_row_that_is_not_finite_gives_no_number_and_leaves_the_others_alone() {
+    let matrix = Matrix::new(LowPrecisionFormat::Fp8, 1, [INNER, WIDTH]);
+    let others = others(10, [INNER, WIDTH]);
+    let x = activations(3, WIDTH);
+    let whole = product(x.clone(), &matrix, &others, CODES);
+    for wrong in [f32::NAN, f32::INFINITY] {
+        let mut x = x.clone();
+        x[WIDTH + 3] = wrong;
+        let found = product(x, &matrix, &others, CODES);
+        let rows: Vec<&[f32]> = found.chunks(INNER).collect();
+        // The adapter reads the row as it is.
+        assert!(rows[1].iter().all(|value| !value.is_finite()), "{wrong}");
+        assert_eq!(bits(rows[0]), bits(&whole[..INNER]));
+        assert_eq!(bits(rows[2]), bits(&whole[2 * INNER..]));
+    }
+}
+
+#[test]
+fn gradients_of_products_of_codes_are_those_of_the_widened_matrix() {
+    let [up, down] = [(1, [INNER, WIDTH]), (2, [WIDTH, INNER])]
+        .map(|(seed, shape)| Matrix::new(LowPrecisionFormat::Fp8, seed, shape));
+    let mut operands = vec![operand(3, &[2, 5, WIDTH])];
+    operands.extend(others(10, [INNER, WIDTH]));
+    let seed = operand(5, &[2, 5, INNER]);
+    let of = |in_words: LowPrecisionCompute| {
+        let kernel = |inputs: &[DispatchTensor]| {
+            let weights = up.layer(&inputs[1..], Some(in_words));
+            let kernels = CpuKernels::default();
+            kernels
+                .ops()
+                .model
+                .linear(&Compute, &inputs[0], &weights, Activation::None)
+        };
+        run(&operands, &[true; 4], &kernel, &seed)
+    };
+    let ((found, gradients), (widened, expected)) = (of(CODES), of(WIDENED));
+    assert_ne!(bits(&found), bits(&widened));
+    for (number, (found, expected)) in gradients.iter().zip(&expected).enumerate() {
+        let [found, expected] = [found, expected].map(|values| bits(values.as_deref().expect("tracked")));
+        assert_eq!(found, expected, "input {number}");
+    }
+
+    // What several layers make together, by the fused form and one by one.
+    let plain = CpuKernels::default();
+    let fused = plain
+        .fused(Arc::new(|| {}))
+        .expect("the processor's kernels have a fused form");
+    let mut operands = vec![operand(3, &[2, 5, WIDTH]), operand(4, &[2, 3, WIDTH])];
+    operands.extend(others(10, [INNER, WIDTH]));
+    operands.extend(others(20, [WIDTH, INNER]));
+    let seed = operand(6, &[2, 5, WIDTH]);
+    for which in 1..3 {
+        for tracked in [[true; 8], [false; 8]] {
+            let of = |kernels: &dyn Kernels| {
+                let kernel =
+                    |inputs: &[DispatchTensor]| operation(which, kernels, [&up, &down], Some(CODES), inputs);
+                run(&operands, &tracked, &kernel, &seed)
+            };
+            let ((found, gradients), (expected, composed)) = (of(&*fused), of(&plain));
+            assert_eq!(bits(&found), bits(&expected), "operation {which}");
+            assert_eq!(gradients, composed, "operation {which}, gradients");
         }
     }
 }

@@ -8,6 +8,8 @@ pub mod cases;
 #[allow(missing_docs)]
 pub mod column_sums;
 pub mod epilogue;
+#[allow(missing_docs)]
+pub mod fp8;
 pub mod problem;
 // `#[cube]` makes modules that cannot be documented.
 #[allow(missing_docs)]

@@ -1,11 +1,12 @@
 //! A problem made ready to launch: selects kernels, uploads the schedule, launches.
 
 use crate::epilogue::CompiledEpilogue;
+use crate::fp8::widen::widen;
 use crate::mma;
 use crate::portable;
-use crate::problem::{Epilogue, Matmul, Refusal, no};
+use crate::problem::{Epilogue, Matmul, Refusal, Storage, no};
 use crate::reduce_split_k::{ROWS_PER_THREAD, THREADS, reduce_split_k};
-use crate::schedule::{STEP, Schedule, Tiling};
+use crate::schedule::{Schedule, Tiling};
 use crate::sources;
 use crate::tensors::{Matrix, Operands};
 use crate::wgmma;
@@ -75,6 +76,7 @@ impl Plan {
     /// [`Refusal`] if no kernel computes the call on such a device.
     pub fn new(call: &Matmul, capabilities: DeviceCapabilities) -> Result<Self, Refusal> {
         call.check()?;
+        let call = &call.launched();
         // Tensor memory access cannot end a store where a group's rows end.
         if capabilities.hopper
             && call.groups == 0
@@ -98,6 +100,7 @@ impl Plan {
     /// [`Refusal`] if `mma` does not compute the call.
     pub fn mma(call: &Matmul, capabilities: DeviceCapabilities) -> Result<Self, Refusal> {
         call.check()?;
+        let call = &call.launched();
         if call.kernel_rows.is_some() {
             return no("`mma` computes no convolutions");
         }
@@ -113,6 +116,7 @@ impl Plan {
     /// among them.
     pub fn kernels(&self, client: &Client, call: &Matmul) -> Vec<Box<dyn CubeKernel>> {
         let on = Properties::of(client);
+        let call = &call.launched();
         match *self {
             Self::Wgmma { tiles, tiling } => {
                 let mut epilogues: Vec<CompiledEpilogue> = schedules(call, tiling)
@@ -148,8 +152,7 @@ impl Plan {
 
 /// The schedules, one for each launch.
 fn schedules(call: &Matmul, tiling: Tiling) -> Vec<Schedule> {
-    let steps = call.k.div_ceil(STEP) + call.rank.div_ceil(STEP);
-    Schedule::all([call.m, call.n], steps, tiling)
+    Schedule::all([call.m, call.n], call.steps(), tiling)
 }
 
 fn splits_k(name: String, tiling: &Tiling) -> String {
@@ -257,6 +260,8 @@ impl Prepared {
     /// [`Refusal`] if the plan's kernel does not compute the call.
     pub fn with(client: &Client, call: Matmul, plan: Plan) -> Result<Self, Refusal> {
         call.check()?;
+        let described = call;
+        let call = described.launched();
         if call.kernel_rows.is_some() && !matches!(plan, Plan::Wgmma { .. }) {
             return no("convolutions are for the wgmma kernel");
         }
@@ -299,7 +304,7 @@ impl Prepared {
         };
         Ok(Self {
             client: client.clone(),
-            call,
+            call: described,
             plan,
             ready,
         })
@@ -325,10 +330,17 @@ impl Prepared {
     /// # Errors
     /// [`Refusal`] if the operands are not those of the call; nothing was launched then.
     pub fn run(&self, operands: &Operands<'_>) -> Result<(), Refusal> {
-        let call = &self.call;
+        operands.check(&self.call, !matches!(self.plan, Plan::Portable))?;
+        let call = &self.call.launched();
+        let widened = self.widened(operands);
+        let [a, b] = &widened;
+        let operands = &Operands {
+            a: a.as_ref().unwrap_or(operands.a),
+            b: b.as_ref().unwrap_or(operands.b),
+            ..*operands
+        };
         match (&self.ready, self.plan) {
             (Ready::Wgmma(launches), Plan::Wgmma { tiles, tiling }) => {
-                operands.check(call, true)?;
                 for Launch {
                     items,
                     epilogue,
@@ -341,18 +353,30 @@ impl Prepared {
                 }
             }
             (Ready::Mma { nothing, split_k }, Plan::Mma { tiles, tiling }) => {
-                operands.check(call, true)?;
                 self.launch_and_reduce(operands.d, split_k.as_ref(), tiling, |d| {
                     mma::launch::launch(&self.client, call, operands, d, nothing, tiles, &tiling);
                 });
             }
             (Ready::Portable { nothing }, _) => {
-                operands.check(call, false)?;
-                portable::launch::launch(&self.client, call, operands, nothing);
+                portable::launch::launch(&self.client, call, operands, nothing)
             }
             _ => return no("the plan is not what was made ready"),
         }
         Ok(())
+    }
+
+    /// A and B as numbers, where they are codes and the kernel takes numbers: the codes' values, and of B alone these times its scales.
+    fn widened(&self, operands: &Operands<'_>) -> [Option<Matrix>; 2] {
+        let takes_codes = self.call.is_scaled() && matches!(self.plan, Plan::Wgmma { .. });
+        let [a_codes, b_codes] = self.call.codes();
+        let values = |are_codes: bool, codes: &Matrix, index: usize| {
+            let scales = match self.call.storage {
+                Storage::E4m3B => operands.scales[index],
+                _ => None,
+            };
+            (are_codes && !takes_codes).then(|| widen(&self.client, codes, scales, self.call.element))
+        };
+        [values(a_codes, operands.a, 0), values(b_codes, operands.b, 1)]
     }
 
     /// Launches the kernel for the result; or for partial tiles, and reduces these.

@@ -3,6 +3,10 @@
 
 use crate::Element;
 use crate::epilogue::CompiledEpilogue;
+use crate::fp8;
+use crate::fp8::quantise::quantise_kernel::QuantiseKernel;
+use crate::fp8::quantise::threads_per_row;
+use crate::fp8::widen::widen_kernel::WidenKernel;
 use crate::mma;
 use crate::mma::THREADS;
 use crate::mma::kernel::mma_matmul::MmaMatmul;
@@ -53,6 +57,10 @@ pub(crate) fn wgmma(
         buffer(),
         buffer(),
         buffer(),
+        buffer(),
+        buffer(),
+        (),
+        (),
         (),
         (),
         (),
@@ -83,6 +91,10 @@ pub(crate) fn mma(on: &Properties, tiles: mma::Tiles, epilogue: CompiledEpilogue
         buffer(),
         buffer(),
         buffer(),
+        buffer(),
+        buffer(),
+        (),
+        (),
         (),
         (),
         (),
@@ -118,6 +130,10 @@ fn portable<F: Float, O: Float>(on: &Properties, kind: Kind) -> Box<dyn CubeKern
         buffer(),
         buffer(),
         buffer(),
+        buffer(),
+        buffer(),
+        (),
+        (),
         (),
         (),
         (),
@@ -137,11 +153,78 @@ fn portable<F: Float, O: Float>(on: &Properties, kind: Kind) -> Box<dyn CubeKern
     ))
 }
 
+/// The kernels that quantise rows of `columns` numbers, a multiple of four or not, and that widen them, all on an H100.
+///
+/// # Errors
+/// If CubeCL refuses one.
+pub fn code_sources(element: Element, columns: usize) -> Result<Vec<Source>, CannotCompile> {
+    match element {
+        Element::F32 => code_sources_of::<f32>(element, columns),
+        Element::F16 => code_sources_of::<f16>(element, columns),
+        Element::Bf16 => code_sources_of::<bf16>(element, columns),
+    }
+}
+
+fn code_sources_of<F: Float>(element: Element, columns: usize) -> Result<Vec<Source>, CannotCompile> {
+    let on = Properties::h100();
+    let settings = || offline::settings(fp8::THREADS as u32);
+    let width = if columns.is_multiple_of(4) { 4 } else { 1 };
+    let threads = threads_per_row(columns.div_ceil(fp8::CODES));
+    let quantise = QuantiseKernel::<F>::new(
+        settings(),
+        on.device.clone(),
+        on.target.clone(),
+        buffer(),
+        buffer(),
+        buffer(),
+        (),
+        (),
+        (),
+        (),
+        (),
+        (),
+        width,
+        threads,
+        width,
+        true,
+    );
+    let widen = |scaled: bool| {
+        WidenKernel::<F>::new(
+            settings(),
+            on.device.clone(),
+            on.target.clone(),
+            buffer(),
+            buffer(),
+            buffer(),
+            (),
+            (),
+            (),
+            (),
+            (),
+            fp8::CODES,
+            scaled,
+        )
+    };
+    let definitions = [
+        (format!("quantise_{threads}_{width}"), quantise.define()),
+        ("widen".into(), widen(false).define()),
+        ("widen_scaled".into(), widen(true).define()),
+    ];
+    let compiled = definitions.into_iter().map(|(name, definition)| {
+        Ok(Source {
+            name: format!("{name}_{}", element.name()),
+            cuda: offline::cuda_source(definition)?,
+        })
+    });
+    compiled.collect()
+}
+
 /// The kernel that `plan` launches for `call`.
 ///
 /// # Errors
 /// If CubeCL refuses it.
 pub fn source(call: &Matmul, plan: &Plan) -> Result<Source, CannotCompile> {
+    let call = &call.launched();
     let on = Properties::h100();
     let (name, epilogue, low_rank, kernel) = match *plan {
         Plan::Wgmma { tiles, tiling } => {
@@ -168,6 +251,7 @@ pub fn source(call: &Matmul, plan: &Plan) -> Result<Source, CannotCompile> {
                     _ => Arithmetic::Approximate,
                 },
                 grouped: call.groups > 0,
+                scaled: call.is_scaled(),
             };
             let kernel = match call.element {
                 Element::F32 => portable::<f32, f32>(&on, kind),
@@ -192,7 +276,8 @@ pub fn source(call: &Matmul, plan: &Plan) -> Result<Source, CannotCompile> {
         .collect();
     Ok(Source {
         name: format!(
-            "{name}_{words}{}{}",
+            "{name}_{words}{}{}{}",
+            if call.is_scaled() { "_scaled" } else { "" },
             if epilogue.bias { "_bias" } else { "" },
             if low_rank { "_low_rank" } else { "" }
         ),

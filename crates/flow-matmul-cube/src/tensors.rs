@@ -52,6 +52,15 @@ impl Gate {
     }
 }
 
+/// The scales of a matrix of codes: an f32 for each row.
+#[derive(Clone, Debug)]
+pub struct Scales {
+    /// The buffer they are in.
+    pub handle: Handle,
+    /// Numbers of 4 bytes before the first.
+    pub start: usize,
+}
+
 /// Operands of a call, and where the result goes. What the call does not name is not there.
 #[derive(Clone, Copy, Debug)]
 pub struct Operands<'a> {
@@ -59,6 +68,8 @@ pub struct Operands<'a> {
     pub a: &'a Matrix,
     /// Second operand.
     pub b: &'a Matrix,
+    /// The scales of the rows of A and of B, where these are codes.
+    pub scales: [Option<&'a Scales>; 2],
     /// The second pair, with `rank` summands.
     pub low_rank: Option<[&'a Matrix; 2]>,
     /// `[n]`, of the operands' type.
@@ -79,6 +90,7 @@ impl<'a> Operands<'a> {
         Self {
             a,
             b,
+            scales: [None; 2],
             low_rank: None,
             bias: None,
             gate: None,
@@ -99,9 +111,9 @@ impl<'a> Operands<'a> {
         let result = call.d_shape();
         match call.kernel_rows {
             Some(rows) => overlapped("a", self.a, call, rows)?,
-            None => matrix("a", self.a, call.a_shape(call.k), from, aligned)?,
+            None => self.check_factor(0, call, aligned)?,
         }
-        matrix("b", self.b, call.b_shape(call.k), from, aligned)?;
+        self.check_factor(1, call, aligned)?;
         matrix("d", self.d, result, to, aligned)?;
         given("low_rank", self.low_rank.is_some(), call.rank > 0)?;
         if let Some([t, u]) = self.low_rank {
@@ -150,6 +162,37 @@ impl<'a> Operands<'a> {
     }
 }
 
+impl Operands<'_> {
+    /// Whether A (0) or B (1) is the call's, and so are its scales.
+    fn check_factor(&self, index: usize, call: &Matmul, aligned: bool) -> Result<(), Refusal> {
+        let (name, x, shape, scales_name) = match index {
+            0 => ("a", self.a, call.a_shape(call.k), "scales[0]"),
+            _ => ("b", self.b, call.b_shape(call.k), "scales[1]"),
+        };
+        let are_codes = call.codes()[index];
+        given(scales_name, self.scales[index].is_some(), are_codes)?;
+        let Some(scales) = self.scales[index] else {
+            return matrix(name, x, shape, call.element, aligned);
+        };
+        // What is widened first is read by words of four.
+        let alignment = if aligned && call.is_scaled() { 16 } else { 4 };
+        laid_out(name, x, shape, 1, alignment)?;
+        holds_bytes(
+            name,
+            &x.handle,
+            x.elements().next_multiple_of(4),
+            alignment as u64,
+        )?;
+        holds(
+            scales_name,
+            &scales.handle,
+            scales.start + x.rows,
+            Element::F32,
+            4,
+        )
+    }
+}
+
 fn given(name: &str, is: bool, must: bool) -> Result<(), Refusal> {
     match (is, must) {
         (true, false) => no(format!("`{name}` is given, but the call has none")),
@@ -159,6 +202,19 @@ fn given(name: &str, is: bool, must: bool) -> Result<(), Refusal> {
 }
 
 fn matrix(name: &str, x: &Matrix, shape: [usize; 2], element: Element, aligned: bool) -> Result<(), Refusal> {
+    let alignment = if aligned { 16 } else { 1 };
+    laid_out(name, x, shape, element.bytes(), alignment)?;
+    holds(name, &x.handle, x.elements(), element, alignment as u64)
+}
+
+/// Whether a matrix of numbers of `size` bytes has this shape, and rows that begin at multiples of `alignment` bytes.
+pub(crate) fn laid_out(
+    name: &str,
+    x: &Matrix,
+    shape: [usize; 2],
+    size: usize,
+    alignment: usize,
+) -> Result<(), Refusal> {
     if [x.rows, x.columns] != shape {
         return no(format!(
             "`{name}` is {:?}, but must be {shape:?} ([rows, columns])",
@@ -171,20 +227,14 @@ fn matrix(name: &str, x: &Matrix, shape: [usize; 2], element: Element, aligned: 
             x.columns, x.stride
         ));
     }
-    let bytes = x.stride * element.bytes();
+    let bytes = x.stride * size;
     // Of one row, too, where nothing lies between: which kernel a product gets must not depend on how many rows there are.
-    if aligned && !bytes.is_multiple_of(16) {
+    if !bytes.is_multiple_of(alignment) {
         return no(format!(
-            "rows of `{name}` begin {bytes} bytes apart; tensor memory access want a multiple of 16"
+            "rows of `{name}` begin {bytes} bytes apart; the kernels want a multiple of {alignment}"
         ));
     }
-    holds(
-        name,
-        &x.handle,
-        x.elements(),
-        element,
-        if aligned { 16 } else { 1 },
-    )
+    Ok(())
 }
 
 /// Pixels of a convolution: rows that overlap, and all that the result's rows read.
@@ -214,11 +264,15 @@ fn holds(
     element: Element,
     alignment: u64,
 ) -> Result<(), Refusal> {
+    holds_bytes(name, handle, elements * element.bytes(), alignment)
+}
+
+/// Whether a buffer holds `reach` bytes and begins at a multiple of `alignment`.
+pub(crate) fn holds_bytes(name: &str, handle: &Handle, reach: usize, alignment: u64) -> Result<(), Refusal> {
     let bytes = handle.size_in_used() as usize;
-    if elements * element.bytes() > bytes {
+    if reach > bytes {
         return no(format!(
-            "`{name}` reaches byte {}, but its buffer holds {bytes}",
-            elements * element.bytes()
+            "`{name}` reaches byte {reach}, but its buffer holds {bytes}"
         ));
     }
     let offset = handle.offset_start.unwrap_or(0);

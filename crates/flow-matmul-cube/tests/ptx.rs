@@ -8,9 +8,9 @@ use flow_cube::compile_check::{self, CheckedKernel, Compiler};
 use flow_cube::wgmma::OperandType;
 use flow_matmul_cube::Element;
 use flow_matmul_cube::prepared::{DeviceCapabilities, Plan};
-use flow_matmul_cube::problem::{Activation, Epilogue, Layout, Matmul};
+use flow_matmul_cube::problem::{Accumulation, Activation, Epilogue, Layout, Matmul, Storage};
 use flow_matmul_cube::schedule::Tiling;
-use flow_matmul_cube::sources::{Source, source};
+use flow_matmul_cube::sources::{Source, code_sources, source};
 use flow_matmul_cube::wgmma::select::{Shape, shape};
 use std::collections::BTreeMap;
 
@@ -58,6 +58,31 @@ fn problems() -> Vec<Matmul> {
     ]
 }
 
+/// Forward calls of [`problems`] in bf16, with codes.
+fn problems_of_codes(accumulation: Accumulation) -> impl Iterator<Item = Matmul> {
+    let forward = problems()
+        .into_iter()
+        .filter(|call| call.layout == Layout::Nt && call.element == Element::Bf16);
+    forward.map(move |call| Matmul {
+        storage: Storage::E4m3(accumulation),
+        ..call
+    })
+}
+
+/// Tiles by themselves, for a call whose summands are whole.
+fn whole(call: &Matmul, operand_type: OperandType, kind: Shape) -> Plan {
+    let tiles = shape(call, operand_type, kind);
+    let tiling = Tiling {
+        rows: tiles.rows(),
+        columns: tiles.columns,
+        group: 16,
+        blocks: 132,
+        split_k: 1,
+        stream_k: false,
+    };
+    Plan::Wgmma { tiles, tiling }
+}
+
 fn capabilities(shared_bytes: usize) -> DeviceCapabilities {
     DeviceCapabilities {
         multiprocessors: 132,
@@ -99,29 +124,50 @@ fn compile(
     wrong
 }
 
+/// The source of a plan for `wgmma`, whose tiles count its shared memory.
+fn counted(call: &Matmul, plan: Plan) -> Source {
+    let source = source(call, &plan).expect("CubeCL compiles the kernels");
+    let Plan::Wgmma { tiles, .. } = plan else {
+        panic!("{}: a plan for another kernel", source.name);
+    };
+    assert_eq!(
+        source.cuda.shared_memory_bytes,
+        tiles.shared_bytes(),
+        "{}: the tiles count their shared memory",
+        source.name
+    );
+    source
+}
+
 #[test]
 #[ignore = "needs the compilers of CUDA 13.0: `cargo xtask ptx` runs it"]
-fn wgmma_kernels_keep_their_registers_and_stay_asynchronous() {
+fn wgmma_kernels_for_fp8_keep_their_registers_and_stay_asynchronous() {
+    let mut sources = BTreeMap::new();
+    for accumulation in [Accumulation::Promoted, Accumulation::Fast] {
+        for call in problems_of_codes(accumulation) {
+            let kinds: &[Shape] = match accumulation {
+                Accumulation::Promoted => &[Shape::Medium, Shape::Small, Shape::Narrow],
+                Accumulation::Fast if call.rank > 0 => &[Shape::Wide, Shape::Small, Shape::Narrow],
+                Accumulation::Fast => &[Shape::PingPong, Shape::Wide, Shape::Small, Shape::Narrow],
+            };
+            for kind in kinds {
+                let source = counted(&call, whole(&call, OperandType::Bf16, *kind));
+                sources.insert(source.name.clone(), source);
+            }
+        }
+    }
+    let wrong = compile("sm_90a", &sources, 255, 227 * 1024);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+#[ignore = "needs the compilers of CUDA 13.0: `cargo xtask ptx` runs it"]
+fn wgmma_kernels_keep_keep_their_registers_and_stay_asynchronous() {
     let mut sources = BTreeMap::new();
     for call in problems() {
         let operand_type = call.element.operand_type().unwrap_or(OperandType::Bf16);
         for kind in [Shape::PingPong, Shape::Wide, Shape::Small, Shape::Narrow] {
-            let tiles = shape(&call, operand_type, kind);
-            let tiling = Tiling {
-                rows: tiles.rows(),
-                columns: tiles.columns,
-                group: 16,
-                blocks: 132,
-                split_k: 1,
-                stream_k: false,
-            };
-            let source = source(&call, &Plan::Wgmma { tiles, tiling }).expect("CubeCL compiles the kernels");
-            assert_eq!(
-                source.cuda.shared_memory_bytes,
-                tiles.shared_bytes(),
-                "{}: the tiles count their shared memory",
-                source.name
-            );
+            let source = counted(&call, whole(&call, operand_type, kind));
             sources.insert(source.name.clone(), source);
         }
     }
@@ -143,7 +189,12 @@ fn mma_kernels_keep_their_registers_on_all_architectures() {
         for call in problems() {
             // Layers of experts are those without a second pair; their weight gradients have no bias.
             let grouped = Matmul { groups: 8, ..call };
-            for call in [call, grouped] {
+            // Codes are scaled where the layout lets them be.
+            let codes = Matmul {
+                storage: Storage::E4m3(Accumulation::Promoted),
+                ..call
+            };
+            for call in [call, grouped, codes] {
                 let Ok(plan) = Plan::mma(&call, capabilities(shared_bytes)) else {
                     continue;
                 };
@@ -154,6 +205,21 @@ fn mma_kernels_keep_their_registers_on_all_architectures() {
         let wrong = compile(arch, &sources, registers, shared_bytes);
         assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     }
+}
+
+#[test]
+#[ignore = "needs the compilers of CUDA 13.0: `cargo xtask ptx` runs it"]
+fn kernels_that_quantise_and_widen_keep_their_registers() {
+    let mut sources = BTreeMap::new();
+    for element in [Element::F32, Element::F16, Element::Bf16] {
+        for columns in [77, 1152, 1536, 6144] {
+            for source in code_sources(element, columns).expect("CubeCL compiles the kernels") {
+                sources.insert(source.name.clone(), source);
+            }
+        }
+    }
+    let wrong = compile("sm_90a", &sources, 64, 48 * 1024);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 #[test]

@@ -100,6 +100,11 @@ pub struct OcrSettings {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 1.0))]
     pub min_confidence: Option<f32>,
+    /// Columns that a line has for the recogniser, at least, where its height is 48: a shorter one is padded. 320 is PaddleOCR's. Lines of a few letters
+    /// are read several times as fast with fewer; scores depend on it.
+    #[serde(default = "usual_min_width")]
+    #[schemars(range(min = 8, max = 320))]
+    pub min_width: usize,
     /// Images that are read at once by one thread, at most, and lines that the recogniser takes at once. Scores do not depend on it.
     #[serde(default = "usual_batch")]
     #[schemars(range(min = 1, max = 256))]
@@ -108,6 +113,10 @@ pub struct OcrSettings {
 
 const fn usual_detect() -> bool {
     true
+}
+
+const fn usual_min_width() -> usize {
+    320
 }
 
 const fn usual_batch() -> usize {
@@ -126,6 +135,7 @@ impl OcrSettings {
             mode: OcrMode::default(),
             target: OcrTarget::default(),
             min_confidence: None,
+            min_width: usual_min_width(),
             batch: usual_batch(),
         }
     }
@@ -149,6 +159,8 @@ impl OcrSettings {
                 "`min_confidence`: {} is not from 0 to 1",
                 self.confidence()
             ))
+        } else if !(8..=usual_min_width()).contains(&self.min_width) {
+            Some(format!("`min_width`: {} is not from 8 to 320", self.min_width))
         } else if !(1..=256).contains(&self.batch) {
             Some(format!("`batch`: {} is not from 1 to 256", self.batch))
         } else {

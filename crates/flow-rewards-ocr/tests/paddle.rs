@@ -57,6 +57,23 @@ fn rendered_words_are_read() {
 }
 
 #[test]
+fn words_are_read_without_the_columns_that_paddleocr_adds() {
+    let Some(folder) = models() else { return };
+    let words: Vec<_> = WORDS.iter().map(|text| word(text)).collect();
+    let samples: Vec<_> = words.iter().map(|(image, prompt)| (image, prompt)).collect();
+    for min_width in [320, 96, 8] {
+        let settings = OcrSettings {
+            min_width,
+            ..lines(folder.clone(), OcrMode::Exact, 6)
+        };
+        let reward = OcrReward::new(settings).unwrap();
+        let begun = Instant::now();
+        assert_eq!(scores(&reward, &samples).unwrap(), [1.0; 6], "{min_width} columns");
+        println!("{min_width} columns: {:?} an image", begun.elapsed() / 6);
+    }
+}
+
+#[test]
 fn bits_depend_neither_on_the_batch_nor_on_threads() {
     let Some(folder) = models() else { return };
     let images: Vec<Image> = WORDS.iter().map(|text| word(text).0).collect();

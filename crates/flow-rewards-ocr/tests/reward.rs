@@ -244,6 +244,13 @@ fn parameters_outside_their_range_are_refused_by_name() {
     };
     let batch = OcrSettings { batch: 0, ..usual() };
     assert!(wrong(batch).contains("`batch`: 0 is not from 1 to 256"));
+    for min_width in [7, 321] {
+        let width = OcrSettings {
+            min_width,
+            ..usual()
+        };
+        assert!(wrong(width).contains("is not from 8 to 320"));
+    }
     let confidence = OcrSettings {
         min_confidence: Some(f32::NAN),
         ..usual()

@@ -66,7 +66,7 @@ pub enum Command {
     /// Takes so many combinations that every two values of different columns occur together: some 15, about a minute for
     /// `configs/digits-grpo.toml`. `--all` takes each of several hundred and as many times as long.
     Audit(AuditArguments),
-    /// Show what the accelerators of the rollout change and save: the same samples with and without them
+    /// Show what the accelerators of the rollout change and save, or weights in low precision: the same samples with and without
     Drift(DriftArguments),
     /// Measure what the policies `magcache` and `teacache` must know of a model, and write it as TOML
     Calibrate(CalibrateArguments),
@@ -375,6 +375,9 @@ pub struct EvalArguments {
     /// Weights instead of `model.weights`: a model or a LoRA, as file or folder, or the folder of a finished run
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub weights: Option<PathBuf>,
+    /// Evaluate on the weights of the file, without what `acceleration.shared` has to store them in fewer bits
+    #[arg(long)]
+    pub without_low_precision: bool,
 }
 
 #[derive(Debug, Args)]
@@ -384,6 +387,10 @@ pub struct DriftArguments {
     /// Rollouts to compare, each with prompts and noise of its own
     #[arg(long, default_value_t = 1, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub rollouts: u64,
+    /// Compare with the weights of the file what `acceleration.shared` has to store them in fewer bits, rather than the rollout's
+    /// accelerators; and each block's outputs
+    #[arg(long)]
+    pub low_precision: bool,
     /// Print JSON instead of a table
     #[arg(long)]
     pub json: bool,

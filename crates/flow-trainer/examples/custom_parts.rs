@@ -25,7 +25,7 @@ use flow_trainer::observer::{IterationSummary, Observer};
 use flow_trainer::optimizer::AdamW;
 use flow_trainer::policy::CallSite;
 use flow_trainer::scheduler::Schedule;
-use flow_trainer::session::{PolicyWeights, RewardWeight};
+use flow_trainer::trainer::{PolicyWeights, RewardWeight};
 use flow_trainer::setup::{self, Environment, PipelineFolders};
 use std::error::Error;
 use std::path::Path;

@@ -6,8 +6,8 @@
 use crate::audit::OnPolicyAudit;
 use crate::error::TrainError;
 use crate::geometry::Geometry;
-use crate::session::TrainState;
 use crate::shards::Shards;
+use crate::trainer::TrainState;
 use flow_accel::{Activity, ActivityCounts};
 pub use flow_config::Shard;
 use flow_core::{ParamLayout, RawTensor, cpu};

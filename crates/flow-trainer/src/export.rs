@@ -1,7 +1,7 @@
 //! Weights of a run as files for other programs.
 
 use crate::error::TrainError;
-use crate::session::PolicyWeights;
+use crate::trainer::PolicyWeights;
 use flow_config::{AdapterLayout, Config};
 use flow_core::device::ComputeDevice;
 use flow_models::weights::{MODEL_CONFIG_KEY, config_json, describe_folder};

@@ -5,7 +5,7 @@ use crate::algorithm::NetworkRole;
 use crate::error::TrainError;
 use crate::moments_of_ranks::{self, Which};
 use crate::optimizer::{AdamW, Moments};
-use crate::session::TrainedNetwork;
+use crate::trainer::TrainedNetwork;
 use flow_core::device::ComputeDevice;
 use flow_core::{Kernels, ParamLayout, ParamSpec, RawTensor, Weights, cpu};
 use flow_exchange::Exchange;

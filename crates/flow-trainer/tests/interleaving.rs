@@ -13,7 +13,7 @@ use flow_core::{Backends, Exec, RawTensor, StackDriver, Stage, TrajectoryId};
 use flow_report::{Manifest, OnExists, RunDirectory};
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::{IterationSummary, Observer, Phase, Silent};
-use flow_trainer::session::{Parts, Session};
+use flow_trainer::trainer::{Parts, Session};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};

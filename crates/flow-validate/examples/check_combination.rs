@@ -1,12 +1,12 @@
 //! What may run together: the findings for every slot, stage and paradigm of a lossy accelerator.
 
 use flow_accel::{AcceleratorStage, Paradigm, Safety, Slot, StepScope};
-use flow_validate::{Entry, Trainer, check, explain};
+use flow_validate::{Entry, TrainerKind, check, explain};
 
 fn main() {
     let paradigms = [Paradigm::Coupled, Paradigm::Decoupled, Paradigm::Distillation].map(Some);
     for paradigm in paradigms.into_iter().chain([None]) {
-        let trainer = Trainer {
+        let trainer = TrainerKind {
             name: "mine".into(),
             paradigm,
         };

@@ -19,16 +19,16 @@ pub struct Entry {
     pub safety: Safety,
 }
 
-/// The trainer that the accelerators work for.
+/// Whom the accelerators work for: an algorithm, or pretraining.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Trainer {
+pub struct TrainerKind {
     /// Its name in configs.
     pub name: String,
     /// What its loss reads of a rollout, if it says so.
     pub paradigm: Option<Paradigm>,
 }
 
-impl Trainer {
+impl TrainerKind {
     /// The trainer that a config names.
     pub fn of(config: &Config, catalog: &Catalog) -> Self {
         let distils = catalog.distillation_facts(config).is_some();
@@ -47,7 +47,7 @@ impl Trainer {
 }
 
 /// Everything the rules find, in the order of the entries. Paths are those of the entries' names.
-pub fn check(entries: &[Entry], trainer: &Trainer) -> Vec<Diagnostic> {
+pub fn check(entries: &[Entry], trainer: &TrainerKind) -> Vec<Diagnostic> {
     let of_entry = |entry| {
         let rules = RULES.iter().filter(move |rule| concerns(rule, entry, trainer));
         rules.map(move |rule| diagnostic(rule, entry, trainer))
@@ -55,7 +55,7 @@ pub fn check(entries: &[Entry], trainer: &Trainer) -> Vec<Diagnostic> {
     entries.iter().flat_map(of_entry).collect()
 }
 
-fn concerns(rule: &Rule, entry: &Entry, trainer: &Trainer) -> bool {
+fn concerns(rule: &Rule, entry: &Entry, trainer: &TrainerKind) -> bool {
     rule.applies(
         Slot::named(&entry.slot),
         entry.stage,
@@ -64,7 +64,7 @@ fn concerns(rule: &Rule, entry: &Entry, trainer: &Trainer) -> bool {
     )
 }
 
-fn diagnostic(rule: &Rule, entry: &Entry, trainer: &Trainer) -> Diagnostic {
+fn diagnostic(rule: &Rule, entry: &Entry, trainer: &TrainerKind) -> Diagnostic {
     let paradigm = trainer.paradigm.map_or("undeclared", Paradigm::name);
     let fill = |text: &str| {
         // One pass, so that a name with braces in it is not filled in again.

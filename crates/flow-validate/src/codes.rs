@@ -102,8 +102,8 @@ const OURS: &[Explanation] = &[
         code: NO_PARADIGM,
         rule: "A lossy accelerator in the slot `rollout` of a trainer that declares no paradigm. Those of flow-train declare one; an algorithm of your own may not.",
         why: "Whether a changed rollout corrupts the gradients depends on what the loss reads of it.",
-        wrong: "Trainer { name: \"mine\".into(), paradigm: None }",
-        right: "Trainer { name: \"mine\".into(), paradigm: Some(Paradigm::Decoupled) }",
+        wrong: "TrainerKind { name: \"mine\".into(), paradigm: None }",
+        right: "TrainerKind { name: \"mine\".into(), paradigm: Some(Paradigm::Decoupled) }",
     },
     Explanation {
         code: LOSSY_ROLLOUT_OF_COUPLED,

@@ -22,7 +22,7 @@ mod several;
 mod sharded;
 mod validate;
 
-pub use check::{Entry, Trainer, check};
+pub use check::{Entry, TrainerKind, check};
 pub use codes::{Explanation, all_codes, explain};
 pub use companions::{Companion, Companions};
 pub use exploration::resolve_exploration;

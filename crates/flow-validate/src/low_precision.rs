@@ -6,7 +6,7 @@ use crate::codes::{OTHER_POLICY, REFUSED};
 use flow_accel::{AcceleratorRegistry, Slot};
 use flow_config::{AcceleratorEntry, Config, Diagnostic, Finetune};
 use flow_core::low_precision::MIN_COLUMNS;
-use flow_core::{LowPrecisionRule, ModelSpec, ParamLayout};
+use flow_core::{LowPrecisionCompute, LowPrecisionRule, ModelSpec, ParamLayout, ParamSpec};
 
 /// Frozen weights in low precision; the default is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,17 +17,39 @@ pub struct LowPrecisionLoad {
     pub bytes: usize,
     /// Values of the largest matrix among them, which products widen one at a time.
     pub largest: usize,
+    /// Bytes beside its operands and its result of the product in FP8 that takes most, by row of a call; 0 where products are not in FP8.
+    pub product: usize,
 }
 
+/// Bytes of an f32.
+const F32: usize = 4;
+/// Rows of codes begin at multiples of so many bytes.
+const CODE_ALIGNMENT: usize = 16;
+
 impl LowPrecisionLoad {
-    /// Of the weights of `layout` that `rule` is about.
-    pub(crate) fn of(rule: &LowPrecisionRule, layout: &ParamLayout, spec: &ModelSpec) -> Self {
+    /// Of the weights of `layout` that `rule` is about. A value of an activation takes so many `bytes`, and text has so many `tokens`.
+    pub(crate) fn of(
+        rule: &LowPrecisionRule,
+        layout: &ParamLayout,
+        spec: &ModelSpec,
+        (bytes, tokens): (usize, usize),
+    ) -> Self {
         let forms = rule.select(layout, spec);
         let matrices = || forms.iter().flatten();
+        // The codes of activations with the scales of their rows, and on a device that multiplies no FP8 these codes widened.
+        let product = |(index, weight): (usize, &ParamSpec)| {
+            let of = forms.get(index).copied().flatten()?;
+            let row = of.columns.next_multiple_of(CODE_ALIGNMENT) + F32 + bytes * of.columns;
+            (of.compute == LowPrecisionCompute::Fp8).then_some(spec.count_rows(weight.rows, tokens) * row)
+        };
         Self {
             values: matrices().map(|of| of.values()).sum(),
             bytes: matrices().map(|of| of.bytes()).sum(),
             largest: matrices().map(|of| of.values()).max().unwrap_or(0),
+            product: (layout.specs().iter().enumerate())
+                .filter_map(product)
+                .max()
+                .unwrap_or(0),
         }
     }
 }
@@ -44,13 +66,21 @@ pub(crate) fn of_entry(config: &Config, rule: &LowPrecisionRule, name: &str, pos
             Diagnostic::error(REFUSED, message).help("set `model.finetune = \"lora\"`, or remove the entry")
         }
         Finetune::Lora => {
+            let (how, same) = match rule.compute {
+                LowPrecisionCompute::Storage => (String::new(), "with the same weights"),
+                LowPrecisionCompute::Fp8 => (
+                    format!(" and multiplies them with activations that are rounded to {format}"),
+                    "the same products",
+                ),
+            };
             let message = format!(
-                "the accelerator `{name}` stores frozen weights in {format}: rollout and training compute with the same weights, so ratios \
-                 stay exactly 1, but the policy is another one than with the weights of the file"
+                "the accelerator `{name}` stores frozen weights in {format}{how}: rollout and training compute {same}, so ratios stay \
+                 exactly 1, but the policy is another one than with the weights of the file"
             );
             Diagnostic::warning(OTHER_POLICY, message).help(
-                "compare the reward at the first evaluation with that of a run without it, and sample and evaluate the adapters with the \
-                 same entry",
+                "compare the reward at the first evaluation with that of a run without it (`flow-train drift --low-precision` tells what it \
+                 changes), and sample and evaluate the adapters with the same entry, then on the weights of the file (`flow-train eval \
+                 --without-low-precision`)",
             )
         }
     };

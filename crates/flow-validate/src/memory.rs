@@ -5,6 +5,7 @@
 //! | part | values |
 //! |---|---|
 //! | weights | `W`; on a GPU that computes in bf16, half of what is frozen, and of what is trained if it is stored in bf16; of the frozen weights of blocks, an even share on several processes that share them out; what the accelerator `low_precision` stores takes a byte a value and 4 a row, or in NF4 half a byte a value and 2 for each 64 of a row, and the largest such matrix stands there widened as well |
+//! | products in FP8 | with `compute = "fp8"`, of the product that takes most: the codes of its activations, and these widened, as they are where a device multiplies no FP8 |
 //! | whole blocks | where processes share out weights: five times the largest block as it is stored: the one that computes, the next one, and three rows of a block that are on their way between processes |
 //! | gradients | `2 T`: those added up over micro-batches, and those of the call under way, which may be bf16 |
 //! | moments | `2 T`: AdamW's first and second; half of it in bf16; on several processes that share the optimizer's state, an even share of it |
@@ -216,7 +217,10 @@ impl Load {
         layout: &ParamLayout,
         spec: &ModelSpec,
     ) -> Self {
-        let of = |rule| LowPrecisionLoad::of(rule, layout, spec);
+        let of = |rule| {
+            let sizes = (self.stored.activation, self.text_tokens);
+            LowPrecisionLoad::of(rule, layout, spec, sizes)
+        };
         self.low_precision = rule.map(of).unwrap_or_default();
         self
     }
@@ -261,6 +265,8 @@ pub struct MemoryEstimate {
     pub unshared_trajectories: f64,
     /// What a micro-batch keeps for its backward pass.
     pub activations: f64,
+    /// What a product in FP8 takes beside what a micro-batch keeps.
+    pub products: f64,
     /// The weights while they are read: those that are trained in f32, before they are stored; the others as they stay.
     pub loading: f64,
     /// The autoencoder's weights.
@@ -309,6 +315,7 @@ impl MemoryEstimate {
             trajectories: latents(3 * load.records + load.states + 1),
             unshared_trajectories: latents(2 * load.records + load.states + 1),
             activations: bytes(stored.activation, per_row) * load.rows as f64,
+            products: low.product as f64 * load.rows as f64,
             loading: frozen + BYTES * trained,
             autoencoder: 0.0,
             rewards: 0.0,
@@ -360,6 +367,9 @@ impl MemoryEstimate {
         if self.rewards > 0.0 {
             parts.push(("rewards", self.rewards));
         }
+        if self.products > 0.0 && phase != Phase::Encoding {
+            parts.push(("products in FP8", self.products));
+        }
         match phase {
             Phase::Loading => {}
             Phase::Encoding => parts.push(("the largest text encoder", self.encoder)),
@@ -409,6 +419,7 @@ impl MemoryEstimate {
             sums: 0.0,
             trajectories: self.unshared_trajectories,
             activations: 0.0,
+            products: 0.0,
             whole_blocks: 0.0,
             ..self
         }

@@ -127,6 +127,7 @@ fn of_model(config: &Config, model: &Trained<'_>, estimate: &MemoryEstimate) -> 
             when: WITH_MODEL.into(),
         },
         of_whole_blocks(estimate),
+        of_products(estimate),
         MemoryRow {
             part: "optimizer".into(),
             what: format!(
@@ -199,6 +200,16 @@ fn of_low_precision(load: &Load) -> MemoryRow {
         ),
         bytes: low.bytes as f64 + load.stored.activation as f64 * low.largest as f64,
         when: WITH_MODEL.into(),
+    }
+}
+
+/// What a product in FP8 takes: the one that takes most, since one computes at a time.
+fn of_products(estimate: &MemoryEstimate) -> MemoryRow {
+    MemoryRow {
+        part: "products in FP8".into(),
+        what: "of the largest, codes of its activations, and these widened".into(),
+        bytes: estimate.products,
+        when: vec![Phase::Rollout, Phase::Update],
     }
 }
 

@@ -4,7 +4,7 @@ use crate::check::path;
 use crate::codes::{
     BAD_PARAMETERS, CONFLICT, DUPLICATE, NOTHING_OUTSIDE_WINDOW, ORDER, REFUSED, REMOVED, UNKNOWN, UNUSABLE,
 };
-use crate::{Entry, Trainer, check, errors, low_precision};
+use crate::{Entry, TrainerKind, check, errors, low_precision};
 use flow_accel::{AccelerationError, Accelerator, AcceleratorRegistry, Arrangement, Safety, Slot, StepScope};
 use flow_config::{AcceleratorEntry, Config, Diagnostic, Severity};
 use flow_core::{Backends, ModelSpec};
@@ -31,7 +31,7 @@ pub fn resolve(
     registry: &AcceleratorRegistry,
     base: &Backends,
     model: &ModelSpec,
-    trainer: &Trainer,
+    trainer: &TrainerKind,
 ) -> (Vec<Diagnostic>, Option<Arrangement>) {
     let mut found = Found::new();
     let mut placed = Vec::new();

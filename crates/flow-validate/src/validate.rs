@@ -2,7 +2,7 @@
 
 use crate::codes::LARGE_LEARNING_RATE;
 use crate::{Companions, Gpu, Load, MemoryEstimate};
-use crate::{Trainer, features, kernels, low_precision, memory_check, resolve, resolve_exploration};
+use crate::{TrainerKind, features, kernels, low_precision, memory_check, resolve, resolve_exploration};
 use flow_accel::AcceleratorRegistry;
 use flow_config::{Catalog, Config, Diagnostic, Severity};
 use flow_core::{Backends, ModelSpec, ParamLayout};
@@ -54,7 +54,7 @@ pub struct Question<'a> {
     /// The sigma at the start of each of the sampler's steps; empty if the config has no schedule.
     pub sigmas: &'a [f64],
     /// The trainer.
-    pub trainer: &'a Trainer,
+    pub trainer: &'a TrainerKind,
     /// Build and machine.
     pub machine: &'a Machine,
     /// The models beside the one that is trained, if there are any.

@@ -9,7 +9,7 @@ use flow_matmul_cube::prepared::{DeviceCapabilities, Plan};
 use flow_matmul_cube::problem::{Layout, Matmul};
 use flow_models::ModelRegistry;
 use flow_validate::kernels::{attends_on_tensor_cores, multiplies_on_tensor_cores};
-use flow_validate::{Capabilities, Gpu, Machine, Question, Trainer, validate};
+use flow_validate::{Capabilities, Gpu, Machine, Question, TrainerKind, validate};
 use std::collections::BTreeSet;
 use test_catalog::parse_str;
 
@@ -60,7 +60,7 @@ fn found(gpu: Option<(&str, (u32, u32))>, dit: &str, more: &str) -> Vec<Diagnost
             trained: 1,
         }),
         sigmas: &[],
-        trainer: &Trainer::of(&config, &test_catalog::CATALOG),
+        trainer: &TrainerKind::of(&config, &test_catalog::CATALOG),
         machine: &machine,
         companions: None,
         ranks: 1,

@@ -8,7 +8,7 @@ use flow_config::{AccelerationConfig, AcceleratorEntry, Config};
 use flow_core::{Backends, ModelSpec};
 use flow_kernels::CpuKernels;
 use flow_validate::{
-    Entry, RULES, Severity, Trainer, check, errors, explain, resolve, resolve_exploration, several,
+    Entry, RULES, Severity, TrainerKind, check, errors, explain, resolve, resolve_exploration, several,
     sharded_weights,
 };
 use schemars::JsonSchema;
@@ -44,8 +44,8 @@ fn promises() -> impl Iterator<Item = (AcceleratorStage, Safety)> {
         .flat_map(|stage| [Lossless, Lossy(AllSteps), Lossy(OutsideSdeWindow)].map(|safety| (stage, safety)))
 }
 
-fn trainer(paradigm: Option<Paradigm>) -> Trainer {
-    Trainer {
+fn trainer(paradigm: Option<Paradigm>) -> TrainerKind {
+    TrainerKind {
         name: "grpo".into(),
         paradigm,
     }

@@ -1,6 +1,5 @@
 //! The README's first command, cut short.
 
-use super::SHARED;
 use crate::process::{cargo, output, run as run_command};
 use crate::terminal::say;
 use crate::workspace::Workspace;
@@ -13,39 +12,18 @@ use std::process::Command;
 /// The job that is run for a few iterations.
 const JOB: &str = "configs/digits-grpo.toml";
 
-/// Builds the README's program, of what the tests were built of.
-const BUILD: [&str; 6] = [
-    "build",
-    "--release",
-    "--package",
-    "flow-train",
-    "--bin",
-    "flow-train",
-];
+/// Lists packages with their features, a line for each.
+const LIST: [&str; 5] = ["tree", "--prefix", "none", "--format", "{p} {f}"];
 
-/// Lists each package that the README's program is built of, with its features.
-const LIST: [&str; 9] = [
-    "tree",
-    "--package",
-    "flow-train",
-    "--edges",
-    "no-dev",
-    "--prefix",
-    "none",
-    "--format",
-    "{p} {f}",
-];
+/// What the README's first command builds.
+const PROGRAM: [&str; 4] = ["--package", "flow-train", "--edges", "no-dev"];
 
-/// What CI's build of the program has more of.
-const WITH_SHARED: [&str; 4] = ["--package", "workspace-hack", "--features", SHARED];
+/// What its second command builds.
+const TESTS: [&str; 1] = ["--workspace"];
 
-/// Packages of the README's build that have fewer features than in CI's.
-const WITH_MORE: [&str; 2] = ["burn-backend ", "workspace-hack "];
-
-/// The README's first command, cut short, and what it must leave behind.
+/// The README's first command, cut short, and what it must leave behind. It is the program that the tests ran.
 pub(super) fn run(workspace: &Workspace, iterations: usize) -> Result<()> {
-    compare_with_readme(workspace)?;
-    run_command(&mut cargo(workspace, &[&BUILD[..], &WITH_SHARED].concat()))?;
+    compare_commands(workspace)?;
     let folder = tempfile::tempdir()?;
     let steps = format!("run.steps={iterations}");
     let place = format!(
@@ -65,18 +43,17 @@ pub(super) fn run(workspace: &Workspace, iterations: usize) -> Result<()> {
     Ok(())
 }
 
-/// The README's command, which has no features, builds what CI's does: the same packages with the same features, but for
-/// `burn-backend`. That one of them is compiled otherwise is else noticed by a user alone, or by the time that CI takes.
-fn compare_with_readme(workspace: &Workspace) -> Result<()> {
-    let ours = packages(workspace, &WITH_SHARED)?;
-    let others: Vec<String> = packages(workspace, &[])?
+/// The README's second command has of each package the features that the first has, so that it compiles nothing of the program's
+/// again. That one is compiled otherwise is else noticed by the time alone that a user waits.
+fn compare_commands(workspace: &Workspace) -> Result<()> {
+    let of_tests = packages(workspace, &TESTS)?;
+    let others: Vec<String> = packages(workspace, &PROGRAM)?
         .into_iter()
-        .filter(|package| !ours.contains(package))
-        .filter(|package| !WITH_MORE.iter().any(|name| package.starts_with(name)))
+        .filter(|package| !of_tests.contains(package))
         .collect();
     if !others.is_empty() {
         bail!(
-            "the README's command builds with other features than CI:\n  {}\nadd what CI's build has more to \
+            "`cargo run` and `cargo test --workspace` build with other features:\n  {}\nadd what the tests have more to \
              crates/workspace-hack/Cargo.toml; `cargo tree --edges features --invert PACKAGE` says who asks for it",
             others.join("\n  ")
         );
@@ -84,9 +61,9 @@ fn compare_with_readme(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// What the program is built of: a line `name version features` for each package.
-fn packages(workspace: &Workspace, more: &[&str]) -> Result<BTreeSet<String>> {
-    let tree = output(&mut cargo(workspace, &[&LIST[..], more].concat()))?;
+/// What is built: a line `name version features` for each package.
+fn packages(workspace: &Workspace, what: &[&str]) -> Result<BTreeSet<String>> {
+    let tree = output(&mut cargo(workspace, &[&LIST[..], what].concat()))?;
     let lines = tree
         .lines()
         .map(|line| line.trim_end_matches("(*)").trim_end().to_owned());

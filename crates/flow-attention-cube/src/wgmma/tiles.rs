@@ -214,6 +214,7 @@ fn over_channels(head_dim: usize, a_rows: usize, b_rows: usize, operand_type: Op
         a_transposed: false,
         b_transposed: false,
         operand_type,
+        e4m3: false,
     }
 }
 
@@ -227,5 +228,6 @@ fn over_rows(head_dim: usize, rows: usize, operand_type: OperandType) -> Steps {
         a_transposed: false,
         b_transposed: true,
         operand_type,
+        e4m3: false,
     }
 }

@@ -6,6 +6,10 @@ use std::fmt;
 const E4M3_EXPONENTS: u32 = (127 - 7) << 3;
 /// The steps of the smallest e4m3 numbers are 1 / 512.
 const E4M3_STEPS: f32 = 512.0;
+/// The smallest normal e4m3 number, 2^-6: eight steps, and the code 8.
+const E4M3_SMALLEST_NORMAL: f32 = 8.0 / E4M3_STEPS;
+/// 1.5 · 2^14: f32s beside it are 1 / 512 apart.
+const E4M3_STEPS_APART: f32 = 24_576.0;
 /// Values of a block of NF4 (`blocksize` in QLoRA, section 3).
 const NF4_BLOCK: usize = 64;
 /// The values of NF4 by code (QLoRA, appendix E), each the shortest decimal of the f32 given there.
@@ -92,14 +96,11 @@ impl LowPrecisionFormat {
             Self::Int8 => value.round_ties_even() as i8 as u8,
             Self::Fp8 => {
                 let sign = (value.to_bits() >> 24) as u8 & 0x80;
-                let magnitude = value.abs();
-                // The smallest normal number is 2^-6; eight steps below it are that number's code.
-                let code = if magnitude < 8.0 / E4M3_STEPS {
-                    (magnitude * E4M3_STEPS).round_ties_even() as u8
+                let magnitude = round_to_e4m3(value).abs();
+                let code = if magnitude < E4M3_SMALLEST_NORMAL {
+                    (magnitude * E4M3_STEPS) as u8
                 } else {
-                    let bits = magnitude.to_bits();
-                    let rounded = bits + 0x7_FFFF + ((bits >> 20) & 1);
-                    ((rounded >> 20) - E4M3_EXPONENTS) as u8
+                    ((magnitude.to_bits() >> 20) - E4M3_EXPONENTS) as u8
                 };
                 sign | code
             }
@@ -127,6 +128,28 @@ impl LowPrecisionFormat {
 impl fmt::Display for LowPrecisionFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
+    }
+}
+
+/// The number nearest to `value` of those that e4m3 has, of two equally near ones the one with the even code; beyond 464, where 448 is
+/// no longer the nearest, the numbers go on as if there were larger exponents. NaN stays NaN.
+#[inline(always)]
+pub(super) fn round_to_e4m3(value: f32) -> f32 {
+    let magnitude = value.abs();
+    // Both are computed, so that a loop needs no branch.
+    let small = (magnitude + E4M3_STEPS_APART) - E4M3_STEPS_APART;
+    let bits = magnitude.to_bits();
+    let normal = f32::from_bits((bits + 0x7_FFFF + ((bits >> 20) & 1)) & 0xFFF0_0000);
+    let rounded = if magnitude < E4M3_SMALLEST_NORMAL {
+        small
+    } else {
+        normal
+    };
+    // The rounding of some NaN would carry into the sign.
+    if value.is_nan() {
+        value
+    } else {
+        rounded.copysign(value)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Which frozen matrices are stored in low precision.
 
-use super::{LowPrecision, LowPrecisionFormat};
+use super::{LowPrecision, LowPrecisionCompute, LowPrecisionFormat};
 use crate::model::ModelSpec;
 use crate::params::{ParamKind, ParamLayout, ParamSpec};
 use flow_registry::names_layer;
@@ -14,6 +14,8 @@ pub const MIN_COLUMNS: usize = 16;
 pub struct LowPrecisionRule {
     /// How a value is stored.
     pub format: LowPrecisionFormat,
+    /// What products with them multiply.
+    pub compute: LowPrecisionCompute,
     /// Layers that stay as they are: whole names or their ends from a dot on, `*` standing for any characters.
     pub keep: Vec<String>,
 }
@@ -31,6 +33,7 @@ impl LowPrecisionRule {
             let matrix = candidate(layout, spec, index)?;
             (!is_kept).then_some(LowPrecision {
                 format: self.format,
+                compute: self.compute,
                 rows: matrix[0],
                 columns: matrix[1],
             })

@@ -1,8 +1,11 @@
 //! Codes against their definitions in f64, bounds of errors, and which weights are stored so.
 
+mod activations;
 mod normal_float;
 
-use super::{LowPrecision, LowPrecisionFormat, LowPrecisionRule, NotFinite, SMALLEST_SCALE};
+use super::{
+    LowPrecision, LowPrecisionCompute, LowPrecisionFormat, LowPrecisionRule, NotFinite, SMALLEST_SCALE,
+};
 use crate::model::ModelSpec;
 use crate::params::{Init, LayoutBuilder, ParamLayout};
 use crate::rng::{Purpose, Stream};
@@ -99,6 +102,7 @@ fn a_widened_value_is_within_the_documented_bound_and_is_stored_again_as_the_sam
         for [rows, columns] in [[1, 1], [3, 7], [5, 16], [3, 64], [4, 65], [24, 130]] {
             let of = LowPrecision {
                 format,
+                compute: LowPrecisionCompute::Storage,
                 rows,
                 columns,
             };
@@ -140,6 +144,7 @@ fn the_largest_values_stay_finite_and_are_stored_again_as_the_same_bits() {
     for format in FORMATS {
         let of = LowPrecision {
             format,
+            compute: LowPrecisionCompute::Storage,
             rows: 1,
             columns: 3,
         };
@@ -162,6 +167,7 @@ fn of_normal_values_the_error_is_as_documented() {
     for (format, documented) in FORMATS.into_iter().zip([0.026, 0.0085, 0.092]) {
         let of = LowPrecision {
             format,
+            compute: LowPrecisionCompute::Storage,
             rows,
             columns,
         };
@@ -181,6 +187,7 @@ fn what_is_not_finite_has_no_code() {
     for format in FORMATS {
         let of = LowPrecision {
             format,
+            compute: LowPrecisionCompute::Storage,
             rows: 2,
             columns: 3,
         };
@@ -225,6 +232,7 @@ fn large_frozen_matrices_of_blocks_are_stored_so_but_for_those_that_are_kept() {
         let (layout, spec) = layout(has_adapter);
         let rule = LowPrecisionRule {
             format: LowPrecisionFormat::Fp8,
+            compute: LowPrecisionCompute::Fp8,
             keep: keep.iter().map(|pattern| (*pattern).to_owned()).collect(),
         };
         let forms = rule.select(&layout, &spec);
@@ -233,6 +241,7 @@ fn large_frozen_matrices_of_blocks_are_stored_so_but_for_those_that_are_kept() {
             .filter_map(|(weight, form)| {
                 let form = (*form)?;
                 assert_eq!(weight.shape, [form.rows, form.columns]);
+                assert_eq!(form.compute, rule.compute);
                 Some(weight.name.clone())
             })
             .collect()
@@ -251,6 +260,7 @@ fn large_frozen_matrices_of_blocks_are_stored_so_but_for_those_that_are_kept() {
     let (layout, spec) = layout(true);
     let rule = LowPrecisionRule {
         format: LowPrecisionFormat::Int8,
+        compute: LowPrecisionCompute::Storage,
         keep: ["attn.to_q", "embed", "mpl.*"].map(str::to_owned).to_vec(),
     };
     assert_eq!(rule.idle_patterns(&layout, &spec), ["embed", "mpl.*"]);

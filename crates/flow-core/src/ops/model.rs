@@ -23,7 +23,8 @@ pub struct LinearWeights {
     /// `[out, in]`, or the words of a matrix in low precision.
     pub weight: DispatchTensor,
     /// The form of a matrix in low precision. It is frozen; whoever multiplies widens it to f32 or the type of activations right before,
-    /// keeps the words alone for backward, and widens them there again.
+    /// or multiplies its codes with those of activations, as [`LowPrecision::compute`] says; keeps the words alone for backward, and
+    /// widens them there either way.
     pub low_precision: Option<LowPrecision>,
     /// `[out]`.
     pub bias: Option<DispatchTensor>,

@@ -1,13 +1,14 @@
 //! Linear layers with bias, low-rank adapter and activation in one pass over the output.
 
 use crate::cpu::activation::activation_gradient;
+use crate::cpu::low_precision::{ForwardMatrix, StoredMatrix};
 use crate::host::matrix::{Matrix, MatrixMut, Precision, Write};
 use crate::host::{math, threads};
 use burn::backend::DispatchTensor;
 use flow_core::cpu::{CpuTensor, from_vec};
 use flow_core::ops::{LinearWeights, Stash};
 use flow_core::tensors::is_tracked;
-use flow_core::{Activation, LowPrecision, RawTensor, autograd};
+use flow_core::{Activation, RawTensor, autograd};
 use std::sync::Arc;
 
 /// A layer's weights, with the matrix in the form `M`.
@@ -25,15 +26,11 @@ pub(crate) struct Layer<M> {
 /// A layer's weights as they are stored: what backward keeps.
 pub(crate) type StoredValues = Layer<StoredMatrix>;
 
-/// Values of a layer's weights, the matrix widened: for one pass, forward or backward.
-pub(crate) type Values = Layer<CpuTensor>;
+/// A layer's weights with the matrix as forward multiplies with it: for one pass.
+pub(crate) type ForwardValues = Layer<ForwardMatrix>;
 
-/// A matrix `[out, in]` as it is stored.
-#[derive(Clone, Debug)]
-pub(crate) enum StoredMatrix {
-    Numbers(CpuTensor),
-    LowPrecision(LowPrecision, Box<RawTensor>),
-}
+/// Values of a layer's weights, the matrix widened: for one backward pass.
+pub(crate) type Values = Layer<CpuTensor>;
 
 /// `scale · (x Aᵀ) Bᵀ` is added to the output; the product of `A` and `B` is never formed.
 #[derive(Clone, Debug)]
@@ -64,7 +61,7 @@ pub(crate) fn linear(
     autograd::apply("linear", &inputs, |plain, tracked| {
         let x = CpuTensor::read(&plain[0]);
         let stored = StoredValues::read(&plain[1..], weights, precision);
-        let values = stored.widened();
+        let values = stored.for_forward();
         let shape = [&x.shape()[..x.shape().len() - 1], &[values.outputs]].concat();
         let keep_sum = activation != Activation::None && (tracked || stash.keeps("linear"));
         let mut activated = None;
@@ -120,32 +117,11 @@ pub(crate) fn activated_again(sum: &RawTensor, activation: Activation) -> RawTen
     from_vec(output, sum.shape())
 }
 
-impl StoredMatrix {
-    /// The numbers, in memory of their own if the matrix is in low precision.
-    fn widened(&self) -> CpuTensor {
-        match self {
-            Self::Numbers(numbers) => numbers.clone(),
-            Self::LowPrecision(of, words) => {
-                CpuTensor::read(&from_vec(of.host(words), &[of.rows, of.columns]))
-            }
-        }
-    }
-}
-
 impl StoredValues {
     /// `plain` holds the values of [`LinearWeights::tensors`].
     pub(crate) fn read(plain: &[RawTensor], weights: &LinearWeights, precision: Precision) -> Self {
-        let (weight, (outputs, inputs)) = match weights.low_precision {
-            Some(of) => (
-                StoredMatrix::LowPrecision(of, Box::new(plain[0].clone())),
-                (of.rows, of.columns),
-            ),
-            None => {
-                let numbers = CpuTensor::read(&plain[0]);
-                let shape = numbers.rows_and_columns();
-                (StoredMatrix::Numbers(numbers), shape)
-            }
-        };
+        let weight = StoredMatrix::read(&plain[0], weights.low_precision);
+        let (outputs, inputs) = weight.rows_and_columns();
         let bias = weights.bias.as_ref().map(|_| CpuTensor::read(&plain[1]));
         let adapter = weights.adapter.as_ref().map(|(_, _, scale)| {
             let [down, up] = [plain.len() - 2, plain.len() - 1].map(|at| CpuTensor::read(&plain[at]));
@@ -168,10 +144,19 @@ impl StoredValues {
         }
     }
 
-    /// The values to compute with.
+    /// What forward computes with.
+    pub(crate) fn for_forward(&self) -> ForwardValues {
+        self.with(self.weight.for_forward())
+    }
+
+    /// What backward computes with.
     pub(crate) fn widened(&self) -> Values {
-        Values {
-            weight: self.weight.widened(),
+        self.with(self.weight.widened())
+    }
+
+    fn with<M>(&self, weight: M) -> Layer<M> {
+        Layer {
+            weight,
             bias: self.bias.clone(),
             adapter: self.adapter.clone(),
             inputs: self.inputs,
@@ -181,7 +166,7 @@ impl StoredValues {
     }
 }
 
-impl Values {
+impl ForwardValues {
     /// Length of a row of the result.
     pub(crate) fn outputs(&self) -> usize {
         self.outputs
@@ -196,10 +181,6 @@ impl Values {
     pub(crate) fn start(&self) -> threads::Start<'_> {
         let bias = self.bias.as_ref();
         bias.map_or(threads::Start::Zeros, |bias| threads::Start::Rows(bias.values()))
-    }
-
-    fn weight(&self) -> Matrix<'_> {
-        Matrix::new(self.weight.values(), self.outputs, self.inputs, self.inputs)
     }
 
     /// The sum before the activation, if wanted, and the output.
@@ -231,21 +212,21 @@ impl Values {
         let (inputs, outputs) = (self.inputs, self.outputs);
         let rows = output.len() / outputs;
         let x = &x[start * inputs..][..rows * inputs];
-        let write = if self.bias.is_some() {
-            Write::Add
-        } else {
-            Write::Replace
-        };
-        let weight = self.weight().transposed();
-        let mut output = MatrixMut::new(output, rows, outputs, outputs);
-        self.precision
-            .multiply_rows(&mut output, Matrix::new(x, rows, inputs, inputs), weight, write);
+        let (bias, shape) = (self.bias.as_ref(), [rows, inputs, outputs]);
+        self.weight.multiply_rows(output, x, shape, bias, self.precision);
         if let Some(adapter) = &self.adapter {
             let reduced = adapter.reduced(x, inputs, rows);
             let reduced = Matrix::new(&reduced, rows, adapter.rank, adapter.rank);
+            let mut output = MatrixMut::new(output, rows, outputs, outputs);
             self.precision
                 .multiply_rows(&mut output, reduced, adapter.up(outputs).transposed(), Write::Add);
         }
+    }
+}
+
+impl Values {
+    fn weight(&self) -> Matrix<'_> {
+        Matrix::new(self.weight.values(), self.outputs, self.inputs, self.inputs)
     }
 
     fn backward(

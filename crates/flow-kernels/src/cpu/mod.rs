@@ -9,6 +9,7 @@ mod fused;
 mod gated_residual;
 mod layer_norm;
 pub(crate) mod linear;
+mod low_precision;
 mod modulated_layer_norm;
 pub(crate) mod noise;
 mod optimizer;

@@ -2,7 +2,7 @@
 
 use super::adapter::{Adapter, Factors, factors};
 use super::elementwise::{Gated, activated, activation_gradient, function};
-use super::low_precision::StoredMatrix;
+use super::low_precision::{StoredMatrix, quantised};
 use super::operand::Operand;
 use super::products::{Products, matrix};
 use crate::cpu::linear::has_trained_matrix;
@@ -11,7 +11,7 @@ use flow_core::ops::{LinearWeights, Stash};
 use flow_core::tensors::zeros_like;
 use flow_core::{Activation, RawTensor, autograd};
 use flow_kernels_cube::Element;
-use flow_matmul_cube::problem::{Epilogue, Layout, Matmul};
+use flow_matmul_cube::problem::{Accumulation, Epilogue, Layout, Matmul, Storage};
 use flow_matmul_cube::tensors::{Gate as MatmulGate, Matrix, Operands};
 use std::cell::OnceCell;
 use std::sync::Arc;
@@ -19,7 +19,8 @@ use std::sync::Arc;
 /// The name under which results pass through the stash.
 pub(super) const LINEAR: &str = "linear";
 
-/// A layer's weights in the type that products take, but for a matrix in low precision, which each product widens.
+/// A layer's weights in the type that products take, but for a matrix in low precision, which each product widens, or of which forward
+/// multiplies the codes.
 #[derive(Debug)]
 pub(super) struct Layer {
     weight: StoredMatrix,
@@ -245,7 +246,8 @@ impl Layer {
         x.empty(&shape, x.element())
     }
 
-    /// `x Wᵀ + b + (x Aᵀ) (scale · B)ᵀ`, then the epilogue.
+    /// `x Wᵀ + b + (x Aᵀ) (scale · B)ᵀ`, then the epilogue. The first product may be one of codes: of the matrix, and of rows of `x` that
+    /// are quantised for it. The adapter reads `x` as it is.
     fn sums(
         &self,
         x: &Operand,
@@ -255,24 +257,41 @@ impl Layer {
         output: &Operand,
     ) {
         let (rows, inputs) = x.rows_and_columns();
+        if rows == 0 {
+            return;
+        }
+        let quantised = self.weight.quantised().map(|weight| [quantised(x), weight]);
+        let (factors, scales, storage) = match &quantised {
+            Some([of_x, weight]) => (
+                [of_x.codes.clone(), weight.codes.clone()],
+                [Some(&of_x.scales), Some(&weight.scales)],
+                Storage::E4m3(Accumulation::Promoted),
+            ),
+            None => (
+                [matrix(x), matrix(&self.weight.widened())],
+                [None; 2],
+                Storage::Plain,
+            ),
+        };
         let call = Matmul {
             rank: self.rank(),
             bias: self.bias.is_some(),
             epilogue,
+            storage,
             ..Matmul::plain(Layout::Nt, [rows, self.outputs, inputs], x.element())
         };
         let adapter = self.adapter.as_ref();
         let low_rank = adapter.map(|adapter| [adapter.reduced(x, &self.products), adapter.up.clone()]);
         let bias = self.bias.as_ref().map(|bias| bias.buffer().handle);
         let other = other.map(matrix);
-        let weight = self.weight.widened();
-        let (a, b, d) = (matrix(x), matrix(&weight), matrix(output));
+        let ([a, b], d) = (&factors, matrix(output));
         let operands = Operands {
+            scales,
             low_rank: low_rank.as_ref().map(|[t, u]| [t, u]),
             bias: bias.as_ref(),
             gate,
             other: other.as_ref(),
-            ..Operands::new(&a, &b, &d)
+            ..Operands::new(a, b, &d)
         };
         self.products.run(x, call, &operands);
     }

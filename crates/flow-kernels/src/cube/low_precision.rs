@@ -1,18 +1,31 @@
-//! Matrices of linear layers, some of which are in low precision and widened for each product.
+//! Matrices of linear layers, some of which are in low precision and widened for each product, or multiplied by codes of activations.
 
 use super::operand::{Operand, expect_launched};
+use super::products::matrix;
 use flow_core::cube::{self, CubeTensor};
-use flow_core::{LowPrecision, LowPrecisionFormat, RawTensor};
+use flow_core::{LowPrecision, LowPrecisionCompute, LowPrecisionFormat, RawTensor};
 use flow_kernels_cube::Element;
 use flow_kernels_cube::low_precision::{CodeFormat, LowPrecision as InLowPrecision};
+use flow_matmul_cube::fp8::Quantised;
+use flow_matmul_cube::tensors::{Matrix, Scales};
 
 /// A matrix `[out, in]` as backward keeps it.
 #[derive(Debug)]
 pub(super) enum StoredMatrix {
     /// Numbers in the type that products take.
     Numbers(Operand),
-    /// Words, and the type that products take.
-    LowPrecision(InLowPrecision, CubeTensor, Element),
+    /// Codes and scales.
+    LowPrecision(Words),
+}
+
+/// A matrix `[out, in]` in low precision.
+#[derive(Debug)]
+pub(super) struct Words {
+    of: InLowPrecision,
+    words: CubeTensor,
+    /// The type that products take.
+    element: Element,
+    compute: LowPrecisionCompute,
 }
 
 impl StoredMatrix {
@@ -23,6 +36,7 @@ impl StoredMatrix {
     pub fn read(plain: &RawTensor, low_precision: Option<LowPrecision>, element: Element) -> Self {
         let Some(LowPrecision {
             format,
+            compute,
             rows,
             columns,
         }) = low_precision
@@ -39,14 +53,19 @@ impl StoredMatrix {
             rows,
             columns,
         };
-        Self::LowPrecision(of, words.clone(), element)
+        Self::LowPrecision(Words {
+            of,
+            words: words.clone(),
+            element,
+            compute,
+        })
     }
 
     /// Output and input channels.
     pub fn rows_and_columns(&self) -> (usize, usize) {
         match self {
             Self::Numbers(numbers) => numbers.rows_and_columns(),
-            Self::LowPrecision(of, ..) => (of.rows, of.columns),
+            Self::LowPrecision(Words { of, .. }) => (of.rows, of.columns),
         }
     }
 
@@ -54,12 +73,49 @@ impl StoredMatrix {
     pub fn widened(&self) -> Operand {
         match self {
             Self::Numbers(numbers) => numbers.clone(),
-            Self::LowPrecision(of, words, element) => {
-                let numbers = Operand::empty_beside(words, &[of.rows, of.columns], *element);
-                let widened = of.widen(&words.client, &words.handle, &numbers.buffer());
-                expect_launched("widen", widened);
-                numbers
-            }
+            Self::LowPrecision(words) => words.widened(),
         }
     }
+
+    /// Codes and scales, if forward multiplies them with those of activations.
+    pub fn quantised(&self) -> Option<Quantised> {
+        match self {
+            Self::LowPrecision(words) if words.compute == LowPrecisionCompute::Fp8 => Some(words.quantised()),
+            _ => None,
+        }
+    }
+}
+
+impl Words {
+    fn widened(&self) -> Operand {
+        let (of, words) = (self.of, &self.words);
+        let numbers = Operand::empty_beside(words, &[of.rows, of.columns], self.element);
+        let widened = of.widen(&words.client, &words.handle, &numbers.buffer());
+        expect_launched("widen", widened);
+        numbers
+    }
+
+    /// Where codes and scales lie: four codes in a word, and a scale in a word behind all of them.
+    fn quantised(&self) -> Quantised {
+        let of = self.of;
+        let handle = || self.words.handle.clone();
+        Quantised {
+            codes: Matrix {
+                handle: handle(),
+                rows: of.rows,
+                columns: of.columns,
+                stride: 4 * of.row_words(),
+            },
+            scales: Scales {
+                handle: handle(),
+                start: of.rows * of.row_words(),
+            },
+        }
+    }
+}
+
+/// The rows of `x` as a product of codes takes them.
+pub(super) fn quantised(x: &Operand) -> Quantised {
+    let quantised = Quantised::new(x.client(), &matrix(x), x.element());
+    quantised.unwrap_or_else(|declined| panic!("operation `quantise`: {declined}"))
 }

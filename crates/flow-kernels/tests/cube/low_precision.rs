@@ -1,11 +1,11 @@
-//! Products with matrices in low precision on the device: those of the widened matrix, bit for bit.
+//! Products with matrices in low precision on the device: those of the widened matrix, bit for bit; those of codes, as on the processor.
 
-use crate::support::{Side, computing, values};
+use crate::support::{Side, computing, sides, values};
 use burn::backend::{AutodiffBackend, Dispatch, DispatchTensor};
 use flow_core::cpu::to_host;
 use flow_core::ops::{Compute, LinearWeights};
 use flow_core::tensors::{leaf, plain};
-use flow_core::{Activation, LowPrecision, LowPrecisionFormat, RawTensor, autograd};
+use flow_core::{Activation, LowPrecision, LowPrecisionCompute, LowPrecisionFormat, RawTensor, autograd};
 
 const RANK: usize = 4;
 
@@ -47,6 +47,7 @@ fn products_and_gradients_are_those_of_the_widened_matrix() {
         for format in LowPrecisionFormat::ALL {
             let of = LowPrecision {
                 format,
+                compute: LowPrecisionCompute::Storage,
                 rows: 30,
                 columns: 85,
             };
@@ -66,5 +67,34 @@ fn products_and_gradients_are_those_of_the_widened_matrix() {
                 side.kernels.name()
             );
         }
+    }
+}
+
+#[test]
+fn products_of_codes_are_those_of_the_processor_and_their_gradients_those_of_the_widened_matrix() {
+    let [cpu, cube] = sides();
+    let of = |compute| LowPrecision {
+        format: LowPrecisionFormat::Fp8,
+        compute,
+        rows: 30,
+        columns: 85,
+    };
+    let codes = of(LowPrecisionCompute::Fp8);
+    let words = codes.quantise(&values(9, &[30, 85])).expect("finite values");
+    let on = |side: &Side, of| computed(side, &side.device.words(words.clone()), Some(of));
+    let floats = |bits: &[u32]| bits.iter().map(|bits| f32::from_bits(*bits)).collect::<Vec<_>>();
+    let (expected, found) = (on(&cpu, codes), on(&cube, codes));
+    for (number, (expected, found)) in expected.iter().zip(&found).enumerate() {
+        let (expected, found) = (floats(expected), floats(found));
+        let square = |sum: f32, x: &f32| sum + x * x;
+        let errors: Vec<f32> = expected.iter().zip(&found).map(|(a, b)| a - b).collect();
+        let [error, size] = [&errors, &expected].map(|all| all.iter().fold(0.0, square).sqrt());
+        // A quotient that lies in the middle of two codes for one device may not for another, whose division rounds otherwise.
+        assert!(error <= 1e-2 * size, "tensor {number}: {error:e} of {size:e}");
+    }
+    for side in computing() {
+        let again = on(&side, codes);
+        assert_eq!(again, on(&side, codes), "twice");
+        assert_ne!(again[0], on(&side, of(LowPrecisionCompute::Storage))[0]);
     }
 }

@@ -5,6 +5,7 @@
 //! is 1 if anything is wrong.
 
 mod check;
+mod fp8;
 mod timing;
 
 use cubecl::prelude::*;
@@ -18,12 +19,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 const LAYOUTS: [(&str, Layout); 3] = [("nt", Layout::Nt), ("nn", Layout::Nn), ("tn", Layout::Tn)];
-const SHAPES: [(&str, Shape); 5] = [
+const SHAPES: [(&str, Shape); 6] = [
     ("turns", Shape::PingPong),
     ("wide", Shape::Wide),
     ("large", Shape::Large),
     ("small", Shape::Small),
     ("narrow", Shape::Narrow),
+    ("medium", Shape::Medium),
 ];
 /// Of a group.
 const LIMIT: Duration = Duration::from_secs(240);
@@ -45,8 +47,16 @@ fn groups(what: &str) -> Vec<String> {
         out.push("check rows".into());
         out.push("check sums".into());
         out.push("check groups".into());
+        out.push("check codes".into());
+        for (accumulation, _) in fp8::ACCUMULATIONS {
+            for (shape, _) in SHAPES {
+                out.push(format!("check fp8 {accumulation} {shape}"));
+            }
+            out.push(format!("check fp8 {accumulation} table"));
+        }
     }
     if what == "sweep" {
+        out.push("sweep fp8".into());
         out.extend((0..timing::LAYERS.len()).map(|i| format!("sweep {i}")));
     }
     if what == "time" {
@@ -58,6 +68,12 @@ fn groups(what: &str) -> Vec<String> {
         );
     }
     out
+}
+
+/// The tiles of a name.
+fn named(name: &str) -> Option<Shape> {
+    let found = SHAPES.into_iter().find(|(known, _)| *known == name);
+    found.map(|(_, shape)| shape)
 }
 
 fn group(words: &[&str]) -> Result<bool, String> {
@@ -79,16 +95,18 @@ fn group(words: &[&str]) -> Result<bool, String> {
             let plan = match *backend {
                 "portable" => Plan::Portable,
                 "mma" => Plan::mma(&call, capabilities).map_err(|error| error.to_string())?,
-                shape => {
-                    let shape = SHAPES.into_iter().find(|(known, _)| *known == shape);
-                    check::plan(&call, capabilities, shape.ok_or("unknown tiles")?.1, 1)
-                }
+                shape => check::plan(&call, capabilities, named(shape).ok_or("unknown tiles")?, 1),
             };
             Ok(check::one(&client, call, plan))
         }
         ["check", "big"] => Ok(check::big(&client, capabilities)),
         ["check", "groups"] => Ok(check::groups(&client, capabilities)),
         ["check", "sums"] => Ok(check::sums(&client)),
+        ["check", "codes"] => Ok(fp8::codes(&client)),
+        ["check", "fp8", accumulation, shape] => {
+            fp8::group(&client, capabilities, accumulation, named(shape))
+        }
+        ["sweep", "fp8"] => Ok(fp8::sweep(&client, capabilities, &SHAPES)),
         ["check", "rows"] => Ok(check::rows_alone(&client, capabilities)),
         ["check", name, shape, element] => {
             let layout = layout(name).ok_or("an unknown layout")?;
@@ -100,11 +118,7 @@ fn group(words: &[&str]) -> Result<bool, String> {
             if *shape == "mma" {
                 return Ok(check::older(&client, capabilities, layout, element));
             }
-            let shape = SHAPES
-                .into_iter()
-                .find(|(known, _)| known == shape)
-                .map(|(_, shape)| shape);
-            Ok(check::cases(&client, capabilities, layout, element, shape))
+            Ok(check::cases(&client, capabilities, layout, element, named(shape)))
         }
         // Weight gradients of some layers, whole, balanced and in parts.
         ["sweeptn"] => {
@@ -182,17 +196,22 @@ fn serve() -> bool {
         .client();
     let capabilities = DeviceCapabilities::of(&client);
     let cases = timing::cases();
+    let of_codes = fp8::cases();
+    let count = cases.len() + of_codes.len();
     for line in std::io::stdin().lock().lines() {
         let line = line.expect("a line of text");
         let words: Vec<&str> = line.split_whitespace().collect();
         let answer = match words[..] {
-            ["about"] => Ok(format!(r#"{{"cases":{}}}"#, cases.len())),
+            ["about"] => Ok(format!(r#"{{"cases":{count}}}"#)),
             ["time", index, repeats] => match (index.parse::<usize>(), repeats.parse()) {
                 (Ok(index), Ok(repeats)) if index < cases.len() => {
                     let (name, call) = &cases[index];
                     timing::answer(&client, capabilities, name, *call, repeats)
                 }
-                _ => Err(format!("`{line}`: there are {} cases", cases.len())),
+                (Ok(index), Ok(repeats)) if index < count => {
+                    of_codes[index - cases.len()].answer(&client, capabilities, repeats)
+                }
+                _ => Err(format!("`{line}`: there are {count} cases")),
             },
             _ => Err(format!("`{line}` is neither `about` nor `time INDEX REPEATS`")),
         };

@@ -8,7 +8,7 @@ use flow_matmul_cube::tensors::{Gate, Matrix, Operands};
 use std::time::{Duration, Instant};
 
 /// Sets of operands.
-const SETS: usize = 4;
+pub const SETS: usize = 4;
 
 /// How long a product is repeated before it is measured; as in `bench/matmul_peer.py`. A GPU that waited for its operands has another clock
 /// than one that multiplied, and medians measured that: 5 % for the same kernel.
@@ -118,13 +118,14 @@ pub fn cases() -> Vec<(String, Matmul)> {
 
 /// Random values, encoded: a prime number of them, which matrices repeat from places of their own, so that no two rows are
 /// alike.
-struct Values {
+pub struct Values {
     element: Element,
     bytes: Vec<u8>,
 }
 
 impl Values {
-    fn new(element: Element) -> Self {
+    /// Of type `element`.
+    pub fn new(element: Element) -> Self {
         let mut random = flow_matmul_cube::cases::Random(0x9E37_79B9_7F4A_7C15);
         let bytes = (0..1_000_003)
             .flat_map(|_| flow_matmul_cube::cases::encode(random.value(), element))
@@ -133,7 +134,7 @@ impl Values {
     }
 
     /// A matrix of them; another one for each `seed`.
-    fn matrix(&self, client: &Client, shape: [usize; 2], seed: usize) -> Matrix {
+    pub fn matrix(&self, client: &Client, shape: [usize; 2], seed: usize) -> Matrix {
         let size = self.element.bytes();
         let count = shape[0] * shape[1] * size;
         let mut block = self.bytes.clone();
@@ -194,6 +195,7 @@ fn launch(prepared: &Prepared, set: &Set) -> Result<(), String> {
     let operands = Operands {
         a: &set.a,
         b: &set.b,
+        scales: [None; 2],
         low_rank: (call.rank > 0).then_some([&set.low_rank[0], &set.low_rank[1]]),
         bias: call.bias.then_some(&set.row.handle),
         gate: matches!(call.epilogue, Epilogue::GateAndAdd { .. }).then_some(&gate),
@@ -205,7 +207,7 @@ fn launch(prepared: &Prepared, set: &Set) -> Result<(), String> {
 }
 
 /// Seconds of one of the [`SETS`] products that `launch` launches, `repeats` times.
-fn replayed(
+pub fn replayed(
     client: &Client,
     flops: f64,
     repeats: usize,

@@ -1,8 +1,8 @@
 //! Operands with known values, and the result by definition in f64.
 
 use crate::Element;
-use crate::problem::{Activation, Epilogue, Layout, Matmul};
-use crate::tensors::{Gate, Matrix, Operands};
+use crate::problem::{Activation, Epilogue, Layout, Matmul, Storage};
+use crate::tensors::{Gate, Matrix, Operands, Scales};
 use cubecl::prelude::*;
 use half::{bf16, f16};
 
@@ -115,6 +115,90 @@ fn stride(columns: usize, element: Element) -> usize {
     columns.next_multiple_of(eight) + if columns.is_multiple_of(3) { eight } else { 0 }
 }
 
+/// A (0) or B (1) of a call: random values, or codes and their rows' scales.
+fn factor(
+    client: &Client,
+    call: &Matmul,
+    index: usize,
+    scale: f32,
+    random: &mut Random,
+) -> (Both, Option<Scales>) {
+    let shape = match index {
+        0 => call.a_shape(call.k),
+        _ => call.b_shape(call.k),
+    };
+    if !call.codes()[index] {
+        return (Both::random(client, shape, call.element, scale, random), None);
+    }
+    let [rows, columns] = shape;
+    let stride = columns.next_multiple_of(16) + if columns.is_multiple_of(3) { 16 } else { 0 };
+    // Gaps hold NaN, too.
+    let mut bytes = vec![0xffu8; rows * stride];
+    let mut values = Vec::with_capacity(rows * columns);
+    // Scales lie behind a number that is none of them.
+    let mut scales = vec![f32::NAN];
+    for (number, row) in bytes.chunks_exact_mut(stride).enumerate() {
+        // The root mean square of all codes' values is 103.
+        let of_row = scale / 103.0 * (1.0 + (number % 5) as f32 / 7.0);
+        scales.push(of_row);
+        for code in &mut row[..columns] {
+            *code = (random.word() >> 40) as u8;
+            if *code & 0x7F == 0x7F {
+                *code = 0;
+            }
+            let value = code_value(*code) * f64::from(of_row);
+            values.push(match call.storage {
+                // Rounded right before the product, from f32.
+                Storage::E4m3B => decode(&encode(value as f32, call.element), call.element),
+                _ => value,
+            });
+        }
+    }
+    let device = Matrix {
+        handle: client.create_from_slice(&bytes),
+        rows,
+        columns,
+        stride,
+    };
+    let scales = Scales {
+        handle: client.create_from_slice(f32::as_bytes(&scales)),
+        start: 1,
+    };
+    (Both { device, values }, Some(scales))
+}
+
+/// The value of a code of e4m3, by definition (Micikevicius et al. 2022, arXiv:2209.05433, table 1).
+pub fn code_value(code: u8) -> f64 {
+    let (exponent, mantissa) = (i32::from((code >> 3) & 0xF), f64::from(code & 7));
+    let magnitude = match (exponent, code & 7) {
+        (15, 7) => f64::NAN,
+        (0, _) => mantissa / 8.0 * 2f64.powi(-6),
+        _ => (1.0 + mantissa / 8.0) * 2f64.powi(exponent - 7),
+    };
+    if code & 0x80 == 0 { magnitude } else { -magnitude }
+}
+
+/// The code of e4m3 whose value is nearest to `value`, of two equally near ones the even one.
+pub fn nearest_code(value: f64) -> u8 {
+    if value.is_nan() {
+        return 0x7F;
+    }
+    let magnitude = value.abs();
+    let distance = |code: u8| (code_value(code) - magnitude).abs();
+    let nearer = |best: u8, code: u8| match distance(code).total_cmp(&distance(best)) {
+        std::cmp::Ordering::Less => code,
+        std::cmp::Ordering::Equal if code % 2 == 0 => code,
+        _ => best,
+    };
+    // Distances from numbers beyond the largest are ordered, too, up to 2^53 times as large.
+    let code = (1..=0x7E).fold(0, nearer);
+    if value.is_sign_negative() {
+        code | 0x80
+    } else {
+        code
+    }
+}
+
 /// All operands of a call.
 #[derive(Debug)]
 pub struct Case {
@@ -124,6 +208,8 @@ pub struct Case {
     pub a: Both,
     /// Second operand.
     pub b: Both,
+    /// Scales of their rows, where they are codes.
+    pub scales: [Option<Scales>; 2],
     /// Second pair.
     pub low_rank: Option<[Both; 2]>,
     /// A row.
@@ -141,10 +227,10 @@ impl Case {
     pub fn new(client: &Client, call: Matmul, seed: u64) -> Self {
         let mut random = Random(0x9E37_79B9_7F4A_7C15 ^ (seed + 1));
         let e = call.element;
-        let mut matrix = |shape, element, scale| Both::random(client, shape, element, scale, &mut random);
         let scale = 1.0 / (call.k as f32).sqrt();
-        let a = matrix(call.a_shape(call.k), e, 1.0);
-        let b = matrix(call.b_shape(call.k), e, scale);
+        let (a, a_scales) = factor(client, &call, 0, 1.0, &mut random);
+        let (b, b_scales) = factor(client, &call, 1, scale, &mut random);
+        let mut matrix = |shape, element, scale| Both::random(client, shape, element, scale, &mut random);
         let low_rank = (call.rank > 0).then(|| {
             [
                 matrix(call.a_shape(call.rank), e, 1.0),
@@ -183,6 +269,7 @@ impl Case {
             call,
             a,
             b,
+            scales: [a_scales, b_scales],
             low_rank,
             bias,
             gate,
@@ -196,6 +283,7 @@ impl Case {
         Operands {
             a: &self.a.device,
             b: &self.b.device,
+            scales: self.scales.each_ref().map(Option::as_ref),
             low_rank: self.low_rank.as_ref().map(|[t, u]| [&t.device, &u.device]),
             bias: self.bias.as_ref().map(|x| &x.device.handle),
             gate: self.gate.as_ref().map(|(gate, _)| gate),

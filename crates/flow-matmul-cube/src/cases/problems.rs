@@ -5,7 +5,7 @@ use super::data::{Both, Case, Random, decode};
 use crate::Element;
 use crate::column_sums::column_sums;
 use crate::prepared::{Plan, Prepared};
-use crate::problem::{Activation, Epilogue, Layout, Matmul};
+use crate::problem::{Accumulation, Activation, Epilogue, Layout, Matmul, Storage};
 use crate::tensors::{Matrix, Operands};
 use cubecl::prelude::*;
 
@@ -73,7 +73,7 @@ pub fn problems(layout: Layout, element: Element, sizes: &[[usize; 3]]) -> Vec<M
 fn compare(
     got: &[u8],
     matrix: &Matrix,
-    element: Element,
+    (element, limit): (Element, f64),
     want: impl Fn(usize, usize) -> f64,
     work: usize,
 ) -> Result<(), String> {
@@ -110,7 +110,7 @@ fn compare(
         of += want * want;
     }
     let distance = (off / of.max(1e-30)).sqrt();
-    match distance <= limit(element) {
+    match distance <= limit {
         true => Ok(()),
         false => Err(format!("off by {distance:.1e}")),
     }
@@ -122,6 +122,17 @@ fn limit(element: Element) -> f64 {
         Element::F16 => 6e-4,
         Element::Bf16 => 4e-3,
     }
+}
+
+/// The relative L2 distance that a result of a call may have, written as `element`.
+fn limit_of(call: &Matmul, plan: Plan, element: Element) -> f64 {
+    // Accumulators for FP8 keep some 14 bits of a sum.
+    let by_tensor_cores = match (call.storage, plan) {
+        (Storage::E4m3(Accumulation::Promoted), Plan::Wgmma { .. }) => 1e-3,
+        (Storage::E4m3(Accumulation::Fast), Plan::Wgmma { .. }) => 3e-3,
+        _ => 0.0,
+    };
+    limit(element) + by_tensor_cores
 }
 
 /// Computes a call twice and compares; says what is wrong.
@@ -147,11 +158,24 @@ pub fn wrong(client: &Client, call: Matmul, plan: Plan) -> Option<String> {
         Err(error) => return Some(error),
     };
     let work = call.k + call.rank;
-    if let Err(why) = compare(&d, &case.d.device, call.output, |i, j| case.result(i, j), work) {
+    let as_far = |element| (element, limit_of(&call, plan, element));
+    if let Err(why) = compare(
+        &d,
+        &case.d.device,
+        as_far(call.output),
+        |i, j| case.result(i, j),
+        work,
+    ) {
         return Some(format!("result: {why}"));
     }
     if let (Some(kept), Some(other)) = (&kept, &case.other)
-        && let Err(why) = compare(kept, &other.device, call.element, |i, j| case.sum(i, j), work)
+        && let Err(why) = compare(
+            kept,
+            &other.device,
+            as_far(call.element),
+            |i, j| case.sum(i, j),
+            work,
+        )
     {
         return Some(format!("sums: {why}"));
     }
@@ -281,5 +305,12 @@ pub fn wrong_groups(
     } else {
         k
     };
-    compare(&first, &d.device, call.output, want, work.max(1)).err()
+    compare(
+        &first,
+        &d.device,
+        (call.output, limit(call.output)),
+        want,
+        work.max(1),
+    )
+    .err()
 }

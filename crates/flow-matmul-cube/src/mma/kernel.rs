@@ -61,7 +61,7 @@ fn copy_tile(
 
 /// `D = epilogue(op(A) op(B) + op(A₂) op(B₂) + bias)`, or partial tiles of splits of the summands. A block for a tile, and
 /// for split `CUBE_POS_Y` of its `steps` steps. `d` and `other` are words: of two values, or of one if it is f32; their
-/// strides are in words. `bias` and `gate` are pairs. `offsets` says where the rows of `groups` groups begin; in weight
+/// strides are in words. `bias` and `gate` are pairs. Sums of codes have scales, of A's rows and of B's (`column_scales`). `offsets` says where the rows of `groups` groups begin; in weight
 /// gradients a group is `CUBE_POS_Y`.
 #[cube(launch_unchecked)]
 pub fn mma_matmul<N: Size>(
@@ -71,6 +71,8 @@ pub fn mma_matmul<N: Size>(
     low_rank_b: &[Eight],
     bias: &[u32],
     gate: &[u32],
+    row_scales: &[f32],
+    column_scales: &[f32],
     other: &mut [u32],
     d: &mut [u32],
     offsets: &[u32],
@@ -87,6 +89,8 @@ pub fn mma_matmul<N: Size>(
     tokens: u32,
     gate_start: u32,
     gate_stride: u32,
+    row_scale_start: u32,
+    column_scale_start: u32,
     group: u32,
     groups: u32,
     #[comptime] tiles: Tiles,
@@ -283,6 +287,12 @@ pub fn mma_matmul<N: Size>(
                     d[to] = u32::reinterpret(low);
                     d[to + 1] = u32::reinterpret(high);
                 } else if row < row_end && column < n {
+                    if comptime!(tiles.scaled) {
+                        let row_scale = row_scales[(row_scale_start + row) as usize];
+                        let place = (column_scale_start + column) as usize;
+                        low = low * row_scale * column_scales[place];
+                        high = high * row_scale * column_scales[place + 1];
+                    }
                     if comptime!(epilogue.bias) {
                         let (x, y) = pair_of(bias, (bias_first + column) / 2, true, operand_type);
                         low += x;

@@ -20,6 +20,11 @@ pub fn check(call: &Matmul) -> Result<OperandType, Refusal> {
     let Some(operand_type) = call.element.operand_type() else {
         return no("tensor cores would round f32 factors to TF32; they take bf16 and f16");
     };
+    if call.is_scaled() && call.rank > 0 {
+        return no(
+            "this kernel adds both pairs of factors up together, and only the sums of codes are scaled",
+        );
+    }
     if !call.n.is_multiple_of(2) {
         return no(format!(
             "results are written in pairs, and {} columns are odd",
@@ -51,6 +56,7 @@ pub(crate) fn select(
         low_rank: call.rank > 0,
         grouped: call.groups > 0,
         splits_k: split_k > 1,
+        scaled: call.is_scaled(),
     };
     let tiling = Tiling {
         rows: SIDE,
@@ -118,6 +124,12 @@ pub(crate) fn launch(
         || buffer(nothing, 1),
         |bias| buffer(bias, call.groups.max(1) * call.n / 2),
     );
+    let scales = |index: usize, rows: usize| match operands.scales[index] {
+        Some(scales) if tiles.scaled => (buffer(&scales.handle, scales.start + rows), scales.start),
+        _ => (buffer(nothing, 1), 0),
+    };
+    let (row_scales, row_scale_start) = scales(0, call.m);
+    let (column_scales, column_scale_start) = scales(1, call.n);
     let (other, other_stride) = match operands.other {
         Some(other) => (
             buffer(&other.handle, other.elements().div_ceil(2)),
@@ -142,6 +154,8 @@ pub(crate) fn launch(
             eights(low_rank_b),
             bias,
             gate,
+            row_scales,
+            column_scales,
             other,
             buffer(&d.handle, d.elements().div_ceil(per_word)),
             operands
@@ -160,6 +174,8 @@ pub(crate) fn launch(
             tokens as u32,
             gate_start as u32,
             gate_stride as u32,
+            row_scale_start as u32,
+            column_scale_start as u32,
             tiling.group as u32,
             call.groups as u32,
             tiles,

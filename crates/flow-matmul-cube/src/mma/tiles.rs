@@ -27,6 +27,8 @@ pub struct Tiles {
     pub grouped: bool,
     /// Whether a block writes a partial tile, the sum of one split of the summands.
     pub splits_k: bool,
+    /// Whether sums are scaled by row and column: operands are codes that were widened.
+    pub scaled: bool,
 }
 
 impl Tiles {

@@ -31,6 +31,8 @@ pub struct Kind {
     pub arithmetic: Arithmetic,
     /// Whether there are groups of rows.
     pub grouped: bool,
+    /// Whether sums are scaled by row and column: operands are codes that were widened.
+    pub scaled: bool,
 }
 
 /// What a block sums of an operand: rows (of B by columns) from `first` to before `end`, summands from `summand` to before
@@ -160,6 +162,8 @@ pub fn portable_matmul<F: Float, O: Float>(
     low_rank_b: &[F],
     bias: &[F],
     gate: &[F],
+    row_scales: &[f32],
+    column_scales: &[f32],
     other: &mut [F],
     d: &mut [O],
     offsets: &[u32],
@@ -173,6 +177,8 @@ pub fn portable_matmul<F: Float, O: Float>(
     b_2_stride: usize,
     gate_start: usize,
     gate_stride: usize,
+    row_scale_start: usize,
+    column_scale_start: usize,
     other_stride: usize,
     d_stride: usize,
     tokens: usize,
@@ -257,6 +263,20 @@ pub fn portable_matmul<F: Float, O: Float>(
         chunk,
         comptime!(kind.layout),
     );
+    if comptime!(kind.scaled) {
+        #[unroll]
+        for r in 0..4usize {
+            let row = of_a.first + y + comptime!(16 * r);
+            let row_scale = row_scales[row_scale_start + select(row < m, row, 0usize)];
+            #[unroll]
+            for j in 0..4usize {
+                let column = first_column + x + comptime!(16 * j);
+                let column_scale = column_scales[column_scale_start + select(column < n, column, 0usize)];
+                let at = comptime!(4 * r + j);
+                sums[at] = sums[at] * row_scale * column_scale;
+            }
+        }
+    }
     if comptime!(kind.low_rank) {
         let of_a_2 = Range {
             first: of_a.first,

@@ -77,6 +77,12 @@ fn launch_as<F: Float, O: Float>(client: &Client, call: &Matmul, operands: &Oper
         }
         _ => (1, absent(), [0; 2]),
     };
+    let scales = |index: usize, rows: usize| match operands.scales[index] {
+        Some(scales) if call.is_scaled() => (buffer(&scales.handle, scales.start + rows), scales.start),
+        _ => (absent(), 0),
+    };
+    let (row_scales, row_scale_start) = scales(0, call.m);
+    let (column_scales, column_scale_start) = scales(1, call.n);
     let stride = |x: Option<&Matrix>| x.map_or(0, |x| x.stride);
     let read = [
         Some(operands.a),
@@ -95,6 +101,7 @@ fn launch_as<F: Float, O: Float>(client: &Client, call: &Matmul, operands: &Oper
         epilogue: call.epilogue.kind(),
         arithmetic: Arithmetic::of(client, call.element),
         grouped: call.groups > 0,
+        scaled: call.is_scaled(),
     };
     let [down, across, groups] = blocks(call).map(|count| count as u32);
     // SAFETY: every access is within the rows and columns of the matrices.
@@ -112,6 +119,8 @@ fn launch_as<F: Float, O: Float>(client: &Client, call: &Matmul, operands: &Oper
                 .bias
                 .map_or_else(absent, |bias| buffer(bias, call.groups.max(1) * call.n)),
             gate,
+            row_scales,
+            column_scales,
             operands.other.map_or_else(absent, matrix),
             matrix(operands.d),
             operands
@@ -127,6 +136,8 @@ fn launch_as<F: Float, O: Float>(client: &Client, call: &Matmul, operands: &Oper
             stride(u),
             gate_start,
             gate_stride,
+            row_scale_start,
+            column_scale_start,
             stride(operands.other),
             operands.d.stride,
             tokens,

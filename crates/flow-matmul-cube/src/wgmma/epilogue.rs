@@ -6,7 +6,7 @@
 
 use crate::epilogue::{CompiledEpilogue, apply_epilogue, apply_epilogue_pair, pair_of};
 use cubecl::prelude::*;
-use flow_cube::register::{load_shared, pack, store_shared};
+use flow_cube::register::{load_shared, pack, store_shared, vector_of};
 
 /// Finishes two neighbouring sums of a row and puts them to their place `to`, a byte address of shared memory.
 /// `sum_only`: the sums themselves are wanted.
@@ -48,6 +48,41 @@ fn stage_pair(
             apply_epilogue_pair(low, high, other, gate_low, gate_high, epilogue),
         );
     }
+}
+
+/// The sums of 64 rows of codes, scaled: `row_scale_0` is that of this thread's first row, `row_scale_1` that of its second one, and
+/// `start` where the scales of columns begin. `column`: the first column of the tile.
+#[cube]
+pub(super) fn scale_sums<N: Size>(
+    sums: Vector<f32, N>,
+    column_scales: &[f32],
+    start: u32,
+    row_scale_0: f32,
+    row_scale_1: f32,
+    column: u32,
+    columns: u32,
+    lane: u32,
+    #[comptime] tile_columns: usize,
+) -> Vector<f32, N> {
+    let mut scaled = Sequence::<f32>::new();
+    #[unroll]
+    for j in 0..comptime!(tile_columns / 8) {
+        let i = comptime!(4 * j);
+        // Columns are an even number, so that both of a pair exist or neither.
+        let at = column + comptime!((8 * j) as u32) + (lane % 4) * 2;
+        let place = (start + select(at < columns, at, 0u32)) as usize;
+        let low = column_scales[place];
+        let high = column_scales[place + 1];
+        scaled.push(sums.extract(comptime!(i)) * row_scale_0 * low);
+        scaled.push(sums.extract(comptime!(i + 1)) * row_scale_0 * high);
+        scaled.push(sums.extract(comptime!(i + 2)) * row_scale_1 * low);
+        scaled.push(sums.extract(comptime!(i + 3)) * row_scale_1 * high);
+    }
+    #[unroll]
+    for _ in comptime!(tile_columns / 2)..N::value() {
+        scaled.push(0.0f32.runtime());
+    }
+    vector_of(scaled)
 }
 
 /// Puts subtile `subtile` of 64 rows of sums to the place at byte address `to`. `row`: this thread's first row within the 64,

@@ -10,7 +10,7 @@
 use super::Record;
 use super::copy::fill;
 use super::cursor::{ITEM, advance, enter};
-use super::epilogue::stage_subtile;
+use super::epilogue::{scale_sums, stage_subtile};
 use super::tiles::Tiles;
 use crate::epilogue::CompiledEpilogue;
 use cubecl::ir::ElemType;
@@ -51,10 +51,78 @@ fn load_subtile<O: Numeric>(
     );
 }
 
+/// Adds the second pair's product of `steps` steps, the item's last, to sums of codes that were scaled. `first_stage` and `first_phase`
+/// are those of its first step.
+#[cube]
+fn add_low_rank<E: Numeric, N: Size>(
+    scaled: Vector<f32, N>,
+    steps: u32,
+    first_stage: u32,
+    first_phase: u32,
+    a_at: u64,
+    b_at: u64,
+    full: u32,
+    used_base: u32,
+    lane: u32,
+    a: &TensorMap<E, Tiled>,
+    b: &TensorMap<E, Tiled>,
+    low_rank_a: &TensorMap<E, Tiled>,
+    low_rank_b: &TensorMap<E, Tiled>,
+    a_tiles: &mut [E],
+    b_tiles: &mut [E],
+    cursor: &mut Array<u32>,
+    items: &[Record],
+    last: u32,
+    first_steps: u32,
+    #[comptime] tiles: Tiles,
+) -> Vector<f32, N> {
+    let stages = comptime!(tiles.stages as u32);
+    let last_reader = comptime!(tiles.readers() as u32 - 1);
+    let a_stage = comptime!((tiles.a_elements() / 8) as u32);
+    let b_stage = comptime!((tiles.b_elements() / 8) as u32);
+    let mut sums = scaled;
+    let mut stage = first_stage;
+    let mut phase = first_phase;
+    for _ in 0..steps {
+        wait(barrier::at(full, stage as usize), phase);
+        let a_now = a_at + u64::cast_from(stage * a_stage);
+        let b_now = b_at + u64::cast_from(stage * b_stage);
+        let issued = wgmma::issue::<N>(sums, a_now, b_now, comptime!(tiles.low_rank_products()));
+        sums = wgmma::wait::<N>(issued, comptime!(tiles.low_rank_products()), 0usize);
+        let users = count_warp(lane, used_base + stage * 4, last_reader);
+        if came_last(users, last_reader) && cursor[ITEM] < last {
+            fill::<E>(
+                barrier::at(full, stage as usize),
+                a,
+                b,
+                low_rank_a,
+                low_rank_b,
+                a_tiles,
+                b_tiles,
+                stage as usize,
+                &*cursor,
+                first_steps,
+                0u32,
+                0u32,
+                tiles,
+                Issue::ElectedLane,
+            );
+        }
+        advance(cursor, items, last, 1u32);
+        stage += 1;
+        if stage == stages {
+            stage = 0u32;
+            phase ^= 1;
+        }
+    }
+    sums
+}
+
 /// `D = epilogue(op(A) op(B) + op(A₂) op(B₂) + bias)`, by items (see [`schedule`](crate::schedule)). `starts` says where
 /// the items of each block begin; what the epilogue reads is `read`, and `kept` is where sums are kept. `rows` and `columns` are those of D, `first_steps` the steps of the first pair of operands; `frame_stride`
 /// and `row_stride` are a convolution's (see [`KernelRows`](crate::problem::KernelRows)).
-/// Bias and gate are read in pairs, and `gate_start` and `gate_stride` are in pairs.
+/// Bias and gate are read in pairs, and `gate_start` and `gate_stride` are in pairs. Codes have scales, of A's rows (`row_scales`) and of
+/// B's (`column_scales`).
 #[cube(launch_unchecked)]
 pub fn matmul<E: Numeric, O: Numeric, N: Size>(
     a: &TensorMap<E, Tiled>,
@@ -66,6 +134,8 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
     kept: &mut TensorMap<O, Tiled>,
     bias: &[u32],
     gate: &[u32],
+    row_scales: &[f32],
+    column_scales: &[f32],
     starts: &[u32],
     items: &[Record],
     rows: u32,
@@ -76,6 +146,8 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
     tokens: u32,
     gate_start: u32,
     gate_stride: u32,
+    row_scale_start: u32,
+    column_scale_start: u32,
     #[comptime] tiles: Tiles,
     #[comptime] epilogue: CompiledEpilogue,
     #[define(E, O)] _elements: [ElemType; 2],
@@ -240,6 +312,9 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
             let b_now = b_at + u64::cast_from(stage * b_stage);
             // The first step is peeled: sums that enter a loop as zeros make ptxas wait after each product.
             let mut sums_0 = wgmma::issue_from_zero::<N>(a_now, b_now, comptime!(tiles.products()));
+            if comptime!(tiles.is_promoted()) {
+                sums_0 = wgmma::wait::<N>(sums_0, comptime!(tiles.products()), 0usize);
+            }
             let mut sums_1 = sums_0;
             if comptime!(row_groups == 2) {
                 sums_1 = wgmma::issue_from_zero::<N>(a_now + 512, b_now, comptime!(tiles.products()));
@@ -250,11 +325,20 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
                 stage = 0u32;
                 phase ^= 1;
             }
-            for _ in 1..steps {
+            let main_steps = if comptime!(tiles.adds_low_rank_to_scaled()) {
+                first_steps
+            } else {
+                steps
+            };
+            for _ in 1..main_steps {
                 wait(barrier::at(full, stage as usize), phase);
                 let a_now = a_at + u64::cast_from(stage * a_stage);
                 let b_now = b_at + u64::cast_from(stage * b_stage);
-                sums_0 = wgmma::issue::<N>(sums_0, a_now, b_now, comptime!(tiles.products()));
+                if comptime!(tiles.is_promoted()) {
+                    sums_0 = wgmma::add_promoted::<N>(sums_0, a_now, b_now, comptime!(tiles.products()));
+                } else {
+                    sums_0 = wgmma::issue::<N>(sums_0, a_now, b_now, comptime!(tiles.products()));
+                }
                 if comptime!(row_groups == 2) {
                     sums_1 = wgmma::issue::<N>(sums_1, a_now + 512, b_now, comptime!(tiles.products()));
                 }
@@ -318,6 +402,71 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
             }
             advance(&mut cursor, items, last, 1u32);
 
+            let row_of_thread = row + row_in_unit;
+            let scaled_0 = if comptime!(tiles.is_e4m3()) {
+                let row_scale_0 = row_scales[(row_scale_start + min(row_of_thread, rows - 1)) as usize];
+                let row_scale_1 = row_scales[(row_scale_start + min(row_of_thread + 8, rows - 1)) as usize];
+                scale_sums::<N>(
+                    sums_0,
+                    column_scales,
+                    column_scale_start,
+                    row_scale_0,
+                    row_scale_1,
+                    column,
+                    columns,
+                    lane,
+                    comptime!(tiles.columns),
+                )
+            } else {
+                sums_0
+            };
+            let sums_first = if comptime!(tiles.adds_low_rank_to_scaled()) {
+                add_low_rank::<E, N>(
+                    scaled_0,
+                    steps - first_steps,
+                    stage,
+                    phase,
+                    a_at,
+                    b_at,
+                    full,
+                    used_base,
+                    lane,
+                    a,
+                    b,
+                    low_rank_a,
+                    low_rank_b,
+                    &mut a_tiles,
+                    &mut b_tiles,
+                    &mut cursor,
+                    items,
+                    last,
+                    first_steps,
+                    tiles,
+                )
+            } else {
+                scaled_0
+            };
+            if comptime!(tiles.adds_low_rank_to_scaled()) {
+                let at = stage + steps - first_steps;
+                phase ^= (at / comptime!(stages as u32)) % 2;
+                stage = at % comptime!(stages as u32);
+            }
+            if comptime!(tiles.is_e4m3() && row_groups == 2) {
+                let row_scale_0 = row_scales[(row_scale_start + min(row_of_thread + 64, rows - 1)) as usize];
+                let row_scale_1 = row_scales[(row_scale_start + min(row_of_thread + 72, rows - 1)) as usize];
+                sums_last = scale_sums::<N>(
+                    sums_last,
+                    column_scales,
+                    column_scale_start,
+                    row_scale_0,
+                    row_scale_1,
+                    column,
+                    columns,
+                    lane,
+                    comptime!(tiles.columns),
+                );
+            }
+
             #[unroll]
             for number in 0..comptime!(row_groups * subtiles_per_row_group) {
                 let row_group = comptime!(number / subtiles_per_row_group);
@@ -349,7 +498,7 @@ pub fn matmul<E: Numeric, O: Numeric, N: Size>(
                     if comptime!(row_group == 0) {
                         stage_subtile::<N>(
                             places_base + place * 8192,
-                            sums_0,
+                            sums_first,
                             bias,
                             gate,
                             row_in_unit,

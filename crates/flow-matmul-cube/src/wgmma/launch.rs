@@ -28,6 +28,16 @@ fn map(x: &Matrix, rows: usize, columns: usize, of: Element) -> TensorMapArg<Til
     .with_prefetch(TensorMapPrefetch::B256)
 }
 
+/// A matrix of codes as one of elements of 16 bits, two codes each.
+fn halved(x: &Matrix) -> Matrix {
+    Matrix {
+        handle: x.handle.clone(),
+        rows: x.rows,
+        columns: x.columns / 2,
+        stride: x.stride / 2,
+    }
+}
+
 /// A schedule on the device.
 #[derive(Clone, Debug)]
 pub(crate) struct Items {
@@ -46,7 +56,11 @@ pub(crate) fn launch(
     tiles: Tiles,
     epilogue: CompiledEpilogue,
 ) {
-    let [low_rank_a, low_rank_b] = operands.low_rank.unwrap_or([operands.a, operands.b]);
+    let [first_a, first_b] = [operands.a, operands.b].map(|x| match tiles.is_e4m3() {
+        true => halved(x),
+        false => x.clone(),
+    });
+    let [low_rank_a, low_rank_b] = operands.low_rank.unwrap_or([&first_a, &first_b]);
     let factor_map = |x: &Matrix, rows: usize, transposed: bool| {
         let rows = if transposed { STEP } else { rows };
         map(x, rows, 64, call.element)
@@ -70,6 +84,14 @@ pub(crate) fn launch(
         Some(bias) => (bias, call.n / 2),
         None => (&items.starts.0, 1),
     };
+    let scales = operands.scales.map(|scales| match scales {
+        Some(scales) => (&scales.handle, scales.start),
+        None => (&items.starts.0, 0),
+    });
+    let scale_lengths = match tiles.is_e4m3() {
+        true => [scales[0].1 + call.m, scales[1].1 + call.n],
+        false => [1; 2],
+    };
     let [frame_stride, row_stride] = match call.kernel_rows {
         Some(rows) => [rows.frame_stride, rows.row_stride],
         None => [0; 2],
@@ -81,8 +103,8 @@ pub(crate) fn launch(
             client,
             CubeCount::Static(items.blocks as u32, 1, 1),
             CubeDim::new_1d(tiles.threads()),
-            a(operands.a),
-            b(operands.b),
+            a(&first_a),
+            b(&first_b),
             a(low_rank_a),
             b(low_rank_b),
             result(d),
@@ -90,16 +112,20 @@ pub(crate) fn launch(
             result(other),
             BufferArg::from_raw_parts(bias.clone(), bias_length),
             BufferArg::from_raw_parts(gate.clone(), gate_length),
+            BufferArg::from_raw_parts(scales[0].0.clone(), scale_lengths[0]),
+            BufferArg::from_raw_parts(scales[1].0.clone(), scale_lengths[1]),
             BufferArg::from_raw_parts(items.starts.0.clone(), items.starts.1),
             BufferArg::from_raw_parts(items.records.0.clone(), items.records.1),
             call.m as u32,
             call.n as u32,
-            call.k.div_ceil(STEP) as u32,
+            call.first_steps() as u32,
             frame_stride as u32,
             row_stride as u32,
             tokens as u32,
             gate_start as u32,
             gate_stride as u32,
+            scales[0].1 as u32,
+            scales[1].1 as u32,
             tiles,
             epilogue,
             [call.element.native(), epilogue.output.native()],

@@ -1,7 +1,7 @@
 //! Which tiles a call gets: a fixed table of shapes, measured on an H100 (`bench/results/matmul-ladder.md`).
 
 use super::Tiles;
-use crate::problem::{Epilogue, Layout, Matmul, Refusal, no};
+use crate::problem::{Accumulation, Epilogue, Layout, Matmul, Refusal, Storage, no};
 use crate::schedule::{STEP, Tiling};
 use flow_cube::wgmma::OperandType;
 
@@ -19,6 +19,12 @@ pub fn check(call: &Matmul) -> Result<OperandType, Refusal> {
             call.n
         ));
     }
+    if call.is_scaled() && !call.k.is_multiple_of(2) {
+        return no(format!(
+            "rows of codes are copied in pairs, and {} are odd",
+            call.k
+        ));
+    }
     if call.m.div_ceil(64) * call.n.div_ceil(64) > u32::MAX as usize / 64 {
         return no("the result has too many tiles");
     }
@@ -27,11 +33,16 @@ pub fn check(call: &Matmul) -> Result<OperandType, Refusal> {
 
 /// Tiles and tiling of a call on a device with `multiprocessors` multiprocessors.
 pub fn select(call: &Matmul, operand_type: OperandType, multiprocessors: usize) -> (Tiles, Tiling) {
-    let steps = call.k.div_ceil(STEP) + call.rank.div_ceil(STEP);
+    let steps = call.steps();
     let low_rank = call.rank > 0;
     let simple = !call.bias && matches!(call.epilogue, Epilogue::Store | Epilogue::Accumulate);
     let candidates: &[Shape] = match call.layout {
         _ if call.n <= 64 => &[Shape::Narrow],
+        // Half of the registers for sums are those of a step; and sums that turns exchange cannot be scaled in between.
+        _ if call.storage == Storage::E4m3(Accumulation::Promoted) => {
+            &[Shape::Medium, Shape::Small, Shape::Narrow]
+        }
+        _ if call.is_scaled() && low_rank => &[Shape::Wide, Shape::Small, Shape::Narrow],
         Layout::Tn if simple => &[weight_gradient(call, multiprocessors)],
         // Small results have too few large tiles for all multiprocessors.
         _ => &[Shape::PingPong, Shape::Wide, Shape::Small, Shape::Narrow],
@@ -98,6 +109,8 @@ pub enum Shape {
     PingPong,
     /// 128 x 256, shared by two warpgroups.
     Wide,
+    /// 128 x 192, shared by two warpgroups: for sums of e4m3, of which a thread has two sets.
+    Medium,
     /// 256 x 192, shared by two warpgroups.
     Large,
     /// 128 x 128, shared by two warpgroups.
@@ -111,7 +124,7 @@ impl Shape {
     /// and 256 bytes a clock, where it gives 128).
     fn slowness(self) -> f64 {
         match self {
-            Self::PingPong | Self::Wide | Self::Large => 1.0,
+            Self::PingPong | Self::Wide | Self::Medium | Self::Large => 1.0,
             Self::Small => 1.25,
             Self::Narrow => 2.0,
         }
@@ -123,6 +136,8 @@ pub fn shape(call: &Matmul, operand_type: OperandType, shape: Shape) -> Tiles {
     let (row_groups, columns, stages, ping_pong, subtile_buffers) = match shape {
         Shape::PingPong => (2, 192, 4, true, 2),
         Shape::Wide => (1, 256, 4, false, 2),
+        // Three epilogue subtiles of 64 columns take turns at as many places.
+        Shape::Medium => (1, 192, 4, false, 3),
         Shape::Large => (2, 192, 3, false, 2),
         Shape::Small => (1, 128, 6, false, 2),
         Shape::Narrow => (1, 64, 8, false, 1),
@@ -140,6 +155,10 @@ pub fn shape(call: &Matmul, operand_type: OperandType, shape: Shape) -> Tiles {
         kernel_row: match call.kernel_rows {
             Some(rows) => [call.k / rows.count() / STEP, rows.rows],
             None => [0; 2],
+        },
+        e4m3: match call.storage {
+            Storage::E4m3(accumulation) => Some(accumulation),
+            Storage::Plain | Storage::E4m3B => None,
         },
     }
 }

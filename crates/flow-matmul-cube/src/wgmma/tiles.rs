@@ -1,6 +1,6 @@
 //! Tile sizes of the `wgmma` kernel, and how products walk through shared memory.
 
-use crate::problem::Layout;
+use crate::problem::{Accumulation, Layout};
 use crate::schedule::STEP;
 use flow_cube::wgmma::{OperandType, Steps};
 
@@ -22,12 +22,15 @@ pub struct Tiles {
     /// Whether warpgroups compute tiles of their own, in ping-pong, so that one finishes a tile while the other multiplies.
     /// Else they share a tile.
     pub ping_pong: bool,
-    /// Epilogue subtiles of 64 rows by 128 bytes that a warpgroup holds while it finishes a tile: 1 or 2.
+    /// Epilogue subtiles of 64 rows by 128 bytes that a warpgroup holds while it finishes a tile: 1 to 3.
     pub subtile_buffers: usize,
     /// Whether there is a second pair of operands.
     pub low_rank: bool,
     /// Steps of a row of a convolution's kernel, and rows of a frame of it; zeros if there is none.
     pub kernel_row: [usize; 2],
+    /// How products of e4m3 are added up, if the first pair of operands is codes. In tiles, copies and steps two codes stand for one
+    /// element of 16 bits: a step is 128 of them. Sums are scaled before the second pair is added.
+    pub e4m3: Option<Accumulation>,
 }
 
 impl Tiles {
@@ -71,8 +74,16 @@ impl Tiles {
         self.stages * (self.stage_bytes() + 12) + self.warpgroups * self.subtile_buffers * (8192 + 8)
     }
 
-    /// `A Bᵀ` of 64 rows over a step.
+    /// `A Bᵀ` of 64 rows over a step of the first pair.
     pub fn products(&self) -> Steps {
+        Steps {
+            e4m3: self.is_e4m3(),
+            ..self.low_rank_products()
+        }
+    }
+
+    /// `A Bᵀ` of 64 rows over a step of the second pair.
+    pub fn low_rank_products(&self) -> Steps {
         let by_sixteen = |along: bool| (0..STEP / 16).map(|k| k * if along { 128 } else { 2 }).collect();
         let (a_transposed, b_transposed) = (self.a_transposed(), self.b_transposed());
         Steps {
@@ -83,7 +94,23 @@ impl Tiles {
             a_transposed,
             b_transposed,
             operand_type: self.operand_type,
+            e4m3: false,
         }
+    }
+
+    /// Whether the first pair of operands is codes.
+    pub fn is_e4m3(&self) -> bool {
+        self.e4m3.is_some()
+    }
+
+    /// Whether the sums of each step are added up in registers apart.
+    pub fn is_promoted(&self) -> bool {
+        self.e4m3 == Some(Accumulation::Promoted)
+    }
+
+    /// Whether the second pair is added to sums that were scaled.
+    pub fn adds_low_rank_to_scaled(&self) -> bool {
+        self.is_e4m3() && self.low_rank
     }
 
     /// Whether summands are rows of a convolution's kernel.
@@ -109,12 +136,17 @@ impl Tiles {
             Layout::Tn => "tn",
         };
         format!(
-            "wgmma_{layout}_{}x{}_{}{}{}",
+            "wgmma_{layout}_{}x{}_{}{}{}{}",
             self.rows(),
             self.columns,
             self.stages,
             if self.ping_pong { "_turns" } else { "" },
-            if self.is_convolution() { "_convolution" } else { "" }
+            if self.is_convolution() { "_convolution" } else { "" },
+            match self.e4m3 {
+                None => "",
+                Some(Accumulation::Promoted) => "_e4m3",
+                Some(Accumulation::Fast) => "_e4m3_fast",
+            }
         )
     }
 }

@@ -1,7 +1,7 @@
 //! What the frozen matrices of published models take in low precision: the numbers of the page about it.
 
 use flow_core::device::ComputeDevice;
-use flow_core::{FlowModel, LowPrecisionFormat, LowPrecisionRule};
+use flow_core::{FlowModel, LowPrecisionCompute, LowPrecisionFormat, LowPrecisionRule};
 use flow_models::{Architecture, Flux, FluxConfig, QwenImage, QwenImageConfig, add_lora};
 
 /// Values and bytes of what an adapter run of `model` stores in `format`.
@@ -10,6 +10,7 @@ fn stored(model: &dyn Architecture, format: LowPrecisionFormat) -> (usize, usize
     add_lora(model, &mut layout, &["to_q".to_owned()], 4, 4.0).unwrap();
     let rule = LowPrecisionRule {
         format,
+        compute: LowPrecisionCompute::Storage,
         keep: Vec::new(),
     };
     let forms = rule.select(&layout, FlowModel::spec(model));

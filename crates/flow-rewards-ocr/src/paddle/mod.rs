@@ -46,7 +46,12 @@ impl PaddleReader {
             let bytes = std::mem::take(&mut recogniser.bytes);
             let reads = Network::new(bytes)
                 .and_then(|network| {
-                    Recogniser::new(network, files.dictionary.as_deref(), settings.batch, thread)
+                    Recogniser::new(
+                        network,
+                        files.dictionary.as_deref(),
+                        (settings.batch, settings.min_width),
+                        thread,
+                    )
                 })
                 .map_err(|problem| recogniser.refused(problem))?;
             let finds = detector.as_mut().map(|content| {

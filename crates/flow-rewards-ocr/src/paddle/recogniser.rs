@@ -2,7 +2,7 @@
 //!
 //! Source of sizes and normalisation: PaddleOCR 2.9, `tools/infer/predict_rec.py`, `resize_norm_img` with
 //! `rec_image_shape = "3, 48, 320"`; of the decoding, `ppocr/postprocess/rec_postprocess.py`, `CTCLabelDecode`. There a line is padded
-//! to the longest of its batch; here to its own length, at least 320, so that what is read does not depend on a line's neighbours.
+//! to the longest of its batch; here to its own length, at least the 320 or fewer of the settings, so that what is read does not depend on a line's neighbours.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +16,6 @@ use crate::ctc::greedy;
 use crate::reader::ReadLine;
 
 const HEIGHT: usize = 48;
-const MIN_WIDTH: usize = 320;
 
 /// A line to recognise.
 pub(super) struct LineOfText<'a> {
@@ -31,6 +30,7 @@ pub(super) struct Recogniser {
     network: Network,
     alphabet: Alphabet,
     batch: usize,
+    min_width: usize,
 }
 
 impl Recogniser {
@@ -41,11 +41,11 @@ impl Recogniser {
     pub fn new(
         network: Network,
         dictionary: Option<&str>,
-        batch: usize,
+        (batch, min_width): (usize, usize),
         thread: &Arc<ThreadPool>,
     ) -> Result<Self, String> {
-        let blank = vec![0.0; 3 * HEIGHT * MIN_WIDTH];
-        let empty = network.run::<3>([1, 3, HEIGHT, MIN_WIDTH], blank, thread);
+        let blank = vec![0.0; 3 * HEIGHT * min_width];
+        let empty = network.run::<3>([1, 3, HEIGHT, min_width], blank, thread);
         let ([lines, _, classes], probabilities) =
             empty.map_err(|problem| format!("it is no recogniser: {problem}"))?;
         let sum: f32 = probabilities.iter().take(classes).sum();
@@ -62,6 +62,7 @@ impl Recogniser {
             network,
             alphabet,
             batch,
+            min_width,
         })
     }
 
@@ -81,7 +82,7 @@ impl Recogniser {
         let mut of_width: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         for (index, line) in lines.iter().enumerate() {
             of_width
-                .entry(padded_width(&line.pixels))
+                .entry(self.padded_width(&line.pixels))
                 .or_default()
                 .push(index);
         }
@@ -111,6 +112,11 @@ impl Recogniser {
         Ok(read.into_iter().flatten().collect())
     }
 
+    /// Columns that a line has for the network.
+    fn padded_width(&self, line: &Pixels) -> usize {
+        (HEIGHT * line.width / line.height).max(self.min_width)
+    }
+
     fn decoded(&self, probabilities: &[f32], letters: &[char]) -> ReadLine {
         let (classes, confidence) = greedy(probabilities, self.alphabet.classes());
         let probabilities = if letters.is_empty() {
@@ -124,11 +130,6 @@ impl Recogniser {
             probabilities,
         }
     }
-}
-
-/// Columns that a line has for the network.
-fn padded_width(line: &Pixels) -> usize {
-    (HEIGHT * line.width / line.height).max(MIN_WIDTH)
 }
 
 /// Writes a line into `[3, HEIGHT, width]`, the values of which are 0: bytes become -1 to 1, and the rest stays.

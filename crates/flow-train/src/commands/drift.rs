@@ -1,6 +1,7 @@
-//! `drift`: what the accelerators of the rollout change and save, on the config's own model, prompts and rewards.
+//! `drift`: what the accelerators of the rollout change and save, or weights in low precision, on the config's own model, prompts and
+//! rewards.
 
-use super::{Loaded, survey::Use, tokens};
+use super::{Loaded, full_precision, survey::Use, tokens};
 use crate::arguments::DriftArguments;
 use crate::failure::{Failure, OrFailure};
 use crate::interrupt::Interrupt;
@@ -9,7 +10,7 @@ use flow_accel::{Engagement, Slot};
 use flow_config::Config;
 use flow_report::{IntervalMethod, PairedDifference, paired_difference};
 use flow_trainer::algorithm::Algorithm;
-use flow_trainer::session::DriftRun;
+use flow_trainer::trainer::{DriftRun, LayerDrift};
 use flow_trainer::setup::{self, Environment};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -17,30 +18,44 @@ use std::collections::BTreeSet;
 /// Compares, and prints what was found.
 pub fn run(arguments: &DriftArguments, quiet: bool) -> Result<(), Failure> {
     let loaded = Loaded::read(&arguments.config, Use::Looking)?;
-    let config = loaded.config();
+    let mut config = loaded.config().clone();
     if config.rewards.is_empty() {
         return Err(Failure::Input(
             "there is no reward to compare by. Add a `[[rewards]]` table with its `kind`".into(),
         ));
     }
-    if config.acceleration.rollout.is_empty() {
+    let full = match arguments.low_precision {
+        true => {
+            // What they change is not what weights do.
+            config.acceleration.rollout.clear();
+            let accelerators = &loaded.registries.accelerators;
+            Some(full_precision::of(&config, accelerators, "--low-precision")?)
+        }
+        false => None,
+    };
+    let config = &config;
+    if full.is_none() && config.acceleration.rollout.is_empty() {
         return Err(Failure::Input(
             "there is nothing to compare: `acceleration.rollout` has no accelerator, so the samples are those without. Add one, \
              for instance `--set 'acceleration.rollout={ name = \"feature_cache\", params = { policy = \"taylorseer\" } }'`"
                 .into(),
         ));
     }
-    let runs = loaded.compute(config, |environment| {
+    let (runs, layers) = loaded.compute(config, |environment| {
         let tokens = tokens(config, environment).or_bad_input()?;
         let comparing = Comparing {
             config,
+            full: full.as_ref(),
             environment,
             rollouts: arguments.rollouts,
             quiet,
         };
         comparing.with(setup::algorithm(config, environment.plugins, tokens).or_bad_input()?)
     })?;
-    let found = Found::of(&runs).or_failed()?;
+    let found = Found {
+        layers,
+        ..Found::of(&runs).or_failed()?
+    };
     if arguments.json {
         let text = serde_json::to_string_pretty(&found.json()).or_failed()?;
         return terminal::line(&text);
@@ -50,27 +65,33 @@ pub fn run(arguments: &DriftArguments, quiet: bool) -> Result<(), Failure> {
 
 struct Comparing<'a> {
     config: &'a Config,
+    /// The config whose weights the rollouts without have, if these differ.
+    full: Option<&'a Config>,
     environment: &'a Environment<'a>,
     rollouts: u64,
     quiet: bool,
 }
 
 impl Comparing<'_> {
-    fn with(self, algorithm: Box<dyn Algorithm>) -> Result<Vec<DriftRun>, Failure> {
+    fn with(self, algorithm: Box<dyn Algorithm>) -> Result<(Vec<DriftRun>, Vec<LayerDrift>), Failure> {
         let (config, environment) = (self.config, self.environment);
         let parts = setup::model(config, environment)
             .and_then(|model| setup::parts_of(config, environment, model, algorithm)?.set_up());
         let mut parts = parts.or_bad_input()?;
+        let full = self.full.map(|full| setup::model(full, environment));
+        let exact = full.transpose().or_bad_input()?.map(|model| model.weights);
         let mut observer = progress::observer(self.rollouts, self.rollouts, self.quiet, Interrupt::default());
         let (mut runs, mut named) = (Vec::new(), BTreeSet::new());
         for iteration in 0..self.rollouts {
-            let run = parts.drift(iteration, &mut *observer).or_failed()?;
+            let run = parts.drift_from(iteration, exact.as_ref(), &mut *observer);
+            let run = run.or_failed()?;
             for undone in run.undone.iter().filter(|one| named.insert(one.key())) {
                 observer.notice(&undone.to_string());
             }
             runs.push(run);
         }
-        Ok(runs)
+        let layers = exact.map(|exact| parts.layer_drift(&exact, &mut *observer));
+        Ok((runs, layers.unwrap_or_default()))
     }
 }
 
@@ -88,6 +109,8 @@ struct Found {
     reward_without: f64,
     group_std: f64,
     sign_changes: f64,
+    /// By block, where weights differ.
+    layers: Vec<LayerDrift>,
     /// Means of predicted and found errors, and the interval of the difference.
     predicted: Option<(f64, f64, PairedDifference)>,
 }
@@ -136,6 +159,7 @@ impl Found {
             reward_without: without.iter().sum::<f64>() / without.len() as f64,
             group_std: mean(&|run| run.drift.reward_group_std),
             sign_changes: mean(&|run| run.drift.sign_changes),
+            layers: Vec::new(),
             predicted: predicted(runs)?,
         })
     }
@@ -160,6 +184,11 @@ impl Found {
                 "group_std": self.group_std,
             },
             "advantage_sign_changes": self.sign_changes,
+            "block_outputs_l2": self.layers.iter().map(|layer| json!({
+                "stack": layer.stack,
+                "block": layer.block,
+                "relative_l2": layer.relative_l2,
+            })).collect::<Vec<_>>(),
             "latent_l1_predicted": self.predicted.as_ref().map(|(predicted, found, off)| json!({
                 "predicted": predicted,
                 "audited": found,
@@ -233,6 +262,10 @@ impl Found {
                 ),
             ));
         }
+        rows.extend(self.layers.iter().map(|layer| {
+            let name = format!("{}.{}, relative L2", layer.stack, layer.block);
+            (name, format!("{:.5}", layer.relative_l2))
+        }));
         rows.into_iter().map(|(name, value)| vec![name, value]).collect()
     }
 }

@@ -1,19 +1,30 @@
 //! `eval`: a model on the held-out prompts, with the noise of `evaluation.seed`.
 
-use super::{Loaded, survey::Use, weights};
+use super::{Loaded, full_precision, survey::Use, weights};
 use crate::arguments::EvalArguments;
 use crate::failure::{Failure, OrFailure};
 use crate::interrupt::Interrupt;
 use crate::{progress, terminal};
 use flow_exchange::Alone;
-use flow_trainer::session::Subject;
+use flow_trainer::trainer::Subject;
 use flow_trainer::setup::{self, BuiltRewards, ScoredPrompts};
 
 /// Measures and prints one row per prompt, and the mean of each reward with its 95 % interval.
 pub fn run(arguments: &EvalArguments, quiet: bool) -> Result<(), Failure> {
     let place = weights::instead(&arguments.config, arguments.weights.as_deref());
     let loaded = Loaded::read(&place, Use::Looking)?;
-    let config = loaded.config();
+    let full = match arguments.without_low_precision {
+        true => {
+            let accelerators = &loaded.registries.accelerators;
+            Some(full_precision::of(
+                loaded.config(),
+                accelerators,
+                "--without-low-precision",
+            )?)
+        }
+        false => None,
+    };
+    let config = full.as_ref().unwrap_or(loaded.config());
     weights::expect(config)?;
     let text = loaded.compute(config, |environment| {
         let common = setup::common(config, environment).or_bad_input()?;

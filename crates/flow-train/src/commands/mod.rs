@@ -14,6 +14,7 @@ mod eval;
 mod explain;
 mod fetch;
 mod fetch_known;
+mod full_precision;
 mod import;
 mod init;
 mod json_report;

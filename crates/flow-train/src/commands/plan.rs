@@ -17,9 +17,9 @@ use flow_config::Config;
 use flow_train::checkpoint::{Policy, planner::PlanRecord};
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::geometry::Geometry;
-use flow_trainer::session::Parts;
+use flow_trainer::trainer::Parts;
 use flow_trainer::setup::{self, Environment, PipelineFolders};
-use flow_validate::{Load, Trainer, checkpoint_policy};
+use flow_validate::{Load, TrainerKind, checkpoint_policy};
 use serde_json::Value;
 use std::path::Path;
 
@@ -138,7 +138,7 @@ impl Describe<'_> {
         let spec = outline.model.spec();
         let dataset = setup::dataset(config, environment).or_bad_input()?;
         setup::fits(config, environment.base, spec, &*dataset).or_bad_input()?;
-        let trainer = Trainer {
+        let trainer = TrainerKind {
             name: algorithm.name().into(),
             paradigm: Some(algorithm.paradigm()),
         };

@@ -14,7 +14,7 @@ use flow_trainer::TrainError;
 use flow_trainer::setup::{self, ModelOutline, PipelineFolders};
 use flow_validate::codes::{NO_CHECKPOINTING, REFUSED, UNUSABLE};
 use flow_validate::{
-    Capabilities, Companions, Load, Machine, MemoryTable, Question, Trained, Trainer, checkpoint_policy,
+    Capabilities, Companions, Load, Machine, MemoryTable, Question, Trained, TrainerKind, checkpoint_policy,
     validate,
 };
 use std::path::Path;
@@ -169,7 +169,7 @@ impl Asked<'_> {
             plan: plan.as_ref(),
             model: outline.as_ref().map(capabilities),
             sigmas: &sigmas,
-            trainer: &Trainer::of(&config, catalog),
+            trainer: &TrainerKind::of(&config, catalog),
             machine: &machine,
             companions: companions.as_ref(),
             ranks: self.ranks,

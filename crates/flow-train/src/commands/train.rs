@@ -12,7 +12,7 @@ use crate::{progress, terminal};
 use flow_report::RunStatus;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::Observer;
-use flow_trainer::session::Parts;
+use flow_trainer::trainer::Parts;
 use flow_trainer::setup::{self, Environment, PipelineFolders};
 use flow_trainer::{Session, TrainError};
 use open::Start;

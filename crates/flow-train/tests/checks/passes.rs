@@ -5,9 +5,9 @@ use flow_core::device::ComputeDevice;
 use flow_train::Registries;
 use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
-use flow_trainer::session::Parts;
+use flow_trainer::trainer::Parts;
 use flow_trainer::setup::{self, Environment};
-use flow_validate::{Capabilities, Question, Trainer, errors, validate};
+use flow_validate::{Capabilities, Question, TrainerKind, errors, validate};
 use proptest::prelude::*;
 use proptest::sample::select;
 use std::path::Path;
@@ -61,6 +61,7 @@ fn entry() -> impl Strategy<Value = String> {
         "{ name = \"fused_kernels\", params = { mode = \"full\" } }",
         "{ name = \"low_precision\", params = { compute = \"storage\", format = \"int8\" } }",
         "{ name = \"low_precision\", params = { compute = \"storage\", format = \"nf4\" } }",
+        "{ name = \"low_precision\", params = { compute = \"fp8\", format = \"fp8\" } }",
     ]);
     let other = one_of(&[
         "{ name = \"fusion\" }",
@@ -318,7 +319,7 @@ fn passes(resolved: &Resolved, registries: &Registries) -> bool {
             trained: outline.trained_values(),
         }),
         sigmas: &setup::step_sigmas(config, outline.model.spec().tokens),
-        trainer: &Trainer::of(config, &test_catalog::CATALOG),
+        trainer: &TrainerKind::of(config, &test_catalog::CATALOG),
         machine: &flow_train::machine(config.device.kind, Some(64.0)),
         companions: None,
         ranks: 1,

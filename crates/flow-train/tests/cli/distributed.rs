@@ -121,6 +121,27 @@ fn processes_that_share_the_optimizer_write_the_bytes_of_one_that_has_it_alone_a
     );
 }
 
+#[test]
+fn two_processes_multiply_in_fp8_to_the_bytes_of_one() {
+    let place = Place::new();
+    let products = "acceleration.shared=[{ name = \"low_precision\", params = { compute = \"fp8\", format = \"fp8\" } }]";
+    for processes in ["1", "2"] {
+        let name = format!("run.name=on-{processes}");
+        let more = [
+            "--quiet",
+            "--set",
+            "model.finetune=lora",
+            "--set",
+            products,
+            "--set",
+            name.as_str(),
+        ];
+        place.succeed(&arguments(processes, &more));
+    }
+    let [one, two] = ["on-1", "on-2"].map(|name| left_in(&place, name, "weights/adapter"));
+    assert!(one == two, "other bytes");
+}
+
 /// Adapters over weights of which each process has a part.
 const IN_PARTS: [&str; 6] = [
     "--quiet",

@@ -183,3 +183,54 @@ fn drift_compares_and_calibrate_writes_what_a_config_takes() {
         place.succeed(&with(&["check", "measured.toml"], &[]));
     }
 }
+
+/// Frozen weights in FP8, multiplied in it.
+const PRODUCTS: &str =
+    "acceleration.shared={ name = \"low_precision\", params = { compute = \"fp8\", format = \"fp8\" } }";
+const LORA: &str = "model.finetune=\"lora\"";
+
+#[test]
+fn drift_tells_what_products_in_fp8_change_block_by_block() {
+    let place = Place::new();
+    let command = ["drift", "tiny.toml", "--low-precision"];
+    let text = place.succeed(&with(&command, &[LORA, PRODUCTS]));
+    contains(
+        &text,
+        &["transformer_blocks.0, relative L2", "PSNR", "reward, difference"],
+    );
+    let as_json = ["drift", "tiny.toml", "--low-precision", "--json"];
+    // Caches of the rollout are left out, so blocks are those of a whole rollout.
+    let json = place.succeed(&with(&as_json, &[LORA, PRODUCTS, MASK]));
+    let found: Value = serde_json::from_str(&json).expect("JSON");
+    assert!(found["latent_l1"].as_f64() > Some(0.0), "{found:#}");
+    let blocks = &found["block_evaluations"];
+    assert_eq!(blocks["with"], blocks["without"]);
+    let layers = found["block_outputs_l2"].as_array().expect("a list");
+    assert_eq!(layers.len(), 2);
+    for layer in layers {
+        let drift = layer["relative_l2"].as_f64().expect("a number");
+        assert!(drift > 0.0 && drift < 0.5, "{layer}");
+    }
+    let nothing = place.fail(2, &with(&command, &[LORA]));
+    contains(
+        &nothing,
+        &["stores weights in fewer bits", "--low-precision", "low_precision"],
+    );
+}
+
+#[test]
+fn an_adapter_trained_in_fp8_is_evaluated_on_the_weights_of_the_file() {
+    let place = Place::new();
+    place.succeed(&with(&["train", "tiny.toml", "--quiet"], &[LORA, PRODUCTS]));
+    let eval = ["eval", "tiny.toml", "--weights", "runs/tiny/weights/adapter"];
+    let full = [&eval[..], &["--without-low-precision"]].concat();
+    let on_file = place.succeed(&with(&full, &[LORA, PRODUCTS]));
+    contains(&on_file, &["held-out prompts"]);
+    assert_eq!(on_file, place.succeed(&with(&eval, &[LORA])));
+    place.succeed(&with(&eval, &[LORA, PRODUCTS]));
+    let nothing = place.fail(2, &with(&full, &[LORA]));
+    contains(
+        &nothing,
+        &["stores weights in fewer bits", "--without-low-precision"],
+    );
+}

@@ -49,14 +49,20 @@ fn check_prints_json_on_every_path() {
         let errors = found["errors"].as_u64().unwrap();
         assert_eq!(errors == 0, fine, "{arguments:?}: {found:#}");
     }
-    #[cfg(not(feature = "cuda"))]
-    {
-        let (code, found) = json(&place, &["tiny.toml", "--set", "device.kind=cuda"]);
-        assert_eq!((code, &found["ok"]), (Some(2), &false.into()));
-        let first = &found["diagnostics"][0];
-        assert_eq!(first["code"], "device::unavailable");
-        contains(&first["help"].to_string(), &["--features cuda", "--device h100"]);
+    if flow_core::device::visible_gpus() > 0 {
+        test_support::skipped("there is a GPU");
+        return;
     }
+    let (code, found) = json(&place, &["tiny.toml", "--set", "device.kind=cuda"]);
+    assert_eq!((code, &found["ok"]), (Some(2), &false.into()));
+    let all = found["diagnostics"].as_array().unwrap();
+    let refusal = all.iter().find(|one| one["code"] == "device::unavailable");
+    let refusal = refusal.unwrap_or_else(|| panic!("{found:#}"));
+    let words: &[&str] = match cfg!(feature = "cuda") {
+        true => &["nvidia-smi", "device.kind"],
+        false => &["--features cuda", "--device h100"],
+    };
+    contains(&refusal["help"].to_string(), words);
 }
 
 #[test]
@@ -191,6 +197,23 @@ fn what_forbids_frozen_weights_in_8_bits_is_said_for_a_gpu_that_is_not_here_too(
         &place.fail(2, &all_trained),
         &["acceleration::refused", "`low_precision`", "lora"],
     );
+    // Lines of messages break anywhere between words.
+    let entry = |format: &str| {
+        format!(
+            "acceleration.shared=[{{ name = \"low_precision\", params = {{ compute = \"fp8\", format = \"{format}\" }} }}]"
+        )
+    };
+    let [other_codes, codes] = ["int8", "fp8"].map(entry);
+    let lora = ["check", "tiny.toml", "--set", "model.finetune=\"lora\"", "--set"];
+    let elsewhere = [&lora[..], &[&*other_codes, "--device", "h100"]].concat();
+    contains(
+        &place.fail(2, &elsewhere),
+        &["acceleration::refused", "`low_precision`", "codes"],
+    );
+    let outcome = place.run(&[&lora[..], &[&*codes]].concat());
+    assert_eq!(outcome.code, Some(0), "{outcome:#?}");
+    let said = outcome.stdout + &outcome.stderr;
+    contains(&said, &["acceleration::other-policy", "activations"]);
 }
 
 #[test]

@@ -59,7 +59,6 @@ fn an_override_that_is_wrong_is_shown_as_it_was_typed() {
 fn what_this_build_lacks_is_refused_by_name_and_never_ignored() {
     let place = Place::new();
     let cases = [
-        ("device.kind=cuda", "cuda", "allowed: \"cpu\""),
         (
             "acceleration.shared=[{ name = \"ring\" }]",
             "acceleration::unknown-accelerator",
@@ -96,6 +95,31 @@ fn what_this_build_lacks_is_refused_by_name_and_never_ignored() {
             let error = place.fail(2, &[command, "tiny.toml", "--set", set]);
             contains(&error, &[name, available]);
         }
+    }
+    assert!(!place.path("runs").exists());
+}
+
+/// A build without NVIDIA GPUs names the feature that it lacks, one with them what the machine lacks.
+#[test]
+fn a_gpu_that_the_build_or_the_machine_lacks_is_refused_and_never_replaced() {
+    if flow_core::device::visible_gpus() > 0 {
+        test_support::skipped("there is a GPU");
+        return;
+    }
+    let place = Place::new();
+    let words: &[&str] = match cfg!(feature = "cuda") {
+        true => &["cuda:0", "no NVIDIA driver answers", "doctor"],
+        false => &[
+            "\"cuda\" is not in this build",
+            "--features cuda",
+            "allowed: \"cpu\"",
+        ],
+    };
+    for command in ["train", "check"] {
+        contains(
+            &place.fail(2, &[command, "tiny.toml", "--set", "device.kind=cuda"]),
+            words,
+        );
     }
     assert!(!place.path("runs").exists());
 }

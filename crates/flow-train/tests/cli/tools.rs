@@ -282,9 +282,16 @@ fn list_explain_schema_and_completions_agree_on_names() {
 }
 
 #[test]
-fn doctor_finds_that_computing_is_deterministic() {
+fn doctor_finds_that_computing_is_deterministic_and_what_the_build_needs() {
+    let outcome = Place::bare().run(&["doctor"]);
+    // A build for NVIDIA GPUs needs one.
+    let lacks_gpu = cfg!(feature = "cuda") && flow_core::device::visible_gpus() == 0;
+    assert_eq!(outcome.code, Some(i32::from(lacks_gpu)), "{outcome:#?}");
+    if lacks_gpu {
+        contains(&outcome.stdout, &["cuda: in this build, but does not answer"]);
+    }
     contains(
-        &Place::bare().succeed(&["doctor"]),
+        &outcome.stdout,
         &[
             "burn",
             "features",

@@ -168,11 +168,18 @@ fn every_accelerator_stands_in_its_own_slot_with_its_own_parameters() {
 }
 
 #[test]
-fn low_precision_takes_its_formats_and_no_other() {
-    for format in ["fp8", "int8", "nf4", "int4"] {
-        let params = json!({ "compute": "storage", "format": format });
+fn low_precision_takes_its_products_and_formats_and_no_others() {
+    for (compute, format) in [
+        ("storage", "fp8"),
+        ("storage", "int8"),
+        ("storage", "nf4"),
+        ("storage", "int4"),
+        ("fp8", "fp8"),
+        ("int8", "int8"),
+    ] {
+        let params = json!({ "compute": compute, "format": format });
         let entry = json!({ "name": "low_precision", "params": params });
-        let expected = format != "int4";
+        let expected = format != "int4" && compute != "int8";
         assert_eq!(program_accepts(Slot::Shared, &entry), Some(expected), "{entry}");
         check(Slot::Shared, &entry);
     }

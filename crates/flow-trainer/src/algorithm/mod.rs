@@ -1,6 +1,6 @@
 //! Reinforcement learning algorithms, behind one trait.
 //!
-//! The loop in [`crate::session`] knows none of them: it rolls out, asks for a loss at each position, steps the
+//! The loop in [`crate::trainer`] knows none of them: it rolls out, asks for a loss at each position, steps the
 //! optimizer. A new algorithm is a file here, or anywhere, that registers itself: settings, rules, loss.
 
 mod arrangement;

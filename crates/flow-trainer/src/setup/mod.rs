@@ -50,10 +50,10 @@ use crate::plugins::Plugins;
 use crate::policy::Policy;
 use crate::records::Records;
 use crate::rollout::Sampler;
-use crate::session::{
+use crate::text::EncodedText;
+use crate::trainer::{
     AuditMode, EvaluationSettings, Parts, PolicyWeights, SessionSettings, TrainState, WatchSettings,
 };
-use crate::text::EncodedText;
 use crate::undone::{Undone, settle, shortfalls};
 use flow_accel::{Acceleration, AcceleratorRegistry, Arrangement};
 use flow_checkpoint::{MemoryProbe, Policy as CheckpointPolicy};
@@ -61,7 +61,7 @@ use flow_config::{Config, EvalWeights, OnPolicyAudit, TextConfig};
 use flow_core::{Backends, CallModel, ModelSpec, RegionEngine, RegionKind, device::ComputeDevice};
 use flow_data::{Dataset, Prompt};
 use flow_exchange::Exchange;
-use flow_validate::{Trainer, checkpoint_policy, resolve};
+use flow_validate::{TrainerKind, checkpoint_policy, resolve};
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
@@ -261,7 +261,7 @@ pub fn acceleration(
     config: &Config,
     environment: &Environment<'_>,
     model: &ModelSpec,
-    trainer: &Trainer,
+    trainer: &TrainerKind,
 ) -> Result<(Arrangement, Vec<String>), TrainError> {
     let (findings, acceleration) = resolve(
         config,
@@ -285,7 +285,7 @@ pub fn common(config: &Config, environment: &Environment<'_>) -> Result<Common, 
         config,
         environment,
         model(config, environment)?,
-        &Trainer::of(config, &environment.plugins.catalog()),
+        &TrainerKind::of(config, &environment.plugins.catalog()),
         &[],
     )
 }
@@ -296,7 +296,7 @@ fn common_for(
     config: &Config,
     environment: &Environment<'_>,
     model: ModelParts,
-    trainer: &Trainer,
+    trainer: &TrainerKind,
     guidance_scales: &[f64],
 ) -> Result<Common, TrainError> {
     let dataset = dataset(config, environment)?;
@@ -406,7 +406,7 @@ pub fn parts_of<A: Algorithm>(
     model: ModelParts,
     algorithm: A,
 ) -> Result<Parts<A>, TrainError> {
-    let trainer = Trainer {
+    let trainer = TrainerKind {
         name: algorithm.name().into(),
         paradigm: Some(algorithm.paradigm()),
     };

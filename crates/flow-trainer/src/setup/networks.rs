@@ -3,7 +3,7 @@
 use super::{Environment, ModelParts, optimizer_settings};
 use crate::algorithm::{Algorithm, NetworkPlan, NetworkRole};
 use crate::optimizer::{AdamW, AdamWSettings};
-use crate::session::TrainedNetwork;
+use crate::trainer::TrainedNetwork;
 use flow_config::Config;
 use std::collections::BTreeMap;
 

@@ -3,7 +3,7 @@
 use super::Environment;
 use super::paths::start_in_config;
 use crate::error::TrainError;
-use crate::session::RewardWeight;
+use crate::trainer::RewardWeight;
 use flow_config::RewardConfig;
 use flow_data::{Dataset, Prompt};
 use flow_report::ValueRange;

@@ -559,10 +559,12 @@ fn prompts_of_a_file_are_compared_by_what_they_say_and_not_by_where_they_lie() {
 
 #[test]
 fn the_form_of_frozen_weights_may_not_change_and_other_accelerators_may() {
-    let entry = |params: &str| {
-        let entry = format!("name = \"low_precision\", params = {{ compute = \"storage\", {params} }}");
+    let computed = |compute: &str, params: &str| {
+        let entry = format!("name = \"low_precision\", params = {{ compute = \"{compute}\", {params} }}");
         format!("acceleration.shared=[{{ {entry} }}]")
     };
+    let entry = |params: &str| computed("storage", params);
+    let products = computed("fp8", "format = \"fp8\"");
     let [fp8, int8, nf4] = ["fp8", "int8", "nf4"].map(|format| entry(&format!("format = \"{format}\"")));
     let kept = entry("format = \"fp8\", keep = [\"to_q\"]");
     let none: &[&str] = &[];
@@ -572,6 +574,7 @@ fn the_form_of_frozen_weights_may_not_change_and_other_accelerators_may() {
         (&[&*fp8][..], &[&*int8][..]),
         (&[&*nf4][..], &[&*int8][..]),
         (&[&*fp8][..], &[&*kept][..]),
+        (&[&*fp8][..], &[&*products][..]),
     ] {
         let changes = changes(before, after);
         assert!(!forbidden(&changes).is_empty(), "{before:?} to {after:?}");

@@ -7,7 +7,7 @@ use flow_core::{Backends, Exec, FlowModel, ModelInput, Stopped, VelocityDriver, 
 use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::{Observer, Silent};
-use flow_trainer::session::Parts;
+use flow_trainer::trainer::Parts;
 use flow_trainer::setup;
 use schemars::JsonSchema;
 use serde::Deserialize;

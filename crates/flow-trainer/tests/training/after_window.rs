@@ -5,7 +5,7 @@ use crate::support::{Visit, config, environment, registries, with_parts};
 use flow_core::InferencePass;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::rollout::{NoiseSource, SampleRequest};
-use flow_trainer::session::Parts;
+use flow_trainer::trainer::Parts;
 
 struct CheckTrajectory;
 

@@ -6,7 +6,7 @@ use flow_core::{InferencePass, RawTensor, cpu};
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::rollout::{NoiseSource, SampleRequest};
 use flow_trainer::scheduler::StepCoefficients;
-use flow_trainer::session::Parts;
+use flow_trainer::trainer::Parts;
 
 /// The bits of each of four rows.
 fn rows(values: &RawTensor) -> Vec<Vec<u32>> {

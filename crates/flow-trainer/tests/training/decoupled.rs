@@ -5,7 +5,7 @@ use crate::support::{Visit, config, environment, registries, with_parts};
 use flow_core::rng::Purpose;
 use flow_trainer::algorithm::{Algorithm, Position};
 use flow_trainer::rollout::{Sampler, Trajectories};
-use flow_trainer::session::Parts;
+use flow_trainer::trainer::Parts;
 
 struct CheckNft;
 

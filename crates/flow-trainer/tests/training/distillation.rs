@@ -13,7 +13,7 @@ use flow_trainer::algorithm::{
 use flow_trainer::policy::CallSite;
 use flow_trainer::rollout::StepRecord;
 use flow_trainer::scheduler::Schedule;
-use flow_trainer::session::Parts;
+use flow_trainer::trainer::Parts;
 use flow_trainer::setup::{self, Environment};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

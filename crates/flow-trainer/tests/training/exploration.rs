@@ -4,7 +4,7 @@ use crate::support::{Left, RunTo, Visit, config, environment, registries, with_p
 use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::Silent;
-use flow_trainer::session::Parts;
+use flow_trainer::trainer::Parts;
 use serde_json::{Map, Value};
 use std::path::Path;
 

@@ -15,7 +15,7 @@ use flow_trainer::algorithm::{Algorithm, LossContext, NetworkRole, Position};
 use flow_trainer::observer::Silent;
 use flow_trainer::policy::CallSite;
 use flow_trainer::rollout::StepRecord;
-use flow_trainer::session::{Parts, Session};
+use flow_trainer::trainer::{Parts, Session};
 use std::path::Path;
 
 pub const ODE: &str = "scheduler.dynamics=\"ode\"";

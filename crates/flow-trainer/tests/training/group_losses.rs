@@ -8,7 +8,7 @@ use flow_core::tensors::plain;
 use flow_core::{CallContext, Exec, TrainingPass};
 use flow_trainer::algorithm::{Algorithm, LossContext, Position};
 use flow_trainer::policy::Policy;
-use flow_trainer::session::Parts;
+use flow_trainer::trainer::Parts;
 
 const SIGMA: f64 = 0.6;
 const POSITION: Position = Position::Time {

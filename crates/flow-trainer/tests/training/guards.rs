@@ -6,7 +6,7 @@ use flow_report::RunDirectory;
 use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::Observer;
-use flow_trainer::session::Parts;
+use flow_trainer::trainer::Parts;
 
 /// A run one of whose weights is not a number.
 struct Poisoned<'a>(RunTo<'a>);

@@ -10,7 +10,7 @@ use flow_core::{CallContext, Condition, InferencePass, ParamKind, Stage, Trainin
 use flow_pipeline::GuidanceRule;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::policy::{Conditions, Policy};
-use flow_trainer::session::Parts;
+use flow_trainer::trainer::Parts;
 
 /// Its latents are those of the digits: 16 tokens of 4 values.
 const QWEN_IMAGE: &str = r#"[model]

@@ -9,7 +9,7 @@ use flow_trainer::algorithm::{Algorithm, LossContext, NetworkRole, Position, Ste
 use flow_trainer::policy::{CallSite, Conditions};
 use flow_trainer::rollout::{NoiseSource, SampleRequest, StepRecord, Trajectories};
 use flow_trainer::scheduler::StepCoefficients;
-use flow_trainer::session::Parts;
+use flow_trainer::trainer::Parts;
 
 pub const ADVANTAGES: [f32; 4] = [1.5, -0.7, 0.0, 9.0];
 pub const SITE: CallSite = CallSite {

@@ -1,8 +1,11 @@
 //! Runs of adapters on frozen weights in low precision: exact on policy, resumed bit for bit, and of another policy.
 
-use crate::support::{Left, Registries, RunTo, config, environment, registries, with_parts};
+use crate::support::{Left, Registries, RunTo, Visit, config, environment, registries, scramble, with_parts};
 use flow_attention::AttentionRegistry;
-use flow_core::LowPrecisionFormat;
+use flow_core::{LowPrecisionFormat, Weights};
+use flow_trainer::algorithm::Algorithm;
+use flow_trainer::observer::Silent;
+use flow_trainer::trainer::{LayerDrift, Parts};
 use flow_trainer::{TrainError, setup};
 use std::path::Path;
 
@@ -14,10 +17,15 @@ fn with_accelerators() -> Registries {
     found
 }
 
-/// An entry of `acceleration.shared`.
+/// An entry of `acceleration.shared` that widens weights.
 fn entry(format: &str, keep: &str) -> String {
+    computing("storage", format, keep)
+}
+
+/// An entry of `acceleration.shared`.
+fn computing(compute: &str, format: &str, keep: &str) -> String {
     format!(
-        "acceleration.shared=[{{ name = \"low_precision\", params = {{ compute = \"storage\", format = \"{format}\"{keep} }} }}]"
+        "acceleration.shared=[{{ name = \"low_precision\", params = {{ compute = \"{compute}\", format = \"{format}\"{keep} }} }}]"
     )
 }
 
@@ -43,26 +51,108 @@ fn the_ratio_is_exactly_one_and_a_resumed_run_is_the_uninterrupted_one() {
             .unwrap_or_else(|error| panic!("{name}: {error}"))
     };
     let plain = go("plain", None, false, 3);
-    for format in LowPrecisionFormat::ALL.map(LowPrecisionFormat::name) {
-        let entry = entry(format, "");
+    let stored = LowPrecisionFormat::ALL.map(|format| ("storage", format.name()));
+    let mut others = vec![plain.weights];
+    for (compute, format) in stored.into_iter().chain([("fp8", "fp8")]) {
+        let name = format!("{format}-{compute}");
+        let entry = computing(compute, format, "");
         let entry = Some(&*entry);
-        let whole = go(&format!("{format}-whole"), entry, false, 3);
-        let deviations = whole.metrics.lines().filter_map(|line| {
-            let record: serde_json::Value = serde_json::from_str(line).expect("a record");
-            record.get("on_policy/max_ratio_deviation")?.as_f64()
-        });
-        assert_eq!(deviations.collect::<Vec<_>>(), [0.0; 3], "{format}");
-        assert_ne!(
-            whole.weights, plain.weights,
-            "{format}: the frozen weights are others"
+        let whole = go(&format!("{name}-whole"), entry, false, 3);
+        for key in ["on_policy/max_ratio_deviation", "on_policy/other_bits"] {
+            let deviations = whole.metrics.lines().filter_map(|line| {
+                let record: serde_json::Value = serde_json::from_str(line).expect("a record");
+                record.get(key)?.as_f64()
+            });
+            assert_eq!(deviations.collect::<Vec<_>>(), [0.0; 3], "{name}, {key}");
+        }
+        assert!(
+            !others.contains(&whole.weights),
+            "{name}: the policy is another one"
         );
+        others.push(whole.weights.clone());
 
-        let parts = format!("{format}-parts");
+        let parts = format!("{name}-parts");
         go(&parts, entry, false, 2);
         // The evaluation at the early end is not part of the whole run.
         let newest = root.path().join(&parts).join("run/checkpoints/step-000002.ckpt");
         std::fs::remove_file(&newest).expect("the run saved its end");
-        assert_eq!(go(&parts, entry, true, 3), whole, "{format}");
+        assert_eq!(go(&parts, entry, true, 3), whole, "{name}");
+    }
+}
+
+#[test]
+fn a_decoupled_run_with_products_in_fp8_is_resumed_as_the_uninterrupted_one_with_every_policy_of_checkpointing()
+ {
+    let root = tempfile::tempdir().expect("a temporary directory");
+    let products = computing("fp8", "fp8", "");
+    let nft = [
+        "model.finetune=\"lora\"",
+        "lora.targets=[\"to_q\", \"to_v\"]",
+        "algorithm={ kind = \"nft\", kl_beta = 0.01 }",
+        "scheduler.dynamics=\"ode\"",
+        &*products,
+    ];
+    let go = |name: &str, more: &[&str], resume, until| {
+        run(&[&nft[..], more].concat(), &root.path().join(name), resume, until)
+            .unwrap_or_else(|error| panic!("{name}: {error}"))
+    };
+    let whole = go("whole", &[], false, 3);
+    // What backward computes again has the bits of forward.
+    let again = go("again", &["checkpointing.policy=\"full\""], false, 3);
+    assert_eq!(again.weights, whole.weights);
+    go("parts", &[], false, 2);
+    let newest = root.path().join("parts/run/checkpoints/step-000002.ckpt");
+    std::fs::remove_file(&newest).expect("the run saved its end");
+    assert_eq!(go("parts", &[], true, 3), whole);
+}
+
+/// How far the run's samples and blocks are from those with the weights of the file.
+struct Drifts<'a> {
+    exact: &'a Weights,
+}
+
+impl Visit for Drifts<'_> {
+    type Output = (f64, Vec<LayerDrift>);
+
+    fn visit<A: Algorithm + 'static>(self, parts: Parts<A>) -> Self::Output {
+        let mut parts = parts.set_up().expect("nothing refuses it");
+        let run = parts
+            .drift_from(0, Some(self.exact), &mut Silent)
+            .expect("it computes");
+        (run.drift.latent_l1, parts.layer_drift(self.exact, &mut Silent))
+    }
+}
+
+#[test]
+fn drift_from_other_weights_is_zero_without_a_difference_and_tells_what_each_block_loses() {
+    let registries = with_accelerators();
+    let environment = environment(&registries);
+    let mut model = setup::model(&config(&LORA), &environment).unwrap_or_else(|error| panic!("{error}"));
+    // With the seed of `with_parts`.
+    scramble(&mut model.weights, 11);
+    let drifts = |entry: Option<&str>| {
+        let overrides: Vec<&str> = LORA.into_iter().chain(entry).collect();
+        let exact = &model.weights;
+        with_parts(&config(&overrides), &environment, Drifts { exact })
+    };
+    let (latents, blocks) = drifts(None);
+    assert_eq!(latents, 0.0);
+    assert_eq!(blocks.len(), 2);
+    assert!(blocks.iter().all(|block| block.relative_l2 == 0.0), "{blocks:?}");
+    let [(stored, of_stored), (products, of_products)] =
+        ["storage", "fp8"].map(|compute| drifts(Some(&*computing(compute, "fp8", ""))));
+    assert!(
+        stored > 0.0 && products > 0.0 && products != stored,
+        "{stored} and {products}"
+    );
+    for (stored, products) in of_stored.iter().zip(&of_products) {
+        assert_eq!((&stored.stack, stored.block), (&products.stack, products.block));
+        let [stored, products] = [stored.relative_l2, products.relative_l2];
+        let is_small = |drift: f64| drift > 0.0 && drift < 0.5;
+        assert!(
+            is_small(stored) && is_small(products) && stored != products,
+            "{stored} and {products}"
+        );
     }
 }
 
@@ -70,9 +160,10 @@ fn the_ratio_is_exactly_one_and_a_resumed_run_is_the_uninterrupted_one() {
 fn a_run_does_not_go_on_with_weights_in_another_form() {
     let root = tempfile::tempdir().expect("a temporary directory");
     let [fp8, int8, nf4] = ["fp8", "int8", "nf4"].map(|format| entry(format, ""));
+    let products = computing("fp8", "fp8", "");
     let overrides = |entry| -> Vec<&str> { LORA.into_iter().chain(entry).collect() };
     run(&overrides(Some(&*fp8)), root.path(), false, 1).unwrap_or_else(|error| panic!("{error}"));
-    for entry in [None, Some(&*int8), Some(&*nf4)] {
+    for entry in [None, Some(&*int8), Some(&*nf4), Some(&*products)] {
         let resumed = run(&overrides(entry), root.path(), true, 2);
         let error = resumed.map(|left| left.metrics).expect_err("another policy");
         let text = error.to_string();

@@ -9,7 +9,7 @@ use flow_core::{Activation, Kernels, RawTensor};
 use flow_kernels::CpuKernels;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::Observer;
-use flow_trainer::session::Parts;
+use flow_trainer::trainer::Parts;
 use flow_trainer::{TrainError, setup};
 use std::sync::Arc;
 

@@ -8,7 +8,7 @@ use flow_core::{Kernels, RawTensor, Weights, device::ComputeDevice};
 use flow_kernels::CpuKernels;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::optimizer::{Accumulated, AdamW, AdamWSettings, FloatDType, Moments, RateSchedule};
-use flow_trainer::session::Parts;
+use flow_trainer::trainer::Parts;
 use flow_trainer::setup;
 
 struct TakeWeights;

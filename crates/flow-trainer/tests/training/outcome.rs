@@ -4,7 +4,7 @@ use super::support::*;
 use flow_report::{RunDirectory, RunStatus, RunSummary};
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::{IterationSummary, Observer};
-use flow_trainer::session::Parts;
+use flow_trainer::trainer::Parts;
 use std::path::{Path, PathBuf};
 
 /// A run, and what lies in its folder after each iteration.

@@ -6,7 +6,7 @@ use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::distributed::Exchange;
 use flow_trainer::observer::Silent;
-use flow_trainer::session::{Parts, Session};
+use flow_trainer::trainer::{Parts, Session};
 use flow_trainer::setup::Environment;
 use std::path::Path;
 use std::sync::Arc;

@@ -12,7 +12,7 @@ use flow_report::{Manifest, OnExists, RunDirectory, Tile};
 use flow_trainer::algorithm::{Algorithm, LossContext, Position};
 use flow_trainer::observer::Silent;
 use flow_trainer::policy::Policy;
-use flow_trainer::session::{Parts, Session};
+use flow_trainer::trainer::{Parts, Session};
 use std::fmt::Write;
 use std::path::Path;
 

@@ -8,7 +8,7 @@ use flow_report::{Manifest, OnExists, RunDirectory, RunSummary};
 use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::{Observer, Silent};
-use flow_trainer::session::{Parts, Session};
+use flow_trainer::trainer::{Parts, Session};
 use std::path::Path;
 
 const VARIANTS: [&[&str]; 9] = [

@@ -10,7 +10,7 @@ use flow_report::{CheckpointReader, Manifest, OnExists, RunDirectory};
 use flow_trainer::algorithm::{Algorithm, Grpo, LossContext, Position, ReferenceWeights, UnitLoss};
 use flow_trainer::observer::{Observer, Phase};
 use flow_trainer::scheduler::Schedule;
-use flow_trainer::session::{Parts, Session};
+use flow_trainer::trainer::{Parts, Session};
 use flow_trainer::setup;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};

@@ -9,7 +9,7 @@ use flow_trainer::Plugins;
 use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::Observer;
-use flow_trainer::session::{Parts, Session};
+use flow_trainer::trainer::{Parts, Session};
 use flow_trainer::setup::{self, Environment, PipelineFolders};
 use std::fmt::Debug;
 use std::path::Path;

@@ -14,7 +14,7 @@ use flow_core::InferencePass;
 use flow_report::{Manifest, OnExists, RunDirectory};
 use flow_trainer::algorithm::{Algorithm, LossContext, NetworkRole};
 use flow_trainer::observer::Silent;
-use flow_trainer::session::{Parts, Session};
+use flow_trainer::trainer::{Parts, Session};
 use std::path::Path;
 
 /// Whole groups in each optimizer step.

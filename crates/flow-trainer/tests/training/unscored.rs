@@ -1,12 +1,13 @@
 //! Rewards that fail in the middle of a run: it stops with a checkpoint, and goes on to the bytes of an unharmed run.
 
 use crate::support::{Left, RunTo, Visit, config, environment, registries, with_parts};
+use flow_exchange::{Alone, Exchange, Lanes, Lost, Values, World};
 use flow_rewards::{NamedReward, Reward, RewardError, RewardRegistry, RewardSample, RewardWorkers};
 use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::{IterationSummary, Observer, Silent};
-use flow_trainer::session::Parts;
-use std::path::Path;
+use flow_trainer::trainer::Parts;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -293,4 +294,94 @@ impl Visit for GoneFromTheStart<'_> {
         parts.evaluation_rewards.0 = workers(Arc::new(AtomicBool::new(true)));
         self.0.visit(parts).expect_err("nothing can be scored")
     }
+}
+
+/// A run of one process whose exchange is lost once there is a file.
+#[derive(Debug)]
+struct LostAfter(PathBuf);
+
+impl LostAfter {
+    fn look(&self) -> Result<(), Lost> {
+        match self.0.is_file() {
+            false => Ok(()),
+            true => Err(Lost::Stopped {
+                rank: 1,
+                words: "rewards failed here as well".into(),
+            }),
+        }
+    }
+}
+
+impl Exchange for LostAfter {
+    fn world(&self) -> World {
+        Alone.world()
+    }
+
+    fn gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Lost> {
+        self.look()?;
+        Alone.gather(mine)
+    }
+
+    fn sum(&self, lanes: &Lanes, parts: &mut [&mut dyn Values]) -> Result<(), Lost> {
+        Alone.sum(lanes, parts)
+    }
+
+    fn settle(&self) -> Result<(), Lost> {
+        self.look()
+    }
+
+    fn broadcast(&self, values: &mut dyn Values, from: usize) -> Result<(), Lost> {
+        Alone.broadcast(values, from)
+    }
+
+    fn share(&self, values: &mut dyn Values, counts: &[usize]) -> Result<(), Lost> {
+        Alone.share(values, counts)
+    }
+
+    fn transfer(&self, values: &mut dyn Values, from: usize, to: usize) -> Result<(), Lost> {
+        Alone.transfer(values, from, to)
+    }
+
+    fn check(&self) -> Result<(), Lost> {
+        self.look()
+    }
+
+    fn abort(&self, _: &str) {}
+}
+
+/// A run whose server ends after its third iteration, and whose other processes end as soon as the state is saved.
+struct Deserted<'a>(&'a Path);
+
+impl Visit for Deserted<'_> {
+    type Output = (Result<Left, TrainError>, Vec<String>);
+
+    fn visit<A: Algorithm + 'static>(self, mut parts: Parts<A>) -> Self::Output {
+        let checkpoint = self.0.join("run/checkpoints/step-000003.ckpt");
+        parts.distribution.exchange = Arc::new(LostAfter(checkpoint));
+        let end = Some(End {
+            of_evaluation: false,
+            after: 3,
+        });
+        let run = Run {
+            root: self.0,
+            resume: false,
+            end,
+        };
+        run.visit(parts)
+    }
+}
+
+#[test]
+fn a_process_that_ends_when_the_state_is_saved_does_not_make_it_unsaved() {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let root = place.path();
+    let (outcome, heard) = visited(&[], Deserted(root));
+    let error = outcome.expect_err("the server is gone");
+    assert!(matches!(error, TrainError::Unscored { .. }), "{error}");
+    let told = "the state after iteration 3 is saved";
+    assert!(heard.iter().any(|notice| notice.contains(told)), "{heard:?}");
+    assert!(
+        !heard.iter().any(|notice| notice.contains("could not")),
+        "{heard:?}"
+    );
 }

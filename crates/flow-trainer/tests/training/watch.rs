@@ -4,7 +4,7 @@ use crate::support::{Left, RunTo, Visit, config, environment, left, registries, 
 use flow_report::{Manifest, OnExists, RunDirectory};
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::observer::Silent;
-use flow_trainer::session::{Parts, Session};
+use flow_trainer::trainer::{Parts, Session};
 use serde_json::{Map, Value};
 use std::path::Path;
 use std::sync::Arc;

@@ -10,7 +10,7 @@ use flow_core::{AttentionShape, Backends, Init, ModelSpec, ParamLayout, RegionKi
 use flow_kernels::CpuKernels;
 use flow_validate::{
     Capabilities, Companion, Companions, Load, LowPrecisionLoad, Machine, MemoryEstimate, MemoryTable,
-    Operations, Phase, Question, Stored, Teachers, Trained, Trainer, errors, explain, gib, validate,
+    Operations, Phase, Question, Stored, Teachers, Trained, TrainerKind, errors, explain, gib, validate,
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -109,7 +109,7 @@ fn ask(text: &str, machine: &Machine, spec: &ModelSpec, sigmas: &[f64]) -> Vec<D
             trained: 10,
         }),
         sigmas,
-        trainer: &Trainer::of(&config, &CATALOG),
+        trainer: &TrainerKind::of(&config, &CATALOG),
         machine,
         companions: None,
         ranks: 1,
@@ -326,7 +326,7 @@ fn the_words_of_a_finding_are_those_of_the_error() {
         &registry,
         &plan,
         &spec(),
-        &Trainer::of(&config, &CATALOG),
+        &TrainerKind::of(&config, &CATALOG),
     );
     for error in errors {
         let same = |one: &&Diagnostic| one.message == error.message() && one.help == Some(error.help());

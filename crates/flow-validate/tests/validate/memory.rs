@@ -1,7 +1,7 @@
 //! What a run takes of a device's memory, and what is said of it.
 
 use super::*;
-use flow_core::{LowPrecisionFormat, LowPrecisionRule};
+use flow_core::{LowPrecisionCompute, LowPrecisionFormat, LowPrecisionRule};
 
 #[test]
 fn the_estimate_is_the_documented_sum_and_is_refused_above_the_memory_only() {
@@ -215,7 +215,7 @@ fn a_budget_below_the_weights_is_refused_whatever_the_machine_has() {
                 trained: 1 << 18,
             }),
             sigmas: &[],
-            trainer: &Trainer::of(&config, &CATALOG),
+            trainer: &TrainerKind::of(&config, &CATALOG),
             machine: &machine,
             companions: None,
             ranks: 1,
@@ -311,7 +311,7 @@ fn text_encoders_count_one_at_a_time_before_the_first_rollout() {
                 trained: 10,
             }),
             sigmas: &[],
-            trainer: &Trainer::of(&config, &CATALOG),
+            trainer: &TrainerKind::of(&config, &CATALOG),
             machine: &machine,
             companions: Some(&folder()),
             ranks: 1,
@@ -393,6 +393,7 @@ fn frozen_weights_in_low_precision_take_their_codes_and_scales() {
     ] {
         let rule = LowPrecisionRule {
             format,
+            compute: LowPrecisionCompute::Storage,
             keep: Vec::new(),
         };
         let load = load.with_low_precision(Some(&rule), &layout, &spec);
@@ -416,5 +417,27 @@ fn frozen_weights_in_low_precision_take_their_codes_and_scales() {
         let row = table.rows.iter().find(|row| row.part == "model, low precision");
         let said = row.map(|row| row.what.as_str()).unwrap_or_default();
         assert!(said.contains(bits), "{format}: {said}");
+        assert_eq!(stored.products, 0.0, "{format}");
     }
+    let rule = LowPrecisionRule {
+        format: LowPrecisionFormat::Fp8,
+        compute: LowPrecisionCompute::Fp8,
+        keep: Vec::new(),
+    };
+    let load = load.with_low_precision(Some(&rule), &layout, &spec);
+    let fp8 = MemoryEstimate::new(&layout, &spec, 76, &load);
+    assert_eq!(fp8.weights, 4.0 * (76.0 + 20.0 + 10.0 * 18.0 + 660.0));
+    // Of every token 66 codes in 80 bytes, a scale, and the codes in f32.
+    let tokens = (spec.tokens * load.rows) as f64;
+    assert_eq!(fp8.products, tokens * (80.0 + 4.0 + 4.0 * 66.0));
+    assert_eq!(fp8.certain(), plain.certain() - plain.weights + fp8.weights);
+    let model = Trained {
+        layout: &layout,
+        spec: &spec,
+        values: 76,
+        load: &load,
+    };
+    let table = MemoryTable::new(&config(""), model, None, None);
+    let row = table.rows.iter().find(|row| row.part == "products in FP8");
+    assert_eq!(row.map(|row| row.bytes), Some(fp8.products));
 }

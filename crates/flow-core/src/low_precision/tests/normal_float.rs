@@ -1,6 +1,6 @@
 //! NF4: its values against the quantiles that they are, and where codes and scales of blocks lie.
 
-use super::super::{LowPrecision, LowPrecisionFormat, SMALLEST_SCALE};
+use super::super::{LowPrecision, LowPrecisionCompute, LowPrecisionFormat, SMALLEST_SCALE};
 
 /// The values of NF4 as QLoRA's appendix E prints them.
 pub(super) const VALUES: [f64; 16] = [
@@ -69,6 +69,7 @@ fn the_values_are_evenly_spaced_quantiles_seven_below_zero_and_eight_above() {
 fn blocks_of_64_values_have_scales_of_their_own_and_a_row_begins_with_a_word() {
     let of = LowPrecision {
         format: LowPrecisionFormat::Nf4,
+        compute: LowPrecisionCompute::Storage,
         rows: 2,
         columns: 130,
     };

@@ -3,7 +3,8 @@
 use super::gated_linear::Gated;
 use super::{LINEAR, Normed, build_rows, layer_rows};
 use crate::cpu::activation::activation_gradient;
-use crate::cpu::linear::{StoredValues, Values, activated_again, has_trained_matrix};
+use crate::cpu::linear::{Layer, StoredValues, activated_again, has_trained_matrix};
+use crate::cpu::low_precision::{ForwardMatrix, StoredMatrix};
 use crate::host::{math, matrix::Precision, threads};
 use burn::backend::DispatchTensor;
 use flow_core::cpu::{CpuTensor, from_vec};
@@ -37,14 +38,14 @@ pub(crate) fn modulated_feed_forward(
     let keep_branch = is_tracked(modulation) || stash.keeps(LINEAR);
     autograd::apply("modulated_feed_forward", &inputs, |plain, tracked| {
         let normed = Normed::read(&plain[0], &plain[1], chunks);
-        let stored = StoredPart {
+        let stored = Part {
             gated: Gated::new(normed.x.clone(), normed.modulation.clone(), gate),
             normed,
             up: StoredValues::read(&plain[2..first_down], &weights.up, precision),
             activation: weights.activation,
             down: StoredValues::read(&plain[first_down..], &weights.down, precision),
         };
-        let part = stored.widened();
+        let part = stored.for_forward();
         if !tracked && !stash.keeps(LINEAR) {
             let nothing: autograd::Backward = Arc::new(|incoming| vec![None; incoming.wanted.len()]);
             return (part.forward(), nothing);
@@ -65,40 +66,40 @@ pub(crate) fn modulated_feed_forward(
     })
 }
 
-/// The operands, the layers as they are stored: what backward keeps.
+/// The operands, the layers with their matrices in the form `M`.
 #[derive(Debug)]
-struct StoredPart {
+struct Part<M> {
     normed: Normed,
-    up: StoredValues,
+    up: Layer<M>,
     activation: Activation,
-    down: StoredValues,
+    down: Layer<M>,
     gated: Gated,
 }
 
-impl StoredPart {
-    /// The operands to compute with.
-    fn widened(&self) -> Part {
+/// The layers as they are stored: what backward keeps.
+impl Part<StoredMatrix> {
+    /// The operands that forward computes with.
+    fn for_forward(&self) -> Part<ForwardMatrix> {
+        self.with([&self.up, &self.down].map(StoredValues::for_forward))
+    }
+
+    /// The operands that backward computes with.
+    fn widened(&self) -> Part<CpuTensor> {
+        self.with([&self.up, &self.down].map(StoredValues::widened))
+    }
+
+    fn with<M>(&self, [up, down]: [Layer<M>; 2]) -> Part<M> {
         Part {
             normed: self.normed.clone(),
-            up: self.up.widened(),
+            up,
             activation: self.activation,
-            down: self.down.widened(),
+            down,
             gated: self.gated.clone(),
         }
     }
 }
 
-/// The operands.
-#[derive(Debug)]
-struct Part {
-    normed: Normed,
-    up: Values,
-    activation: Activation,
-    down: Values,
-    gated: Gated,
-}
-
-impl Part {
+impl Part<ForwardMatrix> {
     /// Everything at once, block of rows by block of rows.
     fn forward(&self) -> RawTensor {
         let rows = self.normed.rows();
@@ -155,7 +156,9 @@ impl Part {
         math::activate_into(self.activation, sum, &mut activated);
         activated
     }
+}
 
+impl Part<CpuTensor> {
     /// Gradients of `x`, the modulation and the weights of `up` (`wanted.0`), and of those of `down` (`wanted.1`).
     fn backward(
         &self,

@@ -67,7 +67,7 @@ pub(crate) fn linear_gated_residual(
         let x = CpuTensor::read(&plain[1]);
         let gated = Gated::new(CpuTensor::read(&plain[0]), CpuTensor::read(&plain[2]), gate);
         let stored = StoredValues::read(&plain[3..], weights, precision);
-        let layer = stored.widened();
+        let layer = stored.for_forward();
         let (rows, columns) = gated.residual.rows_and_columns();
         let (work, shape) = (layer.work(rows), gated.residual.shape().to_vec());
         let inputs = x.rows_and_columns().1;

@@ -12,7 +12,7 @@ pub(crate) use feed_forward::modulated_feed_forward;
 pub(crate) use gated_linear::linear_gated_residual;
 pub(crate) use modulated_linear::modulated_linear;
 
-use crate::cpu::linear::{self, Values};
+use crate::cpu::linear::{self, ForwardValues, Values};
 use crate::cpu::modulated_layer_norm::{self as norm, NormLayout};
 use crate::host::threads;
 use flow_core::RawTensor;
@@ -39,7 +39,7 @@ fn build_rows(
 }
 
 /// The rows from `start` on of a linear layer of `x`, which begins there: scratch of one task.
-fn layer_rows(layer: &Values, x: &[f32], rows: usize) -> Vec<f32> {
+fn layer_rows(layer: &ForwardValues, x: &[f32], rows: usize) -> Vec<f32> {
     let mut y = match layer.start() {
         threads::Start::Rows(bias) if !bias.is_empty() => bias.repeat(rows),
         _ => vec![0.0; rows * layer.outputs()],
@@ -84,7 +84,7 @@ impl Normed {
     }
 
     /// Rows from `start` on of `layer` of the normalised rows, added to `y`, which holds the bias.
-    fn layer_rows(&self, layer: &Values, start: usize, y: &mut [f32]) {
+    fn layer_rows(&self, layer: &ForwardValues, start: usize, y: &mut [f32]) {
         let rows = y.len().checked_div(layer.outputs()).unwrap_or(0);
         layer.forward_rows(&self.scratch(start, rows), 0, y);
     }
@@ -121,7 +121,7 @@ impl Normed {
     }
 
     /// `layer`'s results in full.
-    fn layer(&self, layer: &Values) -> RawTensor {
+    fn layer(&self, layer: &ForwardValues) -> RawTensor {
         let rows = self.rows();
         let work = layer.work(rows);
         let y = build_rows(rows, layer.outputs(), work, layer.start(), |start, y| {
@@ -131,7 +131,7 @@ impl Normed {
     }
 
     /// The shape of `layer`'s results.
-    fn shape(&self, layer: &Values) -> Vec<usize> {
+    fn shape(&self, layer: &ForwardValues) -> Vec<usize> {
         let shape = self.x.shape();
         [&shape[..shape.len() - 1], &[layer.outputs()]].concat()
     }

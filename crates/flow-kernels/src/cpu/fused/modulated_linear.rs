@@ -29,7 +29,7 @@ pub(crate) fn modulated_linear(
     autograd::apply("modulated_linear", &inputs, |plain, tracked| {
         let normed = Normed::read(&plain[0], &plain[1], chunks);
         let stored = StoredValues::read(&plain[2..], weights, precision);
-        let layer = stored.widened();
+        let layer = stored.for_forward();
         let keep_sum = activation != Activation::None && (tracked || stash.keeps(LINEAR));
         let (output, sum) = if keep_sum {
             let mut kept = stash.through(LINEAR, &mut || vec![normed.layer(&layer)]);

@@ -11,7 +11,7 @@ use flow_trainer::algorithm::{Algorithm, NetworkRole};
 use flow_trainer::branching::Branches;
 use flow_trainer::geometry::Geometry;
 use flow_trainer::scheduler::{Schedule, StepCoefficients};
-use flow_trainer::session::Parts;
+use flow_trainer::trainer::Parts;
 use flow_trainer::setup::Environment;
 use flow_validate::{Companions, Load, MemoryEstimate, Operations, checkpoint_policy};
 

@@ -4,7 +4,7 @@ use super::described::{Described, Figures};
 use flow_config::{Config, Finetune};
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::scheduler::StepCoefficients;
-use flow_trainer::session::Parts;
+use flow_trainer::trainer::Parts;
 use flow_trainer::setup::Environment;
 use serde_json::{Map, Value, json};
 

@@ -9,7 +9,7 @@
 //! beside `W_k+1` ([`PolicyWeights::previous`](super::PolicyWeights)): a run that goes on from it samples rollout `k + 1` again, from the same
 //! weights and noise.
 
-use super::rollouts::RolloutOutcome;
+use super::rollout::{Repetition, RolloutOutcome};
 use super::update::Learner;
 use super::{Parts, Session};
 use crate::algorithm::Algorithm;
@@ -98,8 +98,12 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             Learner::Previous => self.state.weights.previous(),
             Learner::Student | Learner::Network(_) => &self.state.weights.current,
         };
-        let compared = (self.drift_groups(), true);
-        let mut rolled = self.roll_out_comparing(weights, compared, None, observer)?;
+        let repetition = Repetition {
+            groups: self.drift_groups(),
+            beside: true,
+            weights: None,
+        };
+        let mut rolled = self.roll_out_comparing(weights, &repetition, None, observer)?;
         let audit = self.audit_ahead(&rolled, sampler)?;
         // What accelerators did so far is counted for the iteration of this rollout, not for that under way.
         rolled.activity = self.acceleration.take_activity();

@@ -3,7 +3,7 @@
 //! A whole checkpoint is enough. What else of the run is missing is said, and begins anew; what is there and is not this run's
 //! stops before anything is changed.
 
-use super::restore::Checkpoint;
+use super::checkpoint_load::Checkpoint;
 use super::{Files, Parts, Session, Tally};
 use crate::algorithm::Algorithm;
 use crate::description::rules::Rule;

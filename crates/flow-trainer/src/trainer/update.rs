@@ -1,9 +1,9 @@
 //! The learning half of an iteration: losses at every position, the audit, optimizer steps.
 
-use super::compared::Compared;
 use super::mean::Mean;
 use super::micro_batches::{Counted, MicroBatch, PassBatches};
-use super::stale::ratio_deviation;
+use super::row_comparison::Compared;
+use super::stale_rollout::ratio_deviation;
 use super::{AuditMode, Parts};
 use crate::algorithm::{
     Algorithm, LossContext, Moment, NetworkRole, Position, ReferenceWeights, RolledOut, SamplingWeights,

@@ -1,7 +1,7 @@
 //! The on-policy audit in a run: what losses compute again is compared with what the rollout recorded.
 
-use super::compared::Compared;
-use super::rollouts::RolloutOutcome;
+use super::rollout::RolloutOutcome;
+use super::row_comparison::Compared;
 use super::update::Learner;
 use super::{AuditMode, Parts};
 use crate::algorithm::{Algorithm, LossContext, Position};

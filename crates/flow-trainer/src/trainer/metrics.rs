@@ -1,7 +1,7 @@
 //! What a run writes down: metrics, timing, curves, summary, report.
 
-use super::explore::{ExplorationRecord, with_exploration};
-use super::falls::in_words;
+use super::exploration::{ExplorationRecord, with_exploration};
+use super::reward_regressions::in_words;
 use super::update::UpdateOutcome;
 use super::watch::with_statistics;
 use super::{Drift, Files, RewardWeight, Session};

@@ -1,12 +1,12 @@
 //! One iteration: sample, score, compare, learn, average, write down.
 
+use super::failed_rewards::of_this_rank;
 use super::mean::Mean;
 use super::micro_batches::Counted;
 use super::reward_times::RewardTimes;
-use super::stale::both;
+use super::stale_rollout::both;
 use super::state::Decays;
 use super::tally::DRIVER;
-use super::unscored::of_this_rank;
 use super::update::UpdateOutcome;
 use super::{RewardWeight, Session};
 use crate::advantage::{Advantages, RewardColumn, compute_advantages};

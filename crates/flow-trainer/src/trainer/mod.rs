@@ -2,38 +2,40 @@
 //!
 //! The loop is generic over [`Algorithm`] and knows no algorithm, model, reward or accelerator by name.
 
-mod arranged;
-mod audited;
-mod compared;
+mod checkpoint_load;
+mod checkpoint_save;
 mod drift;
-mod evaluate;
+mod evaluation;
 mod evaluation_shares;
-mod explore;
-mod falls;
-mod iterate;
+mod exploration;
+mod failed_rewards;
+mod iteration;
+mod layer_drift;
 mod mean;
+mod metrics;
 mod micro_batches;
 mod networks;
-mod record;
-mod records;
-mod restore;
+mod offline_batches;
+mod on_policy_audit;
+mod rearranged_batches;
 mod resume;
+mod reward_regressions;
 mod reward_times;
-mod rollouts;
-mod saved;
-mod stale;
+mod rollout;
+mod row_comparison;
+mod stale_rollout;
 mod state;
 mod tally;
 mod teachers;
-mod unscored;
 mod update;
 mod watch;
 
 pub use drift::{Drift, DriftRun};
-pub use evaluate::{Evaluation, Subject};
-pub use explore::Explorer;
+pub use evaluation::{Evaluation, Subject};
+pub use exploration::Explorer;
+pub use layer_drift::LayerDrift;
 use resume::Beginning;
-use stale::RolledAhead;
+use stale_rollout::RolledAhead;
 pub use state::{PolicyWeights, TrainState, TrainedNetwork};
 use tally::Tally;
 pub use watch::WatchSettings;

@@ -1,8 +1,9 @@
 //! Drift: what the accelerators of the rollout change, and what they save. Some groups are sampled once more, from the same
-//! noise, without them; everything is compared pair by pair.
+//! noise, without them; everything is compared pair by pair. So is what weights in low precision change: the repetition has others.
 
 use super::Parts;
-use super::iterate::reward_columns;
+use super::iteration::reward_columns;
+use super::rollout::Repetition;
 use crate::advantage::{AdvantageOptions, compute_advantages};
 use crate::algorithm::Algorithm;
 use crate::error::TrainError;
@@ -10,7 +11,7 @@ use crate::observer::{Observer, Phase};
 use crate::rollout::Trajectories;
 use crate::undone::{Undone, settle, shortfalls, undone};
 use flow_accel::Acceleration;
-use flow_core::cpu;
+use flow_core::{Weights, cpu};
 use flow_report::{IntervalMethod, PairedDifference, ValueRange, paired_difference};
 use flow_rewards::Ticket;
 use std::collections::BTreeMap;
@@ -260,16 +261,38 @@ impl<A: Algorithm> Parts<A, Acceleration> {
     /// # Errors
     /// As those of a run; of strict parts what an accelerator did not do is one.
     pub fn drift(&mut self, iteration: u64, observer: &mut dyn Observer) -> Result<DriftRun, TrainError> {
+        self.drift_from(iteration, None, observer)
+    }
+
+    /// As [`drift`](Self::drift), the rollout without being one with other `weights`, if there are some: those of the same layout in
+    /// another form, say.
+    ///
+    /// # Errors
+    /// As [`drift`](Self::drift).
+    pub fn drift_from(
+        &mut self,
+        iteration: u64,
+        weights: Option<&Weights>,
+        observer: &mut dyn Observer,
+    ) -> Result<DriftRun, TrainError> {
         let before = std::mem::replace(&mut self.state.iteration, iteration);
-        let outcome = self.drift_now(observer);
+        let outcome = self.drift_now(weights, observer);
         self.state.iteration = before;
         outcome
     }
 
-    fn drift_now(&self, observer: &mut dyn Observer) -> Result<DriftRun, TrainError> {
+    fn drift_now(
+        &self,
+        weights: Option<&Weights>,
+        observer: &mut dyn Observer,
+    ) -> Result<DriftRun, TrainError> {
         self.acceleration.take_activity();
-        let groups = self.settings.geometry.prompts();
-        let rolled = self.roll_out_comparing(self.sampling_weights(), (groups, false), None, observer)?;
+        let repetition = Repetition {
+            groups: self.settings.geometry.prompts(),
+            beside: false,
+            weights,
+        };
+        let rolled = self.roll_out_comparing(self.sampling_weights(), &repetition, None, observer)?;
         let within = format!("rollout {}", self.state.iteration + 1);
         let mut found = undone(&rolled.activity, &within);
         found.extend(shortfalls(&self.acceleration.take_activity(), &within));

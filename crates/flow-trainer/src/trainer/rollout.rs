@@ -2,8 +2,8 @@
 
 use super::Parts;
 use super::drift::{Pending, Sums, Traced};
+use super::failed_rewards::of_all_ranks;
 use super::reward_times::{RewardTimes, Scored};
-use super::unscored::of_all_ranks;
 use crate::algorithm::Algorithm;
 use crate::branching::Branches;
 use crate::decoder::Decoded;
@@ -47,6 +47,16 @@ pub(super) struct RolloutOutcome {
     pub activity: Vec<Activity>,
     /// Processor seconds of the rollout, and of its repetition without the accelerators.
     pub cpu_s: Option<(f64, f64)>,
+}
+
+/// What of a rollout is sampled a second time, from the same noise, without the accelerators of the rollout.
+pub(super) struct Repetition<'w> {
+    /// Groups, the first of the rollout.
+    pub groups: usize,
+    /// Whether rewards are computed beside the rollout, or wait until everything is sampled.
+    pub beside: bool,
+    /// Weights of the repetition; none if it has those of the rollout.
+    pub weights: Option<&'w Weights>,
 }
 
 impl<A: Algorithm> Parts<A, Acceleration> {
@@ -242,6 +252,18 @@ impl<A: Algorithm> Parts<A, Acceleration> {
     /// A rollout of this iteration in which `stacks` runs the blocks, one micro-batch after another, and nothing else is done:
     /// for drivers that measure: the model is called every time, not replayed from a recording without them.
     pub fn measure(&self, stacks: Arc<dyn StackDriver>, observer: &mut dyn Observer) {
+        let micro_batches = self.settings.geometry.micro_batches();
+        self.measure_with(self.sampling_weights(), micro_batches, stacks, observer);
+    }
+
+    /// As [`measure`](Self::measure) with these weights, and the first `micro_batches` alone.
+    pub(super) fn measure_with(
+        &self,
+        weights: &Weights,
+        micro_batches: usize,
+        stacks: Arc<dyn StackDriver>,
+        observer: &mut dyn Observer,
+    ) {
         let steps = self.schedule.steps_for(self.state.iteration);
         let geometry = &self.settings.geometry;
         let plan = Backends {
@@ -249,10 +271,10 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             velocities: Arc::new(CallModel),
             ..(**self.training_plan()).clone()
         };
-        let rollout = InferencePass::new(self.sampling_weights(), Arc::new(plan));
-        observer.phase(Phase::Rollout, geometry.micro_batches() * steps.len());
+        let rollout = InferencePass::new(weights, Arc::new(plan));
+        observer.phase(Phase::Rollout, micro_batches * steps.len());
         let (drawn, observer) = (self.drawn(), Mutex::new(observer));
-        for range in geometry.micro_batch_samples() {
+        for range in geometry.micro_batch_samples().take(micro_batches) {
             self.sample_range(&rollout, &drawn, (range, None), false, || advance(&observer));
         }
     }
@@ -264,27 +286,27 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         kept: Option<&[usize]>,
         observer: &mut dyn Observer,
     ) -> Result<RolloutOutcome, TrainError> {
-        self.roll_out_comparing(
-            self.sampling_weights(),
-            (self.drift_groups(), true),
-            kept,
-            observer,
-        )
+        let repetition = Repetition {
+            groups: self.drift_groups(),
+            beside: true,
+            weights: None,
+        };
+        self.roll_out_comparing(self.sampling_weights(), &repetition, kept, observer)
     }
 
-    /// As [`roll_out`](Self::roll_out) with these weights, and the first `compared` groups once more without the accelerators of the
-    /// rollout. Unless `beside`, rewards wait until everything is sampled.
+    /// As [`roll_out`](Self::roll_out) with these weights, and some groups once more.
     pub(super) fn roll_out_comparing(
         &self,
         weights: &Weights,
-        (compared, beside): (usize, bool),
+        repetition: &Repetition<'_>,
         kept: Option<&[usize]>,
         observer: &mut dyn Observer,
     ) -> Result<RolloutOutcome, TrainError> {
+        let Repetition { groups, beside, .. } = *repetition;
         let geometry = &self.settings.geometry;
         let steps = self.schedule.steps_for(self.state.iteration);
         let drawn = self.drawn();
-        let twice = compared * geometry.group_size();
+        let twice = groups * geometry.group_size();
         let twice_batches = twice.div_ceil(geometry.micro_batch_size());
         let mine = self.distribution.micro_batches(geometry);
         let total = (mine.len() + twice_batches) * steps.len();
@@ -355,7 +377,8 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             outcome.activity = self.acceleration.take_activity();
         }
         let cpu_between = process_cpu_s();
-        let exact = InferencePass::new(weights, self.training_plan().clone());
+        let exact = repetition.weights.unwrap_or(weights);
+        let exact = InferencePass::new(exact, self.training_plan().clone());
         let (mut sums, mut pairs) = (Sums::default(), Vec::new());
         for wave in mine[..twice_batches].chunks(device.concurrency()) {
             let sampled = device.concurrently(wave.len(), |at| sample(&exact, wave[at]));

@@ -1,7 +1,7 @@
 //! Going on from a checkpoint: finding it, seeing whether it is of this run, and putting its state back bit for bit.
 
 use super::Parts;
-use super::saved::{Meta, layout_of};
+use super::checkpoint_save::{Meta, layout_of};
 use super::state::TrainedNetwork;
 use crate::algorithm::{Algorithm, NetworkRole};
 use crate::description::{Change, Description, forbidden};

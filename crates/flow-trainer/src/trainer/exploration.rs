@@ -4,7 +4,7 @@
 //! chosen starts from the same latent, and draws the same noise, when it is sampled exactly. Scores of all ranks come together before
 //! anything is chosen, so that all ranks choose the same.
 
-use super::rollouts::advance;
+use super::rollout::advance;
 use super::{Parts, RewardWeight, Session};
 use crate::algorithm::Algorithm;
 use crate::error::TrainError;

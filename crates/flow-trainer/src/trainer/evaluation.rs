@@ -1,8 +1,8 @@
 //! Measuring the model: held-out prompts, fixed noise, deterministic sampler.
 
 use super::evaluation_shares::{Share, own_batches};
-use super::rollouts::advance;
-use super::unscored::of_all_ranks;
+use super::failed_rewards::of_all_ranks;
+use super::rollout::advance;
 use super::{EvaluationSettings, Session};
 use crate::algorithm::Algorithm;
 use crate::conditions::Conditioner;

@@ -1,0 +1,135 @@
+//! Matrices of linear layers as they are stored, and as forward and backward multiply with them.
+
+use crate::host::math;
+use crate::host::matrix::{Matrix, MatrixMut, Precision, Write};
+use flow_core::cpu::{CpuTensor, from_vec};
+use flow_core::low_precision::quantise_activations;
+use flow_core::{LowPrecision, LowPrecisionCompute, RawTensor};
+
+/// A matrix `[out, in]` as it is stored.
+#[derive(Clone, Debug)]
+pub(crate) enum StoredMatrix {
+    Numbers(CpuTensor),
+    LowPrecision(LowPrecision, Box<RawTensor>),
+}
+
+/// A matrix `[out, in]` as forward multiplies with it.
+#[derive(Clone, Debug)]
+pub(crate) enum ForwardMatrix {
+    /// Numbers, with activations as they are.
+    Numbers(CpuTensor),
+    /// Numbers without the scales of their rows, with activations in e4m3.
+    Codes { codes: CpuTensor, scales: Vec<f32> },
+}
+
+impl StoredMatrix {
+    /// The matrix `plain`: numbers, or the words of a matrix in low precision.
+    pub(crate) fn read(plain: &RawTensor, low_precision: Option<LowPrecision>) -> Self {
+        match low_precision {
+            Some(of) => Self::LowPrecision(of, Box::new(plain.clone())),
+            None => Self::Numbers(CpuTensor::read(plain)),
+        }
+    }
+
+    /// Output and input channels.
+    pub(crate) fn rows_and_columns(&self) -> (usize, usize) {
+        match self {
+            Self::Numbers(numbers) => numbers.rows_and_columns(),
+            Self::LowPrecision(of, _) => (of.rows, of.columns),
+        }
+    }
+
+    /// The numbers, in memory of their own if the matrix is in low precision.
+    pub(crate) fn widened(&self) -> CpuTensor {
+        match self {
+            Self::Numbers(numbers) => numbers.clone(),
+            Self::LowPrecision(of, words) => matrix(of.host(words), *of),
+        }
+    }
+
+    /// What forward multiplies with, in memory of its own if the matrix is in low precision.
+    pub(crate) fn for_forward(&self) -> ForwardMatrix {
+        match self {
+            Self::LowPrecision(of, words) if of.compute == LowPrecisionCompute::Fp8 => {
+                let (codes, scales) = of.host_codes_and_scales(words);
+                ForwardMatrix::Codes {
+                    codes: matrix(codes, *of),
+                    scales,
+                }
+            }
+            _ => ForwardMatrix::Numbers(self.widened()),
+        }
+    }
+}
+
+fn matrix(values: Vec<f32>, of: LowPrecision) -> CpuTensor {
+    CpuTensor::read(&from_vec(values, &[of.rows, of.columns]))
+}
+
+impl ForwardMatrix {
+    /// `x Wᵀ` plus the bias, which `output` holds already if there is one. `x` are `rows` rows of `inputs` values, and a row's bits do
+    /// not depend on the others.
+    pub(crate) fn multiply_rows(
+        &self,
+        output: &mut [f32],
+        x: &[f32],
+        [rows, inputs, outputs]: [usize; 3],
+        bias: Option<&CpuTensor>,
+        precision: Precision,
+    ) {
+        let product = |output: &mut [f32], x: &[f32], weight: &CpuTensor, write: Write| {
+            let weight = Matrix::new(weight.values(), outputs, inputs, inputs);
+            precision.multiply_rows(
+                &mut MatrixMut::new(output, rows, outputs, outputs),
+                Matrix::new(x, rows, inputs, inputs),
+                weight.transposed(),
+                write,
+            );
+        };
+        match self {
+            Self::Numbers(weight) if bias.is_some() => product(output, x, weight, Write::Add),
+            Self::Numbers(weight) => product(output, x, weight, Write::Replace),
+            Self::Codes { codes, scales } => {
+                let mut of_x = vec![0.0; x.len()];
+                let scales_of_x = quantise_rows(x, inputs, &mut of_x);
+                // Numbers of e4m3 are numbers of bf16, so nothing is rounded before the sums in either precision.
+                product(output, &of_x, codes, Write::Replace);
+                scale_rows(output, &scales_of_x, scales, bias);
+            }
+        }
+    }
+}
+
+/// Writes the e4m3 numbers of rows of `columns` values, and gives the rows' scales.
+fn quantise_rows(x: &[f32], columns: usize, values: &mut [f32]) -> Vec<f32> {
+    let rows = x.chunks_exact(columns).zip(values.chunks_exact_mut(columns));
+    math::vectorised(
+        #[inline(always)]
+        || {
+            rows.map(
+                #[inline(always)]
+                |(row, values)| quantise_activations(row, values),
+            )
+            .collect()
+        },
+    )
+}
+
+/// Multiplies sums `[rows, out]` by the scales of their row and column, the column's first, and adds the bias.
+fn scale_rows(sums: &mut [f32], of_rows: &[f32], of_columns: &[f32], bias: Option<&CpuTensor>) {
+    let rows = sums.chunks_exact_mut(of_columns.len()).zip(of_rows);
+    math::vectorised(
+        #[inline(always)]
+        || {
+            for (sums, of_row) in rows {
+                for (sum, of_column) in sums.iter_mut().zip(of_columns) {
+                    *sum = *sum * of_column * of_row;
+                }
+                if let Some(bias) = bias {
+                    let bias = bias.values();
+                    sums.iter_mut().zip(bias).for_each(|(sum, bias)| *sum += bias);
+                }
+            }
+        },
+    );
+}

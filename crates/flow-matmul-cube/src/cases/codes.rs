@@ -1,0 +1,103 @@
+//! Products of codes that every backend is checked with, and rows that are quantised, against the definition of e4m3 in f64.
+
+use super::data::{Random, code_value, decode, encode, nearest_code};
+use super::problems::problems;
+use crate::Element;
+use crate::fp8::Quantised;
+use crate::problem::{Accumulation, Activation, Epilogue, Layout, Matmul, Storage};
+use crate::tensors::Matrix;
+use cubecl::prelude::*;
+
+/// Calls with codes, in each size `[m, n, k]`: layers forward with every epilogue, and gradients of inputs.
+pub fn problems_of_codes(accumulation: Accumulation, element: Element, sizes: &[[usize; 3]]) -> Vec<Matmul> {
+    let forward = problems(Layout::Nt, element, sizes)
+        .into_iter()
+        .map(|call| Matmul {
+            storage: Storage::E4m3(accumulation),
+            ..call
+        });
+    let gradients = problems(Layout::Nn, element, sizes).into_iter().filter(|call| {
+        use Epilogue::*;
+        matches!(call.epilogue, Store | Add | TimesDerivative(Activation::GeluTanh))
+    });
+    let gradients = gradients.map(|call| Matmul {
+        storage: Storage::E4m3B,
+        ..call
+    });
+    forward.chain(gradients).collect()
+}
+
+/// Rows of very different size: the first is zero, the third has a NaN.
+fn rows([rows, columns]: [usize; 2], element: Element) -> (Vec<u8>, Vec<f64>) {
+    let mut random = Random(0x9E37_79B9_7F4A_7C15);
+    let value = |at: usize| match at / columns {
+        0 => 0.0,
+        2 if at % columns == columns / 2 => f32::NAN,
+        row => random.value() * 10f32.powi(row as i32 % 7 - 3),
+    };
+    let bytes: Vec<u8> = (0..rows * columns)
+        .map(value)
+        .flat_map(|value| encode(value, element))
+        .collect();
+    let values = bytes.chunks_exact(element.bytes());
+    let values = values.map(|one| decode(one, element)).collect();
+    (bytes, values)
+}
+
+/// Quantises rows twice; says what is wrong. A device that divides to the last bit gives the nearest code always; one that does not may
+/// give the other one of two that are all but equally near.
+pub fn wrong_codes(client: &Client, shape: [usize; 2], element: Element) -> Option<String> {
+    let (bytes, values) = rows(shape, element);
+    let [_, columns] = shape;
+    let x = Matrix::contiguous(client.create_from_slice(&bytes), shape);
+    let read = |handle: &cubecl_runtime::server::Handle| {
+        client
+            .read_one(handle.clone())
+            .expect("the device gives its memory back")
+            .to_vec()
+    };
+    let pass = || {
+        let made = Quantised::new(client, &x, element).map_err(|error| error.to_string())?;
+        Ok::<_, String>((
+            read(&made.codes.handle),
+            read(&made.scales.handle),
+            made.codes.stride,
+        ))
+    };
+    let ((codes, scales, stride), again) = match (pass(), pass()) {
+        (Ok(first), Ok(second)) => (first, second),
+        (Err(why), _) | (_, Err(why)) => return Some(why),
+    };
+    if (&codes, &scales) != (&again.0, &again.1) {
+        return Some("two runs differ".into());
+    }
+    for (row, values) in values.chunks(columns).enumerate() {
+        // `f64::max` leaves NaN out.
+        let largest = values.iter().fold(0.0, |largest: f64, x| largest.max(x.abs()));
+        let scale = decode(&scales[4 * row..], Element::F32);
+        let exact = (largest / 448.0).max(2f64.powi(-116));
+        let is_short = (scale as f32).to_bits().trailing_zeros() >= 16;
+        let is_near = (scale / exact - 1.0).abs() <= 2f64.powi(-9) + 1e-6;
+        if !is_short || !is_near {
+            return Some(format!(
+                "the scale of row {row} is {scale:e}, not {exact:e} as a bf16"
+            ));
+        }
+        let of_row = &codes[row * stride..(row + 1) * stride];
+        if of_row[columns..].iter().any(|code| *code != 0) {
+            return Some(format!("the gap behind row {row} is not zero"));
+        }
+        for (column, (value, code)) in values.iter().zip(of_row).enumerate() {
+            let quotient = value / scale;
+            let nearest = nearest_code(quotient);
+            let distance = |code: u8| (code_value(code) - quotient).abs();
+            let is_as_near = distance(*code) - distance(nearest) <= 1e-6 * quotient.abs();
+            if *code != nearest && !is_as_near {
+                return Some(format!(
+                    "row {row} column {column}: {value:e} has code {code:02x}, not {nearest:02x}"
+                ));
+            }
+        }
+    }
+    None
+}
