@@ -236,10 +236,10 @@ fn what_algorithms_ask_of_a_run_is_said_for_a_gpu_that_is_not_here_too() {
         (&[&two], &["`teacher`", "`a`"]),
     ];
     for (settings, expected) in cases {
-        for target in [&[][..], &["--device", "h100"]] {
+        for target in [&[][..], &["--device", "h100"][..]] {
             let mut all = vec!["check", "tiny.toml"];
             all.extend(target);
-            all.extend(settings.iter().flat_map(|setting| ["--set", setting]));
+            all.extend(settings.iter().flat_map(|setting| ["--set", *setting]));
             contains(&place.fail(2, &all), expected);
         }
     }

@@ -103,7 +103,6 @@ impl<A: Algorithm> Session<A> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     #[test]
     fn time_is_hidden_until_the_run_waits_and_counts_once_where_batches_overlap() {
