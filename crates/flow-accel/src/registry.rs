@@ -184,6 +184,17 @@ impl AcceleratorRegistry {
         shared.iter().find_map(of)
     }
 
+    /// The largest share of samples that one of these entries of a slot wants to be taken once more without it. Entries that cannot be
+    /// built ask for nothing.
+    pub fn audit_share(&self, entries: &[AcceleratorEntry]) -> f64 {
+        let built = entries
+            .iter()
+            .filter_map(|entry| self.build(&entry.name, &entry.params).ok());
+        built
+            .map(|accelerator| accelerator.audit_share())
+            .fold(0.0, f64::max)
+    }
+
     /// As the registry finds it, where the joints of words are those of the name: the schema of a config allows no other.
     fn find(&self, name: &str) -> Result<&AcceleratorKind, NotFound> {
         let kind = self.kinds.find(name)?;

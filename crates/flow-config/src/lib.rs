@@ -55,6 +55,7 @@ pub use migrate::{Change, migrate};
 pub use params::check_params;
 pub use presets::{Preset, presets};
 pub use printable::printable;
+pub use removed::explain_elsewhere;
 pub use resolved::{Inspection, Resolved, Source};
 pub use rules::{Added, Rules};
 pub use schema::{

@@ -33,19 +33,49 @@ pub(crate) fn instead(path: &[Segment], value: &Node) -> Option<Instead> {
         [Segment::Key(model), Segment::Key(key)] if model == "model" && key == "attn_backend" => {
             Some(attention_backend(value))
         }
-        [.., Segment::Key(key)] if SERVICES.contains(&key.to_ascii_lowercase().as_str()) => Some(Instead {
-            why: "flow-train speaks to no service",
-            help: "remove it: TensorBoard events (`logging.tensorboard`), metrics.jsonl and report.html are written into the \
-                   run's folder"
-                .to_owned(),
-        }),
+        [.., Segment::Key(key)] if is_service(key) => Some(service()),
         _ => None,
+    }
+}
+
+/// Of a key that people know from elsewhere, by its name or its path: why it is none here, and what to do; nothing of any other.
+pub fn explain_elsewhere(key: &str) -> Option<String> {
+    let name = key.rsplit('.').next().unwrap_or(key);
+    let Instead { why, help } = match key {
+        "attn_backend" | "model.attn_backend" => any_attention_backend(),
+        _ if is_service(name) => service(),
+        _ => return None,
+    };
+    Some(format!("`{key}` is no key here: {why}\n  help: {help}\n"))
+}
+
+fn is_service(key: &str) -> bool {
+    SERVICES.contains(&key.to_ascii_lowercase().as_str())
+}
+
+fn service() -> Instead {
+    Instead {
+        why: "flow-train speaks to no service",
+        help: "remove it: TensorBoard events (`logging.tensorboard`), metrics.jsonl and report.html are written into the \
+               run's folder"
+            .to_owned(),
+    }
+}
+
+/// Of a name of attention that is none of ours.
+fn any_attention_backend() -> Instead {
+    Instead {
+        why: "attention is chosen by an accelerator",
+        help: "remove it: without an accelerator the fastest attention of the device computes, on an NVIDIA GPU a kernel of \
+               FlashAttention's kind. `flow-train list attention` shows the backends of this build, and the accelerator \
+               `attention_backend` chooses one of them"
+            .to_owned(),
     }
 }
 
 /// Flow-Factory's `model.attn_backend`, which its acceleration layer (PR #196) folded into an accelerator.
 fn attention_backend(value: &Node) -> Instead {
-    let why = "attention is chosen by an accelerator";
+    let Instead { why, help: of_any } = any_attention_backend();
     let help = match &value.value {
         // The name in diffusers of PyTorch's own attention, the default there as it is here.
         Value::String(backend) if backend == "native" => {
@@ -57,10 +87,7 @@ fn attention_backend(value: &Node) -> Instead {
              \"attention_backend\"\nparams = {{ backend = {backend:?} }}\n\n`flow-train list attention` shows the \
              backends of this build"
         ),
-        _ => "remove it: without an accelerator the fastest attention of the device computes, on an NVIDIA GPU a kernel of \
-              FlashAttention's kind. `flow-train list attention` shows the backends of this build, and the accelerator \
-              `attention_backend` chooses one of them"
-            .to_owned(),
+        _ => of_any,
     };
     Instead { why, help }
 }

@@ -18,7 +18,7 @@ mod value;
 pub use apply::{Applied, ApplyError, apply};
 pub use finding::{Finding, OptionsError, codes};
 pub use flow_config::{DeviceKind, Severity};
-pub use markdown::markdown;
+pub use markdown::{explain, markdown};
 #[cfg(feature = "cubecl")]
 pub use overlay::cubecl_config;
 pub use overlay::{OverlayError, burn_config};

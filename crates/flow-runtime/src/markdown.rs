@@ -1,7 +1,7 @@
-//! The table of options as documentation.
+//! The table of options as documentation, as a whole and of one option.
 
-use crate::parse::device_name;
-use crate::{CONTEXT_RULES, EXCLUDED, OPTIONS, OptionSpec};
+use crate::parse::{device_name, excluded};
+use crate::{CONTEXT_RULES, EXCLUDED, OPTIONS, OptionSpec, find};
 use std::fmt::Write;
 
 /// The documentation of all options in markdown, as `OPTIONS.md` has it.
@@ -31,9 +31,36 @@ pub fn markdown() -> String {
     text
 }
 
-fn row(text: &mut String, spec: &OptionSpec) -> std::fmt::Result {
-    let readers = (spec.build()).map_or("every build".into(), |build| format!("builds with `{build}`"));
+/// What is known of one option, or why an entry of the runtimes is none; nothing of a path that is neither.
+pub fn explain(path: &str) -> Option<String> {
+    let Some(spec) = find(path) else {
+        let entry = excluded(path)?;
+        return Some(format!(
+            "{path}\n    No build of flow-train reads it: {}.\n",
+            entry.why
+        ));
+    };
+    Some(format!(
+        "{path}\n    {}\n  values:  {}\n  default: {}\n  read by: {}, on {}\n  cost:    {}\n  write:   \"{path}\" = … in [runtime.options]\n",
+        spec.doc,
+        spec.kind.describe(),
+        spec.default,
+        readers(spec),
+        devices(spec),
+        spec.cost,
+    ))
+}
+
+fn readers(spec: &OptionSpec) -> String {
+    (spec.build()).map_or("every build".into(), |build| format!("builds with `{build}`"))
+}
+
+fn devices(spec: &OptionSpec) -> String {
     let devices: Vec<&str> = spec.devices.iter().map(|device| device_name(*device)).collect();
+    devices.join(", ")
+}
+
+fn row(text: &mut String, spec: &OptionSpec) -> std::fmt::Result {
     let conflicts: Vec<&str> = spec.conflicts.iter().map(|rule| rule.summary).collect();
     writeln!(
         text,
@@ -41,8 +68,8 @@ fn row(text: &mut String, spec: &OptionSpec) -> std::fmt::Result {
         spec.path,
         spec.kind.describe(),
         spec.default,
-        readers,
-        devices.join(", "),
+        readers(spec),
+        devices(spec),
         conflicts.join("; "),
         spec.cost,
         spec.doc,

@@ -199,13 +199,18 @@ fn flatten(prefix: &str, json: &Json) -> Vec<(&'static str, Json)> {
         .collect()
 }
 
-/// The first entry of a runtime's configuration that a key, or a table of tables, names and that is not offered.
-fn never_read(key: &str, json: &Json) -> Option<(String, &'static Excluded)> {
+/// What is not offered and has this path, or one above it.
+pub(crate) fn excluded(path: &str) -> Option<&'static Excluded> {
     let covers = |entry: &&Excluded| {
-        let below = key.strip_prefix(entry.path);
+        let below = path.strip_prefix(entry.path);
         below.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
     };
-    if let Some(entry) = EXCLUDED.iter().find(covers) {
+    EXCLUDED.iter().find(covers)
+}
+
+/// The first entry of a runtime's configuration that a key, or a table of tables, names and that is not offered.
+fn never_read(key: &str, json: &Json) -> Option<(String, &'static Excluded)> {
+    if let Some(entry) = excluded(key) {
         return Some((key.escape_debug().to_string(), entry));
     }
     let below = json.as_object().into_iter().flatten();

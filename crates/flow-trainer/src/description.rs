@@ -177,11 +177,17 @@ impl Description {
         };
         let value =
             |leaves: &BTreeMap<String, Value>, key: &str| leaves.get(key).cloned().unwrap_or_default();
+        let has_same_forms = forms(&before) == forms(&after);
         let changes = keys
             .into_iter()
             .map(|key| {
                 let (before, after) = (value(&before, key), value(&after, key));
-                let rule = rules::of(&unwrapped(key), &before, &after);
+                let general = unwrapped(key);
+                // Where the same forms are asked for from another place of the list, nothing but the list is another.
+                let rule = match has_same_forms && rules::is_form(&general) {
+                    true => rules::of("acceleration", &before, &after),
+                    false => rules::of(&general, &before, &after),
+                };
                 Change {
                     key: key.clone(),
                     before,
@@ -339,6 +345,12 @@ fn leaves(config: &Value, read: Option<&Config>) -> BTreeMap<String, Value> {
     leaves
         .filter(|(key, value)| is_used(key) && !is_empty(value))
         .collect()
+}
+
+/// What is asked of the form in which frozen weights are stored, wherever in its list the accelerator stands that asks for it.
+fn forms(leaves: &BTreeMap<String, Value>) -> Vec<(String, &Value)> {
+    let asked = leaves.iter().map(|(key, value)| (unwrapped(key), value));
+    asked.filter(|(key, _)| rules::is_form(key)).collect()
 }
 
 /// Whether a value says no more than a key that is left out.

@@ -157,6 +157,20 @@ fn a_compressed_entry_is_refused_by_its_name() {
 }
 
 #[test]
+fn two_entries_of_one_name_are_refused_by_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("head.pth");
+    let mut bytes = fs::read(fixture("aesthetic.pth")).unwrap();
+    // The last place of the name is in the directory.
+    let name = b"aesthetic/data/1";
+    let mut places = bytes.windows(name.len());
+    let at = places.rposition(|part| part == name).unwrap();
+    bytes[at + name.len() - 1] = b'0';
+    fs::write(&file, bytes).unwrap();
+    refused(aesthetic(&file), &["two entries called `aesthetic/data/0`"]);
+}
+
+#[test]
 fn a_file_that_is_cut_off_or_damaged_anywhere_is_an_error_and_never_a_panic() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("head.pth");

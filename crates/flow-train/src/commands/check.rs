@@ -130,15 +130,18 @@ fn build(loaded: &Loaded, purpose: Purpose) -> Result<Built, Failure> {
             }),
             (Target::Here, Purpose::Pretrain) => setup::common(&config, environment)
                 .and_then(|common| setup::has_examples(&config, environment, &*common.dataset)),
-            (Target::Elsewhere { .. }, _) => build_for_elsewhere(&config, environment, purpose),
+            (Target::Elsewhere { .. }, _) => {
+                build_for_elsewhere((&config, loaded.config()), environment, purpose)
+            }
         };
         Ok(built.map_err(|error| refusal::diagnostics(&error)))
     })
 }
 
-/// Builds what a processor can build of a run for another device: no optimizer, and weights only where they fit.
+/// Builds what a processor can build of a run for another device: no optimizer, and weights only where they fit. `config` is one that
+/// computes here in place of `asked`.
 fn build_for_elsewhere(
-    config: &Config,
+    (config, asked): (&Config, &Config),
     environment: &Environment<'_>,
     purpose: Purpose,
 ) -> Result<Option<PictureBuckets>, TrainError> {
@@ -161,10 +164,11 @@ fn build_for_elsewhere(
         ));
     }
     let dataset = setup::dataset(config, environment)?;
-    let dataset = &*dataset;
     if purpose == Purpose::Pretrain {
-        return setup::has_examples(config, environment, dataset);
+        return setup::has_examples(config, environment, &*dataset);
     }
+    setup::algorithm_fits(asked, environment, outline.model.spec().tokens, &dataset)?;
+    let dataset = &*dataset;
     let of = |prompts| ScoredPrompts { dataset, prompts };
     let trained_on = dataset.train_prompts();
     let mut built = BuiltRewards::default();

@@ -3,6 +3,7 @@
 
 use crate::failure::{Failure, OrFailure};
 use crate::terminal;
+use flow_accel::{AccelerationError, Params};
 use flow_config::{Catalog, FieldDoc};
 use flow_train::Registries;
 
@@ -17,7 +18,9 @@ pub fn run(key: &str) -> Result<(), Failure> {
     if let Some(docs) = flow_config::explain(&catalog, key) {
         return terminal::print(&docs.to_string());
     }
-    let found = flow_config::find_key(&catalog, key);
+    let mut found = flow_config::find_key(&catalog, key);
+    // The learning rate of a run before that of some algorithm's network.
+    found.sort_by_key(|path| path.matches('.').count());
     if !found.is_empty() {
         let docs: Vec<String> = found
             .iter()
@@ -36,6 +39,9 @@ pub fn run(key: &str) -> Result<(), Failure> {
     if !values.is_empty() {
         return terminal::print(&values);
     }
+    if let Some(text) = not_of_configs(&registries, key) {
+        return terminal::print(&text);
+    }
     let keys = flow_config::all_keys(&catalog);
     let names = flow_config::names(&catalog);
     let params: Vec<String> = params(&registries)
@@ -46,11 +52,13 @@ pub fn run(key: &str) -> Result<(), Failure> {
         })
         .collect();
     let codes = flow_validate::all_codes().map(|known| known.code);
+    let options = flow_runtime::OPTIONS.iter().map(|option| option.path);
     let known: Vec<&str> = [&names, &keys, &params]
         .into_iter()
         .flatten()
         .map(String::as_str)
         .chain(codes)
+        .chain(options)
         .collect();
     let nearest = nearest_member(key, &known).or_else(|| flow_config::nearest(key, known.iter().copied()));
     let hint = match nearest {
@@ -60,6 +68,19 @@ pub fn run(key: &str) -> Result<(), Failure> {
     Err(Failure::Input(format!(
         "there is no key, value or code `{key}`; {hint}"
     )))
+}
+
+/// What is known of a name that stands for no key: an option of the runtimes, or an accelerator or a key of other programs.
+fn not_of_configs(registries: &Registries, name: &str) -> Option<String> {
+    let removed = || match registries.accelerators.build(name, &Params::new()) {
+        Err(error @ AccelerationError::Removed(_)) => {
+            Some(format!("{}\n  help: {}\n", error.message(), error.help()))
+        }
+        _ => None,
+    };
+    flow_runtime::explain(name)
+        .or_else(removed)
+        .or_else(|| flow_config::explain_elsewhere(name))
 }
 
 /// Of `GROUP::NAME` and `SECTION.KEY`: the nearest name of that form, or if none is near, what is nearest in the group that was

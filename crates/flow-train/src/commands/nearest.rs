@@ -59,12 +59,12 @@ pub fn nearest_config(config: &Path) -> Option<PathBuf> {
         .flat_map(|folder| entries(folder, |path| has_ending(path, "toml")))
         .map(|path| path.strip_prefix(".").map(Path::to_owned).unwrap_or(path))
         .collect();
-    let names = files.iter().filter_map(|file| file.file_name()?.to_str());
-    let with_ending = format!("{}.toml", name.trim_end_matches(".toml"));
-    let found = flow_registry::nearest(&with_ending, names)?.to_owned();
+    // Without the ending, which makes any two short names alike.
+    let stems = files.iter().filter_map(|file| file.file_stem()?.to_str());
+    let found = flow_registry::nearest(name.trim_end_matches(".toml"), stems)?.to_owned();
     files
         .into_iter()
-        .find(|file| file.file_name().is_some_and(|name| *name == *found))
+        .find(|file| file.file_stem().is_some_and(|stem| *stem == *found))
 }
 
 /// What is in a folder and `fits`, sorted.

@@ -1,6 +1,6 @@
 //! `pretrain`: flow matching on the data set, and the classifier that serves as reward.
 
-use super::{Loaded, nearest, survey::Use};
+use super::{Loaded, nearest, refusal, survey::Use};
 use crate::arguments::{ExistingFile, PretrainArguments};
 use crate::failure::{Failure, OrFailure};
 use crate::interrupt::Interrupt;
@@ -371,7 +371,7 @@ impl Files {
             )));
         }
         let described = state_description(config, &self.base, &self.folders)?;
-        let from = PretrainCheckpoint::open(path, &described).or_bad_input()?;
+        let from = PretrainCheckpoint::open(path, &described).map_err(|error| refusal::of_state(&error))?;
         Ok(Begin {
             weights: Some((Some(from), Some(place(&self.weights, weights_key, overwrite)?))),
             classifier: classifier.transpose()?,

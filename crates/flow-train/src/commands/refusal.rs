@@ -1,8 +1,10 @@
-//! Why parts of a run could not be built, as diagnostics of the config.
+//! Why parts of a run could not be built, as diagnostics of the config, or a pretraining cannot go on.
 
+use crate::failure::Failure;
 use flow_config::Diagnostic;
 use flow_core::CoreError;
 use flow_models::ModelError;
+use flow_report::CheckpointError;
 use flow_train::EnvironmentError;
 use flow_trainer::TrainError;
 use flow_validate::codes;
@@ -37,6 +39,21 @@ pub fn of_environment(error: &EnvironmentError) -> Vec<Diagnostic> {
             .path(path)
             .help(WITHOUT_HELP),
     ]
+}
+
+/// Why a pretraining cannot go on from its state. It keeps one, so there is no older one to go on from, as a run has.
+pub fn of_state(error: &TrainError) -> Failure {
+    let text = error.to_string();
+    let damaged = matches!(
+        error,
+        TrainError::Checkpoint(CheckpointError::Length { .. } | CheckpointError::Corrupt { .. })
+    );
+    match text.split_once("\n  help:") {
+        Some((problem, _)) if damaged => Failure::Input(format!(
+            "{problem}\n  help: a pretraining keeps one state; begin anew with `--on-exists overwrite`, which moves it aside"
+        )),
+        _ => Failure::Input(text),
+    }
 }
 
 /// An error of the setup with its code and the key that it is about.

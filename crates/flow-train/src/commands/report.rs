@@ -19,6 +19,12 @@ pub fn run(folder: &Path) -> Result<(), Failure> {
             "there is no folder `{place}`{hint}\n  help: pass the folder of a run, or one that holds runs"
         )));
     }
+    if folder.join("checkpoints").is_dir() {
+        return Err(Failure::Input(format!(
+            "`{place}` has lost its run.json, of which a report is made\n  help: `flow-train train CONFIG --resume latest` makes it \
+             again from the newest checkpoint, and the report with it"
+        )));
+    }
     if flow_report::runs_in(folder).or_bad_input()?.is_empty() {
         return Err(Failure::Input(format!(
             "`{place}` is not the folder of a run (it has no run.json), nor does it hold one\n  help: pass the folder of a run, or \

@@ -217,6 +217,35 @@ fn what_forbids_frozen_weights_in_8_bits_is_said_for_a_gpu_that_is_not_here_too(
 }
 
 #[test]
+fn what_algorithms_ask_of_a_run_is_said_for_a_gpu_that_is_not_here_too() {
+    let place = Place::new();
+    let behind = "sampling={ staleness = 1, prompts_per_step = 3, group_size = 4, micro_batch = 6 }";
+    let auto = "acceleration.rollout={ name = \"feature_cache\", params = { policy = \"auto\", target_error = 0.05, \
+                scope = \"outside_sde_window\" } }";
+    let window = "scheduler.window={ kind = \"list\", steps = [2] }";
+    let teacher = |name: &str, file: &str| format!("{{ name = \"{name}\", weights = \"{file}\" }}");
+    let taught = |teachers: &[String]| {
+        let teachers = teachers.join(", ");
+        format!("algorithm={{ kind = \"diffusion-opd\", teachers = [{teachers}] }}")
+    };
+    let absent = taught(&[teacher("a", "none.safetensors")]);
+    let two = taught(&[teacher("a", "tiny.safetensors"), teacher("b", "tiny.safetensors")]);
+    let cases: [(&[&str], &[&str]); 3] = [
+        (&[behind, auto, window], &["`auto`", "sampling.staleness"]),
+        (&[&absent], &["files::no-weights", "none.safetensors"]),
+        (&[&two], &["`teacher`", "`a`"]),
+    ];
+    for (settings, expected) in cases {
+        for target in [&[][..], &["--device", "h100"][..]] {
+            let mut all = vec!["check", "tiny.toml"];
+            all.extend(target);
+            all.extend(settings.iter().flat_map(|setting| ["--set", *setting]));
+            contains(&place.fail(2, &all), expected);
+        }
+    }
+}
+
+#[test]
 fn plan_makes_no_weights_so_a_large_model_is_planned_anywhere() {
     let place = Place::bare();
     let large = [

@@ -216,6 +216,14 @@ fn pretraining_that_was_killed_or_interrupted_goes_on_to_the_same_bytes() {
         &place.fail(2, &["pretrain", "tiny.toml", "--resume", "tiny.toml"]),
         &["tiny.toml"],
     );
+    let mut damaged = place.bytes(state);
+    let middle = damaged.len() / 2;
+    damaged[middle] ^= 1;
+    std::fs::write(place.path("damaged.ckpt"), damaged).unwrap();
+    contains(
+        &place.fail(2, &["pretrain", "tiny.toml", "--resume", "damaged.ckpt"]),
+        &["is corrupt", "keeps one state", "--on-exists overwrite"],
+    );
     let resumed = ["pretrain", "tiny.toml", "--resume", "latest"];
     let seen = crate::resume::interrupted(&place, &resumed, "step ");
     contains(

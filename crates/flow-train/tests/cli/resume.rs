@@ -334,6 +334,10 @@ fn a_run_without_its_manifest_goes_on_and_loses_nothing() {
     place.succeed(&[&train[..], &["--set", "run.steps=3"]].concat());
     let old = place.bytes("runs/tiny/checkpoints/step-000003.ckpt");
     std::fs::remove_file(place.path("runs/tiny/run.json")).unwrap();
+    contains(
+        &place.fail(2, &["report", "runs/tiny"]),
+        &["has lost its run.json", "--resume latest"],
+    );
     let outcome = place.run(&[&train[..], &["--set", "run.steps=5", "--resume", "latest"]].concat());
     assert_eq!(outcome.code, Some(0), "{outcome:#?}");
     contains(

@@ -263,6 +263,16 @@ fn list_explain_schema_and_completions_agree_on_names() {
         &place.fail(2, &["explain", "sampling.group_sise"]),
         &["did you mean `sampling.group_size`?"],
     );
+    // Options of the runtimes are explained, too, and what other programs have.
+    for (name, said) in [
+        ("cubecl.streaming.policy", "read by: builds with `cuda`"),
+        ("cubecl.autotune.level", "No build of flow-train reads it"),
+        ("torch_compile", "fused_kernels"),
+        ("model.attn_backend", "flow-train list attention"),
+        ("wandb", "TensorBoard"),
+    ] {
+        contains(&place.succeed(&["explain", name]), &[name, said]);
+    }
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         contains(
             &place.succeed(&["completions", shell]),

@@ -315,7 +315,7 @@ pub fn of(key: &str, before: &Value, after: &Value) -> Rule {
         return PATH;
     }
     // The names of a list's entries say nothing of these: parameters of one accelerator alone, which asks for each.
-    if STORED.iter().any(|stored| is_below(key, stored)) {
+    if is_form(key) {
         return Fixed("the frozen weights are stored in another form, which is another policy");
     }
     let fits = RULES.iter().filter(|(section, _)| is_below(key, section));
@@ -324,6 +324,11 @@ pub fn of(key: &str, before: &Value, after: &Value) -> Rule {
         Fixed("nothing is known of what a run is with another value"),
         |(_, rule)| *rule,
     )
+}
+
+/// Whether a key (with `[]` for places of lists) says in which form frozen weights are stored.
+pub fn is_form(key: &str) -> bool {
+    STORED.iter().any(|stored| is_below(key, stored))
 }
 
 /// Whether a key is `section` or stands below it.

@@ -5,6 +5,7 @@
 mod blocks;
 mod checkpointing;
 mod described;
+mod elsewhere;
 mod examples;
 mod exploration;
 mod folder;
@@ -24,6 +25,7 @@ mod teachers;
 
 pub use checkpointing::{TrainingSteps, regions};
 pub use described::{Said, said_by_adapter, said_by_weights};
+pub use elsewhere::algorithm_fits;
 pub(crate) use examples::LatentSource;
 pub use examples::{captions, has_examples, latent_examples, models_of_sizes, pixel_examples};
 pub use folder::{completed_by_folder, decoder, folder_size, pipeline, prompt_cache, said_by_folder};
@@ -409,7 +411,7 @@ pub fn trainer_with_model<A: Algorithm>(
         mut notices,
         ..
     } = common_for(config, environment, model, &kind, &algorithm.guidance_scales())?;
-    staleness::check(config.sampling.staleness, &algorithm, &acceleration)?;
+    staleness::check(config.sampling.staleness, &algorithm, acceleration.audit_share())?;
     let records = Records::of(config, environment, &algorithm, &dataset)?;
     let device = &environment.device;
     let sampling = &config.sampling;

@@ -2,17 +2,17 @@
 
 use crate::algorithm::{Algorithm, SamplingWeights};
 use crate::error::TrainError;
-use flow_accel::{Arrangement, Paradigm};
+use flow_accel::Paradigm;
 
 /// Checks that the loss needs nothing of the policy that sampled but what the rollout recorded, and that no rollout needs the update before
-/// it.
+/// it. `audit_share` is the largest share of samples that an accelerator takes once more without it.
 ///
 /// # Errors
 /// [`TrainError::Setting`] with what stands against it.
 pub(super) fn check<A: Algorithm>(
     staleness: usize,
     algorithm: &A,
-    acceleration: &Arrangement,
+    audit_share: f64,
 ) -> Result<(), TrainError> {
     let name = algorithm.name();
     let problem = if staleness == 0 {
@@ -27,7 +27,7 @@ pub(super) fn check<A: Algorithm>(
         format!(
             "the algorithm `{name}` computes numbers of the policy that sampled from the weights before the update, which are others by then"
         )
-    } else if acceleration.audit_share() > 0.0 {
+    } else if audit_share > 0.0 {
         "an accelerator of `acceleration.rollout` learns from some samples of a rollout, and the next one is sampled before it has; its policy \
          `auto` does so"
             .to_owned()

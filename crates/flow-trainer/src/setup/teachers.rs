@@ -13,7 +13,7 @@ use flow_models::weights::describe;
 use flow_models::{
     AdapterFile, Architecture, ModelError, add_lora, initialize_adapters_on_frozen, load_into,
 };
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Loads the teachers. Adapters stand on the weights of `model`, and share those of them that do not change.
@@ -32,20 +32,8 @@ pub(super) fn teachers(
     let outline = outline(config, &environment.plugins.models, &environment.device)?;
     let architecture = &*outline.model;
     let load = |(index, teacher): (usize, &Teacher)| {
-        let (key, path) = match &teacher.source {
-            TeacherSource::Adapter(path) => ("adapter", path),
-            TeacherSource::Weights(path) => ("weights", path),
-        };
-        let key = format!("algorithm.teachers.{index}.{key}");
-        let (name, file) = (teacher.name.clone(), environment.base.join(path));
-        if !file.exists() {
-            return Err(TrainError::NoTeacher {
-                name,
-                key,
-                start: start_in_config(path, environment.base),
-                file,
-            });
-        }
+        let (key, file) = file_of(environment.base, (index, teacher))?;
+        let name = teacher.name.clone();
         let loaded = match &teacher.source {
             // Those of a run of adapters are put onto the weights that the run begins with or goes on from.
             TeacherSource::Adapter(_) => match model.absent.first() {
@@ -62,6 +50,36 @@ pub(super) fn teachers(
         })
     };
     wanted.iter().enumerate().map(load).collect()
+}
+
+/// The key that names a teacher's file, and the file.
+///
+/// # Errors
+/// If it is not there.
+fn file_of(base: &Path, (index, teacher): (usize, &Teacher)) -> Result<(String, PathBuf), TrainError> {
+    let (key, path) = match &teacher.source {
+        TeacherSource::Adapter(path) => ("adapter", path),
+        TeacherSource::Weights(path) => ("weights", path),
+    };
+    let (key, file) = (format!("algorithm.teachers.{index}.{key}"), base.join(path));
+    match file.exists() {
+        true => Ok((key, file)),
+        false => Err(TrainError::NoTeacher {
+            name: teacher.name.clone(),
+            key,
+            start: start_in_config(path, base),
+            file,
+        }),
+    }
+}
+
+/// That the files of teachers are there.
+///
+/// # Errors
+/// The first one that is not.
+pub(super) fn check_files(wanted: &[Teacher], base: &Path) -> Result<(), TrainError> {
+    let mut teachers = wanted.iter().enumerate();
+    teachers.try_for_each(|teacher| file_of(base, teacher).map(drop))
 }
 
 /// The weights of `model` with the adapters of a file, whatever adapters the run trains.

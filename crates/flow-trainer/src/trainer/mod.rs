@@ -72,6 +72,7 @@ use flow_report::{Manifest, MetricsStart, RunDirectory};
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Everything a run is made of. It computes once its accelerators are set up with the weights it begins from: `S` is then an
 /// [`Acceleration`].
@@ -132,6 +133,8 @@ pub struct Trainer<A, S = Arrangement> {
 #[derive(Default)]
 pub(crate) struct Progress {
     tally: Tally,
+    /// Until when the time of rewards was counted.
+    rewards_counted_to: Option<Instant>,
     resumed: bool,
     /// Whether the run's folder does not hold the state that it goes on from.
     unsaved: bool,

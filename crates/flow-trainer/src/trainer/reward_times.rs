@@ -6,17 +6,17 @@ use crate::error::TrainError;
 use flow_accel::Acceleration;
 use flow_report::MetricRecord;
 use flow_rewards::RewardBatch;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-/// Times of an iteration's rewards, in seconds, of this process.
-#[derive(Clone, Debug, Default, PartialEq)]
+/// Times of an iteration's rewards, of this process.
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct RewardTimes {
-    /// Of the wall clock while some reward ran.
-    pub ran_s: f64,
-    /// Those of them before the run had to wait for scores: they are hidden behind the generation.
-    pub hidden_s: f64,
-    /// What the threads spent in each reward, all threads together, in the order of the rewards.
-    pub busy_s: Vec<f64>,
+    /// When each batch was handed over and when it was scored, in the order of the former.
+    spans: Vec<(Instant, Instant)>,
+    /// When the run began to wait for scores: what ran before is hidden behind the generation.
+    waited_from: Instant,
+    /// Seconds that the threads spent in each reward, all threads together, in the order of the rewards.
+    busy_s: Vec<f64>,
 }
 
 /// When a batch was handed over, and what came of it.
@@ -26,11 +26,9 @@ impl RewardTimes {
     /// Of batches in the order in which they were handed over; the run began to wait at `waited_from`.
     pub(super) fn of(batches: &[Scored], waited_from: Instant) -> Self {
         let span = |(submitted, batch): &Scored| {
-            let begun_s = seconds_between(waited_from, *submitted);
-            (begun_s, begun_s + batch.wall_ms / 1e3)
+            let wall = Duration::try_from_secs_f64(batch.wall_ms / 1e3).unwrap_or_default();
+            (*submitted, *submitted + wall)
         };
-        let spans: Vec<(f64, f64)> = batches.iter().map(span).collect();
-        let (ran_s, hidden_s) = ran_and_hidden(&spans);
         let mut busy_s = Vec::new();
         for (_, batch) in batches {
             busy_s.resize(batch.rewards.len(), 0.0);
@@ -39,10 +37,27 @@ impl RewardTimes {
             }
         }
         Self {
-            ran_s,
-            hidden_s,
+            spans: batches.iter().map(span).collect(),
+            waited_from,
             busy_s,
         }
+    }
+
+    /// Seconds while some reward ran, and those of them before the run had to wait. What lies before `counted_to` was counted for an
+    /// earlier iteration: a rollout that is an update ahead is handed over while the one before it is scored.
+    fn ran_and_hidden(&self, counted_to: Option<Instant>) -> (f64, f64) {
+        let since_wait = |instant: Instant| seconds_between(self.waited_from, instant);
+        let spans = self.spans.iter();
+        let spans: Vec<(f64, f64)> = spans
+            .map(|(begin, end)| (since_wait(*begin), since_wait(*end)))
+            .collect();
+        ran_and_hidden(&spans, counted_to.map_or(f64::NEG_INFINITY, since_wait))
+    }
+
+    /// Until when rewards are counted once these are, if they were up to `counted_to`.
+    fn counted_to(&self, counted_to: Option<Instant>) -> Option<Instant> {
+        let ends = self.spans.iter().map(|(_, end)| *end);
+        ends.chain(counted_to).max()
     }
 }
 
@@ -54,10 +69,11 @@ fn seconds_between(from: Instant, to: Instant) -> f64 {
     }
 }
 
-/// Seconds that are covered by some span, and those of them before 0. Spans have a begin and an end, and come in the order of their
-/// begins. Between the two a batch is scored or waits for threads that score others, so what spans cover is when rewards ran.
-fn ran_and_hidden(spans: &[(f64, f64)]) -> (f64, f64) {
-    let (mut ran_s, mut hidden_s, mut covered_to) = (0.0, 0.0, f64::NEG_INFINITY);
+/// Seconds after `covered_to` that are covered by some span, and those of them before 0. Spans have a begin and an end, and come in the
+/// order of their begins. Between the two a batch is scored or waits for threads that score others, so what spans cover is when rewards
+/// ran.
+fn ran_and_hidden(spans: &[(f64, f64)], mut covered_to: f64) -> (f64, f64) {
+    let (mut ran_s, mut hidden_s) = (0.0, 0.0);
     for &(begin, end) in spans {
         let begin = begin.max(covered_to);
         if end > begin {
@@ -72,10 +88,13 @@ fn ran_and_hidden(spans: &[(f64, f64)]) -> (f64, f64) {
 impl<A: Algorithm> Trainer<A, Acceleration> {
     /// Writes the times of an iteration's rewards to `timing.jsonl`.
     pub(super) fn record_reward_times(&mut self, times: &RewardTimes) -> Result<(), TrainError> {
-        self.progress.tally.add_reward_times(times.ran_s, times.hidden_s);
+        let counted_to = self.progress.rewards_counted_to;
+        let (ran_s, hidden_s) = times.ran_and_hidden(counted_to);
+        self.progress.rewards_counted_to = times.counted_to(counted_to);
+        self.progress.tally.add_reward_times(ran_s, hidden_s);
         let mut record = MetricRecord::new(self.state.iteration, "reward_time")
-            .with("ran_s", times.ran_s)
-            .with("hidden_s", times.hidden_s);
+            .with("ran_s", ran_s)
+            .with("hidden_s", hidden_s);
         for (reward, busy_s) in self.rewards.weights.iter().zip(&times.busy_s) {
             record = record.with(&format!("busy_s/{}", reward.name), *busy_s);
         }
@@ -86,7 +105,6 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     #[test]
     fn time_is_hidden_until_the_run_waits_and_counts_once_where_batches_overlap() {
@@ -101,8 +119,33 @@ mod tests {
             // Handed over and waited for at once.
             (&[(0.0, 1.5)], 1.5, 0.0),
         ] {
-            assert_eq!(ran_and_hidden(spans), (ran_s, hidden_s), "{spans:?}");
+            let found = ran_and_hidden(spans, f64::NEG_INFINITY);
+            assert_eq!(found, (ran_s, hidden_s), "{spans:?}");
         }
+    }
+
+    #[test]
+    fn what_was_counted_for_the_iteration_before_is_not_counted_again() {
+        let begin = Instant::now();
+        let at = |seconds: u64| begin + Duration::from_secs(seconds);
+        let times = |spans: &[(u64, u64)], waited_from: u64| RewardTimes {
+            spans: spans.iter().map(|(from, to)| (at(*from), at(*to))).collect(),
+            waited_from: at(waited_from),
+            busy_s: Vec::new(),
+        };
+        // The second rollout is handed over from 6 s on, while the first is scored until 9 s; the run waits for each in turn.
+        let first = times(&[(1, 4), (3, 9)], 8);
+        let second = times(&[(6, 10), (7, 13)], 12);
+        let third = times(&[(20, 21)], 20);
+        assert_eq!(first.ran_and_hidden(None), (8.0, 7.0));
+        let counted_to = first.counted_to(None);
+        assert_eq!(counted_to, Some(at(9)));
+        assert_eq!(second.ran_and_hidden(counted_to), (4.0, 3.0));
+        let counted_to = second.counted_to(counted_to);
+        assert_eq!(third.ran_and_hidden(counted_to), (1.0, 0.0));
+        // One that was scored before the other ended adds nothing.
+        assert_eq!(times(&[(8, 11)], 14).ran_and_hidden(counted_to), (0.0, 0.0));
+        assert_eq!(times(&[], 14).counted_to(counted_to), Some(at(13)));
     }
 
     #[test]

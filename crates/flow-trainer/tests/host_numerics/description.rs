@@ -270,6 +270,34 @@ fn what_may_change_is_told_and_not_refused() {
 }
 
 #[test]
+fn an_accelerator_before_the_one_that_stores_weights_is_no_other_form() {
+    let stores = |format: &str, keep: &str| {
+        format!(
+            "{{ name = 'low_precision', params = {{ compute = 'storage', format = '{format}', keep = [{keep}] }} }}"
+        )
+    };
+    let list = |entries: &[&str]| format!("acceleration.shared=[{}]", entries.join(", "));
+    let (fp8, fused) = (
+        stores("fp8", "'to_q', 'proj_out'"),
+        "{ name = 'fused_kernels', params = { mode = 'full' } }",
+    );
+    let alone = list(&[&fp8]);
+    let moved = changes(&[&alone], &[&list(&[fused, &fp8])]);
+    assert!(!moved.is_empty() && forbidden(&moved).is_empty(), "{moved:?}");
+    let moved_back = changes(&[&list(&[fused, &fp8])], &[&alone]);
+    assert!(forbidden(&moved_back).is_empty(), "{moved_back:?}");
+
+    for other in [
+        list(&[fused, &stores("nf4", "'to_q', 'proj_out'")]),
+        list(&[fused, &stores("fp8", "'to_q'")]),
+        list(&[fused]),
+    ] {
+        let changes = changes(&[&alone], &[&other]);
+        assert!(!forbidden(&changes).is_empty(), "{other}: {changes:?}");
+    }
+}
+
+#[test]
 fn files_are_compared_by_what_they_hold() {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str, bytes: &str| fs::write(folder.path().join(name), bytes).unwrap();
