@@ -7,7 +7,7 @@ use flow_config::Config;
 use flow_data::Dataset;
 use std::sync::Arc;
 
-/// Checks what [`parts`](super::parts) would of the algorithm that a config names and of what stands around it, but for what needs the
+/// Checks what [`trainer`](super::trainer()) would of the algorithm that a config names and of what stands around it, but for what needs the
 /// model's weights: constants, schedule, rollouts that are an update behind, records, prompts and files of teachers. `tokens` is the
 /// model's sequence length. Accelerators are asked without being put in force.
 ///
