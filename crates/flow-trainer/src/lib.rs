@@ -19,7 +19,7 @@ mod export;
 mod frozen;
 pub mod geometry;
 pub mod geometry_history;
-mod moments_of_ranks;
+mod state_of_ranks;
 pub mod observer;
 pub mod optimizer;
 mod plugins;

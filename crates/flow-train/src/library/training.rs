@@ -223,13 +223,7 @@ fn finished<A: Algorithm>(
         let metadata = crate::weights_metadata(config, &directory.name(), session.state().iteration);
         // Weights of a process before this one are not written over.
         let before = directory.supersede_weights()?;
-        weights = flow_trainer::export(
-            &session.state().weights,
-            model,
-            config,
-            &directory.weights(),
-            &metadata,
-        )?;
+        weights = session.export(model, config, &directory.weights(), &metadata)?;
         directory.drop_same(&before)?;
     }
     // Wherever they are used next.

@@ -9,6 +9,7 @@ mod drift;
 mod evaluate;
 mod evaluation_shares;
 mod explore;
+mod exported;
 mod falls;
 mod iterate;
 mod mean;
@@ -236,7 +237,7 @@ impl<A> Parts<A> {
             .chain(&captions);
         let prepared = self.conditioner.prepare(asked)?;
         self.notices.extend(prepared);
-        if self.frozen == FrozenWeights::InCheckpoint && self.state.weights.current.blocks().is_some() {
+        if self.frozen == FrozenWeights::InCheckpoint && self.state.has_frozen_parts() {
             return Err(TrainError::Setting(
                 "checkpoints of this run would hold the weights that are frozen, which no process has whole with \
                  `distributed.shard = \"weights\"`; assemble the run from the config alone (`setup::parts`), which looks at the file that \

@@ -63,7 +63,8 @@ impl<A: Algorithm> Parts<A, Acceleration> {
         let present = self.take_in(learner, seen, outcome)?;
         let layout = self.state.weights.current.layout();
         let exchange = (&*self.distribution.exchange, lanes);
-        accumulated.exchange(exchange, layout, &present, &self.sampler.device)?;
+        let on = (&*kernels, &self.sampler.device, None);
+        accumulated.exchange(exchange, layout, &present, on)?;
         let iteration = self.state.iteration + 1;
         let (network, device) = (self.state.networks.get_mut(&role), &self.sampler.device);
         let network = network.expect("an algorithm that trains a network is given it");

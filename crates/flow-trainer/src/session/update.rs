@@ -227,7 +227,8 @@ impl<A: Algorithm> Parts<A, Acceleration> {
                 let present = self.take_in(Learner::Student, seen, &mut outcome)?;
                 let layout = self.state.weights.current.layout();
                 let exchange = (&*self.distribution.exchange, lanes);
-                accumulated.exchange(exchange, layout, &present, &self.sampler.device)?;
+                let on = (&*kernels, &self.sampler.device, self.state.optimizer.shards());
+                accumulated.exchange(exchange, layout, &present, on)?;
                 if outcome.steps.is_empty()
                     && let Some(audit) = &outcome.audit
                 {

@@ -486,7 +486,7 @@ pub fn parts_of<A: Algorithm>(
         current: model.weights,
     };
     let layout = weights.current.layout();
-    let shards = distribution.shards(layout, &model.trained);
+    let shards = distribution.shards(&weights.current, &model.trained);
     let optimizer = AdamW::sharded(optimizer_settings(config), layout, model.trained, shards, device);
     let threads = rewards::threads(environment.exchange.world().local_ranks);
     let of = |prompts| ScoredPrompts {
