@@ -15,7 +15,7 @@
 //!
 //! A thread that asks for a block also says which one it will most likely ask for next. That one travels ahead: on a GPU beside the stream on
 //! which the first one computes, so that its way is hidden; over a transport of the host at once. A thread has at most one row ahead.
-//! It is used if the thread asks for that block, and dropped if it asks for another one or the rank comes to another exchange.
+//! It is used if the thread asks for that block, and dropped if it asks for another one or the set changes.
 //!
 //! # Why nobody waits for a rank that waits for it
 //!
@@ -136,8 +136,8 @@ impl BlockExchange {
 
     /// Runs a collective that is not about blocks, once no rank wants a block any more.
     fn at_rest<T>(&self, exchange: impl FnOnce(&dyn Exchange) -> Result<T, Lost>) -> Result<T, Lost> {
-        let mut turn = self.0.turn();
-        turn.ahead.clear();
+        let turn = self.0.turn();
+        // What is ahead stays for the thread that asks for it: sums of gradients come between two blocks of a backward pass.
         self.0.exchange.await_ahead()?;
         while self.0.round(turn.parts.as_deref(), Wanted::default())?.is_some() {}
         exchange(&*self.0.exchange)

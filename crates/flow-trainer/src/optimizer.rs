@@ -1,8 +1,10 @@
 //! AdamW over a flat list of weights, with f32 or bf16 moments and clipping by the global norm in a fixed order.
 
 mod accumulated;
+mod block_sums;
 
 pub use accumulated::Accumulated;
+pub(crate) use block_sums::{BlockSums, UnitLanes};
 
 use crate::shards::Shards;
 use accumulated::Summed;

@@ -6,7 +6,7 @@
 //! |---|---|
 //! | weights | `W`; on a GPU that computes in bf16, half of what is frozen, and of what is trained if it is stored in bf16; of the weights of blocks, an even share on several processes that share them out; what the accelerator `low_precision` stores takes a byte a value and 4 a row, or in NF4 half a byte a value and 2 for each 64 of a row, and the largest such matrix stands there widened as well |
 //! | whole blocks | where processes share out weights: five times the largest block as it is stored: the one that computes, the next one, and three rows of a block that are on their way between processes |
-//! | gradients | `2 T`: those added up over micro-batches, and those of the call under way, which may be bf16; whole on every process until an update's are summed |
+//! | gradients | `2 T`: those added up over micro-batches, and those of the call under way, which may be bf16. Where processes share out trained blocks, one block of the call under way; the sums are whole until a process's last unit of an update, so an even share where it has one |
 //! | moments | `2 T`: AdamW's first and second; half of it in bf16; on several processes that share the optimizer's state, an even share of it |
 //! | copies | `T` for each of the moving average, the reference, the policy that samples and, with `sampling.staleness`, the weights before the last update, and half as much again for what a model that computes in bf16 reads of them; what is frozen is shared; of blocks that processes share out, an even share in f32 |
 //! | teachers | of a distillation: `W` for each whole model, `T` for each adapter, and `W` once more for what adapters stand on where the run trains all weights; stored as what is frozen |
@@ -73,6 +73,9 @@ pub struct Load {
     pub weight_shards: usize,
     /// Whether it is trained weights of blocks that are shared out: no adapters stand on them.
     pub shards_trained: bool,
+    /// Whether each process has one unit of an update, a micro-batch at one position, so that the sums of these weights' gradients are in parts
+    /// as soon as backward has them.
+    pub one_unit: bool,
     /// Frozen weights in low precision.
     pub low_precision: LowPrecisionLoad,
 }
@@ -193,6 +196,7 @@ impl Load {
             moment_shards: 1,
             weight_shards: 1,
             shards_trained: false,
+            one_unit: false,
             low_precision: LowPrecisionLoad::default(),
         }
     }
@@ -238,6 +242,10 @@ impl Load {
             },
             shards_trained: config.distributed.shard == Shard::Weights
                 && config.model.finetune == Finetune::Full,
+            // Of losses that replay recorded steps; how many times others are taken at is the algorithm's.
+            one_unit: config.optimizer.gradient_accumulation == ranks
+                && self.records == 1
+                && config.sampling.branching == Branching::default(),
             ..self
         }
     }
@@ -302,6 +310,15 @@ impl MemoryEstimate {
             false => (0.0, 0.0, elsewhere),
         };
         let trained_here = trained - trained_elsewhere;
+        // Of blocks in parts there is the one that backward is at.
+        let under_way = match load.shards_trained {
+            true => trained - of_blocks + largest,
+            false => trained,
+        };
+        let summed = match load.one_unit {
+            true => trained_here,
+            false => trained,
+        };
         let frozen = bytes(
             stored.frozen,
             all - trained - low.values as f64 - frozen_elsewhere,
@@ -313,8 +330,8 @@ impl MemoryEstimate {
             trained_weights: bytes(stored.trained, trained_here),
             // Two whole ones, and three rows on their way: what this process gives of two of them, and what it gets.
             whole_blocks: 5.0 * bytes(stored.frozen, largest),
-            gradients: bytes(stored.gradient, trained),
-            sums: BYTES * trained,
+            gradients: bytes(stored.gradient, under_way),
+            sums: BYTES * summed,
             // Weights are shared out whole: some process has at least this much, and none has more than one weight above it. Those of a
             // second network are whole everywhere.
             moments: bytes(stored.moment, 2.0 * trained)

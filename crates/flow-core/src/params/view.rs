@@ -1,6 +1,6 @@
 //! What a model sees of its weights during one call.
 
-use super::{Adapter, BlockWeights, Handle, ParamLayout, Weights, WeightsVersion};
+use super::{Adapter, BlockGradients, BlockWeights, Handle, ParamLayout, Weights, WeightsVersion};
 use crate::autograd::{self, Gradients};
 use crate::low_precision::LowPrecision;
 use crate::tensors::{RawTensor, buffer, leaf};
@@ -18,6 +18,8 @@ pub struct ParamView {
     blocks: Option<(Arc<dyn BlockWeights>, usize)>,
     // The whole ones of the block that this view is of.
     gathered: Option<Arc<BTreeMap<usize, RawTensor>>>,
+    // Who takes the gradients of weights in parts; if nobody does, they are this view's as all others.
+    gradients: Option<Arc<dyn BlockGradients>>,
     low_precision: Arc<[Option<LowPrecision>]>,
     trained: Option<Arc<[bool]>>,
     // Leaves are made when a model first asks for them, so a replay of one block makes that block's only.
@@ -43,6 +45,7 @@ impl ParamView {
             values: weights.shared(),
             blocks: weights.parts_set(),
             gathered: None,
+            gradients: None,
             low_precision: weights.forms().clone(),
             trained: None,
             leaves: Arc::default(),
@@ -67,6 +70,7 @@ impl ParamView {
     pub fn without_adapters(&self) -> Self {
         Self {
             with_adapters: false,
+            gradients: None,
             trained: None,
             leaves: Arc::default(),
             read: None,
@@ -116,6 +120,48 @@ impl ParamView {
             false => self.dispatch(*position as u32),
         };
         positions.iter().map(leaf_of).collect()
+    }
+
+    /// The same view, which hands the gradients of weights in parts to `taker`.
+    #[must_use]
+    pub fn handing_to(self, taker: Arc<dyn BlockGradients>) -> Self {
+        Self {
+            gradients: Some(taker),
+            ..self
+        }
+    }
+
+    /// Tells who takes gradients of weights in parts, if somebody does, that a block was run which will run again in backward.
+    pub fn expect_gradients(&self, stack: &str, block: usize) {
+        if let Some(taker) = &self.gradients {
+            taker.expect(stack, block);
+        }
+    }
+
+    /// Hands over what a block's run in backward gave for `weights` of weights in parts, if somebody takes them. What is left belongs to the
+    /// leaves of this view.
+    pub fn hand_over(
+        &self,
+        (stack, block): (&str, usize),
+        weights: &[usize],
+        gradients: Vec<Option<RawTensor>>,
+    ) -> Vec<Option<RawTensor>> {
+        let Some(taker) = &self.gradients else {
+            return gradients;
+        };
+        let mut taken = Vec::new();
+        let mut left = Vec::with_capacity(gradients.len());
+        for (index, gradient) in weights.iter().zip(gradients) {
+            left.push(match gradient {
+                Some(gradient) if self.is_elsewhere(*index) => {
+                    taken.push((*index, gradient));
+                    None
+                }
+                other => other,
+            });
+        }
+        taker.take(stack, block, taken);
+        left
     }
 
     /// The same view with the whole weights of block number `block` of `stack`, where processes have parts of them; `None` where this one

@@ -28,6 +28,8 @@ pub struct Accumulated {
     expected: usize,
     /// Of weights in parts, added up while their sums were whole.
     squares: BTreeMap<usize, Squares>,
+    /// Sums of weights that have none here, over all lanes.
+    beside: Vec<Summed>,
 }
 
 impl Default for Accumulated {
@@ -72,6 +74,7 @@ impl Accumulated {
             units: 0,
             expected: units,
             squares: BTreeMap::new(),
+            beside: Vec::new(),
         }
     }
 
@@ -194,10 +197,23 @@ impl Accumulated {
             accumulate(kernels, &mut all, more);
             all
         });
-        Summed {
+        let mut summed = Summed {
             sums: all.unwrap_or_default(),
             squares: self.squares,
+        };
+        for more in self.beside {
+            summed.sums.resize(summed.sums.len().max(more.sums.len()), None);
+            for (sum, other) in summed.sums.iter_mut().zip(more.sums) {
+                *sum = sum.take().or(other);
+            }
+            summed.squares.extend(more.squares);
         }
+        summed
+    }
+
+    /// Takes sums over all lanes of weights that have none here.
+    pub(super) fn put_beside(&mut self, sums: Summed) {
+        self.beside.push(sums);
     }
 
     /// Number of units added.

@@ -54,7 +54,7 @@ impl<A: Algorithm> Parts<A, Acceleration> {
             present: Vec::new(),
         };
         let compared = self.compared(learner, pass, &sites, update, rows)?;
-        self.for_each_unit(learner, &sites, pass, &compared, |_, site, unit| {
+        self.for_each_unit(learner, &sites, pass, (&compared, None), |_, site, unit| {
             seen.units.push(UnitSeen::new(&unit.loss_values, &unit.terms));
             let lane = (site.micro_batch - update.start) * lanes.count() / update.len();
             accumulated.add_to(lane, &*kernels, unit.gradients);

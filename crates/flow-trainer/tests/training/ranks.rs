@@ -467,23 +467,28 @@ fn trained_weights_in_parts_leave_the_bytes_of_whole_ones_and_go_on_in_parts_or_
 }
 
 #[test]
-fn an_old_policy_and_rollouts_that_are_behind_leave_the_bytes_of_whole_weights_where_ranks_have_parts() {
+fn an_old_policy_rollouts_that_are_behind_and_one_unit_a_rank_leave_the_bytes_of_whole_weights_in_parts() {
     let files = tempfile::tempdir().expect("a temporary directory");
     let file = weights_file(files.path(), &FULL);
-    let of_nft = [
-        file.as_str(),
-        "algorithm={ kind = \"nft\", beta = 0.8, kl_beta = 0.02 }",
-        "evaluation.every=0",
-    ];
-    let behind = [file.as_str(), "sampling.staleness=1", "evaluation.every=0"];
-    for more in [of_nft, behind] {
-        let whole = [&FULL[..], &more].concat();
+    let of_nft = "algorithm={ kind = \"nft\", beta = 0.8, kl_beta = 0.02 }";
+    // Of four micro-batches in four lanes: a rank of four exchanges a block in the backward pass that gives its gradients.
+    let one_step = "scheduler.window={ kind = \"list\", steps = [1] }";
+    for (key, ranks) in [
+        (of_nft, 2),
+        ("sampling.staleness=1", 2),
+        (one_step, 4),
+        (one_step, 2),
+    ] {
+        let whole = [&FULL[..], &[file.as_str(), key, "evaluation.every=0"]].concat();
         let parts = [&whole[..], &["distributed.shard=\"weights\""]].concat();
         let (alone, root) = (tempfile::tempdir(), tempfile::tempdir());
         let [alone, root] = [alone, root].map(|folder| folder.expect("a temporary directory"));
         let wanted = in_folder(alone.path(), 1, &whole, (false, 2));
-        let found = in_folder(root.path(), 2, &parts, (false, 2));
-        assert_eq!(found.metrics, wanted.metrics, "{more:?}");
-        assert!(tensors(root.path(), 2) == tensors(alone.path(), 2), "{more:?}");
+        let found = in_folder(root.path(), ranks, &parts, (false, 2));
+        assert_eq!(found.metrics, wanted.metrics, "{key} on {ranks}");
+        assert!(
+            tensors(root.path(), 2) == tensors(alone.path(), 2),
+            "{key} on {ranks}"
+        );
     }
 }

@@ -32,6 +32,7 @@ fn the_estimate_is_the_documented_sum_and_is_refused_above_the_memory_only() {
             moment_shards: 1,
             weight_shards: 1,
             shards_trained: false,
+            one_unit: false,
             low_precision: LowPrecisionLoad::default(),
         }
     );
@@ -83,7 +84,7 @@ fn the_estimate_is_the_documented_sum_and_is_refused_above_the_memory_only() {
     assert!(parts.contains(&("whole blocks", 200.0)), "{parts:?}");
     let alone = MemoryEstimate::new(&layout(), &spec, 0, &load.on_ranks(&config(adapters), 1));
     assert_eq!([alone.weights, alone.whole_blocks], [40.0, 0.0]);
-    // All 10 trained: weights, moments and copies in parts, gradients whole.
+    // All 10 trained: weights, moments and copies in parts.
     let full = config("[ema]\nenabled = true\n[distributed]\nshard = \"weights\"");
     let full = MemoryEstimate::new(&layout(), &spec, 10, &load.on_ranks(&full, 4));
     let found = [
