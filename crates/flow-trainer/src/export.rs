@@ -87,7 +87,7 @@ pub(crate) fn export_saved(
         let name = format!("{}.safetensors", set.unwrap_or("final"));
         let path = folder.join(&name);
         let unread = RefCell::new(None);
-        let values = |index: usize| {
+        let values = |index: usize| -> Vec<f32> {
             let spec = &layout.specs()[index];
             match reader.section(&format!("{section}/{}", spec.name)) {
                 Ok(bytes) => {

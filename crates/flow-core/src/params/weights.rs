@@ -238,14 +238,12 @@ impl Weights {
                     (None, Form::F32) => device.zeros(&spec.shape),
                     (None, Form::Narrow(dtype)) => device.zeros_in(&spec.shape, dtype),
                     (None, Form::LowPrecision(of)) => device.zero_words(of.words()),
-                    (values, Form::Part(start, end, dtype)) => {
-                        let values = match values {
-                            Some(values) if start < end => values[start..end].to_vec(),
-                            _ => vec![0.0; (end - start).max(1)],
-                        };
-                        let shape = [values.len()];
-                        let value = device.plain(values, &shape);
+                    (Some(values), Form::Part(start, end, dtype)) if start < end => {
+                        let value = device.plain(values[start..end].to_vec(), &[end - start]);
                         dtype.map_or(value.clone(), |dtype| cast(&value, dtype))
+                    }
+                    (_, Form::Part(start, end, dtype)) => {
+                        device.zeros_in(&[(end - start).max(1)], dtype.unwrap_or(FloatDType::F32))
                     }
                 })
             });
