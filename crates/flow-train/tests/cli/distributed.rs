@@ -201,14 +201,8 @@ fn what_cannot_be_done_with_weights_in_parts_is_refused_before_anything_is_writt
         words.extend(more);
         place.run(&words)
     };
-    let narrow = [
-        "--set",
-        "checkpointing.policy=full",
-        "--set",
-        "optimizer.weights=bf16",
-    ];
     for (more, part) in [
-        (&narrow[..], "optimizer.weights"),
+        (&["--set", "model.finetune=full"][..], "checkpointing.policy"),
         (&["--set", "model.finetune=lora"], "checkpointing.policy"),
     ] {
         let Outcome { code, stderr, .. } = check(more);
