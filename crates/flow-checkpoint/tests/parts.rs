@@ -48,9 +48,19 @@ impl BlockWeights for Copies {
         is_of_block.then_some(0..0)
     }
 
-    fn keep(&self, _: usize, _: RawTensor) {}
+    fn counts(&self, index: usize) -> Option<Vec<usize>> {
+        self.own_part(index).map(|part| vec![part.len()])
+    }
 
-    fn gather(&self, stack: &str, block: usize, next: Option<usize>) -> Vec<(usize, RawTensor)> {
+    fn open(&self) -> usize {
+        0
+    }
+
+    fn show(&self, _: usize, _: usize, _: RawTensor) {}
+
+    fn hide(&self, _: usize) {}
+
+    fn gather(&self, _: usize, stack: &str, block: usize, next: Option<usize>) -> Vec<(usize, RawTensor)> {
         self.asked
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -196,4 +206,12 @@ fn everything() {
         kept < kept_of_whole + block / 2,
         "{kept} bytes are kept, {kept_of_whole} with whole weights, and a block has {block}"
     );
+    // The same weights, those of blocks trained: their gradients arrive whole.
+    let flags = layout.specs().iter().map(|spec| spec.kind == ParamKind::Base);
+    let all: Arc<[bool]> = flags.collect();
+    let (wanted, _) = step(&model, &file, &plan, &all);
+    let (found, _) = step(&model, &in_parts, &plan, &all);
+    let mut of_blocks = (0..layout.len()).filter(|index| copies.own_part(*index).is_some());
+    assert!(of_blocks.any(|index| found[index].is_some()));
+    assert!(found == wanted, "gradients of weights in parts have other bits");
 }

@@ -34,11 +34,11 @@ pub use model::{AttentionShape, Condition, LatentShape, ModelInput, ModelSpec, R
 pub use ops::{
     Activation, AdamWFactors, AdamWParam, AdamWScalars, AdamWStep, Attended, AttentionBackend, AttentionCall,
     AttentionCapability, AttentionSpec, ExpertOps, FeatureCacheOps, KernelOps, Kernels, KeyValue,
-    LayeredKernels, MasterWeight, Noise, Refusal, RelativeBias, Rounding, RowSource,
+    LayeredKernels, MasterWeight, Noise, Refusal, RelativeBias, Rounding, RowSource, Squares,
 };
 pub use params::{
-    BlockWeights, Changing, Handle, Init, ParamKind, ParamLayout, ParamSpec, ParamView, Rows, Standing,
-    WeightStorage, Weights, WeightsUpdate, WeightsVersion,
+    BlockGradients, BlockWeights, Changing, Handle, Init, ParamKind, ParamLayout, ParamSpec, ParamView, Rows,
+    Standing, WeightStorage, Weights, WeightsUpdate, WeightsVersion,
 };
 pub use split_f32::SplitF32;
 pub use stopped::Stopped;

@@ -1,7 +1,8 @@
 //! Tensors whose rank is erased, and the tuples of tensors that cross the edge of a block or region.
 
 use burn::backend::{Dispatch, DispatchTensor, DispatchTensorKind};
-use burn::tensor::{FloatDType, Int, Tensor, TensorData, kind::Basic};
+use burn::tensor::{FloatDType, Int, Slice, Tensor, TensorData, kind::Basic};
+use std::ops::Range;
 
 /// A tensor outside any autodiff graph, its rank erased. Kernels compute on these only.
 pub type RawTensor = DispatchTensor;
@@ -115,6 +116,16 @@ pub fn select_rows(tensor: &RawTensor, rows: &[usize]) -> RawTensor {
 pub fn stacked(tensors: Vec<RawTensor>) -> RawTensor {
     use burn::backend::ops::FloatTensorOps;
     Dispatch::float_cat(tensors, 0)
+}
+
+/// Values `range` of a plain float tensor in row-major order, as one row; it may be a view, which holds all of them.
+///
+/// # Panics
+/// If there are not so many.
+pub fn row_part(tensor: &RawTensor, range: Range<usize>) -> RawTensor {
+    use burn::backend::{TensorMetadata, ops::FloatTensorOps};
+    let row = Dispatch::float_reshape(tensor.clone(), [tensor.shape().num_elements()].into());
+    Dispatch::float_slice(row, &[Slice::from(range)])
 }
 
 /// Zeros of `tensor`'s shape, on its device.

@@ -1,15 +1,21 @@
-//! An exchange that also gathers the sharded frozen weights of a block whenever a rank computes it.
+//! An exchange that also gathers the sharded weights of a block whenever a rank computes it.
 //!
 //! Ranks do not compute the same blocks at the same time: a feature cache skips some, evaluations differ in length, a processor computes
 //! several micro-batches beside one another. So every exchange begins with rounds. In a round each rank says which blocks it wants, if any,
 //! and all take part in giving every one that somebody wants. A rank that computes asks for one round at most for each block. A rank that
 //! comes to another exchange takes part in rounds until nobody wants a block any more; then all are at that exchange.
 //!
+//! # Sets of weights
+//!
+//! A run computes with several sets: the trained weights, their average, a reference. What is wanted is a row of a set, and a rank gives its
+//! part of it whatever it computes itself. So a set changes on all ranks between the same two exchanges, and no rank computes
+//! with it between the first of them and its change; a step of the optimizer comes behind the sums of gradients.
+//!
 //! # The next block
 //!
 //! A thread that asks for a block also says which one it will most likely ask for next. That one travels ahead: on a GPU beside the stream on
 //! which the first one computes, so that its way is hidden; over a transport of the host at once. A thread has at most one row ahead.
-//! It is used if the thread asks for that block, and dropped if it asks for another one or the rank comes to another exchange.
+//! It is used if the thread asks for that block, and dropped if it asks for another one or the set changes.
 //!
 //! # Why nobody waits for a rank that waits for it
 //!
@@ -35,40 +41,52 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 
-/// The number that a rank sends when it wants no block.
-const NONE: u64 = u64::MAX;
+/// What a rank sends when it wants no block.
+const NONE: [u64; 2] = [u64::MAX; 2];
 
-/// The rows that a rank wants in a round, by number.
+/// A row of a set of weights, both by number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct SetRow {
+    set: usize,
+    row: usize,
+}
+
+/// The rows that a rank wants in a round.
 #[derive(Clone, Copy, Debug, Default)]
 struct Wanted {
     /// The one that it computes with at once.
-    now: Option<usize>,
+    now: Option<SetRow>,
     /// The one after that.
-    next: Option<usize>,
+    next: Option<SetRow>,
 }
 
 impl Wanted {
     /// What the rank says.
     fn to_bytes(self) -> Vec<u8> {
-        let said = [self.now, self.next].map(|number| number.map_or(NONE, |number| number as u64));
-        said.map(u64::to_le_bytes).concat()
+        let numbers = |of: Option<SetRow>| of.map_or(NONE, |of| [of.set as u64, of.row as u64]);
+        let said = [self.now, self.next].map(numbers).concat();
+        said.into_iter().flat_map(u64::to_le_bytes).collect()
     }
 
-    /// What a rank said; `None` if it names a row that is not below `rows`, or says something else.
-    fn from_bytes(said: &[u8], rows: usize) -> Option<Self> {
-        let ([now, next], []) = said.as_chunks::<8>() else {
+    /// What a rank said; `None` if it names a row that is not of `parts`, or says something else.
+    fn from_bytes(said: &[u8], parts: Option<&BlockParts>) -> Option<Self> {
+        let (words, []) = said.as_chunks::<8>() else {
             return None;
         };
-        let number = |word: &[u8; 8]| match u64::from_le_bytes(*word) {
-            NONE => Some(None),
-            number => usize::try_from(number)
-                .ok()
-                .filter(|number| *number < rows)
-                .map(Some),
+        let words: Vec<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
+        let [now, next] = [words.get(..2)?, words.get(2..)?].map(|of| <[u64; 2]>::try_from(of).ok());
+        let place = |of: [u64; 2]| {
+            if of == NONE {
+                return Some(None);
+            }
+            let [set, row] = of.map(|number| usize::try_from(number).ok());
+            let of = SetRow { set: set?, row: row? };
+            let is_here = parts.is_some_and(|parts| of.row < parts.rows() && parts.is_shown(of.set));
+            is_here.then_some(Some(of))
         };
         Some(Self {
-            now: number(now)?,
-            next: number(next)?,
+            now: place(now?)?,
+            next: place(next?)?,
         })
     }
 }
@@ -89,8 +107,8 @@ struct Rounds {
 struct Turn {
     /// Its parts, once there are some.
     parts: Option<Arc<BlockParts>>,
-    /// The row that each thread will most likely ask for next, and its number. Nothing reads it before [`Exchange::await_ahead`].
-    ahead: HashMap<ThreadId, (usize, FlatTensor)>,
+    /// The row that each thread will most likely ask for next, and which one it is. Nothing reads it before [`Exchange::await_ahead`].
+    ahead: HashMap<ThreadId, (SetRow, FlatTensor)>,
 }
 
 impl BlockExchange {
@@ -118,8 +136,8 @@ impl BlockExchange {
 
     /// Runs a collective that is not about blocks, once no rank wants a block any more.
     fn at_rest<T>(&self, exchange: impl FnOnce(&dyn Exchange) -> Result<T, Lost>) -> Result<T, Lost> {
-        let mut turn = self.0.turn();
-        turn.ahead.clear();
+        let turn = self.0.turn();
+        // What is ahead stays for the thread that asks for it: sums of gradients come between two blocks of a backward pass.
         self.0.exchange.await_ahead()?;
         while self.0.round(turn.parts.as_deref(), Wanted::default())?.is_some() {}
         exchange(&*self.0.exchange)
@@ -141,42 +159,43 @@ impl Rounds {
     /// One round. `None` if nobody wants a row.
     fn round(&self, parts: Option<&BlockParts>, wanted: Wanted) -> Result<Option<Given>, Lost> {
         let own = self.exchange.world().rank;
-        let rows = parts.map_or(0, BlockParts::rows);
         let (mut now, mut next) = (BTreeSet::new(), BTreeSet::new());
         for (rank, theirs) in self.exchange.gather(&wanted.to_bytes())?.iter().enumerate() {
-            let Some(theirs) = Wanted::from_bytes(theirs, rows) else {
-                let problem = "it wants a block of the model that is not shared out here".into();
+            let Some(theirs) = Wanted::from_bytes(theirs, parts) else {
+                let problem =
+                    "it wants a block of the model, or of a set of its weights, that is not shared out here"
+                        .into();
                 return Err(Lost::OutOfStep { rank, own, problem });
             };
             now.extend(theirs.now);
             next.extend(theirs.next);
         }
         // First what somebody waits for. The order is the same on all ranks.
-        let numbers: Vec<usize> = now.iter().chain(next.difference(&now)).copied().collect();
-        let (Some(parts), false) = (parts, numbers.is_empty()) else {
+        let all: Vec<SetRow> = now.iter().chain(next.difference(&now)).copied().collect();
+        let (Some(parts), false) = (parts, all.is_empty()) else {
             return Ok(None);
         };
         let mut given = Given::default();
-        for number in numbers {
-            let (mut row, counts) = (parts.pack(number), parts.counts(number));
-            if wanted.next == Some(number) {
+        for of in all {
+            let (mut row, counts) = (parts.pack(of.set, of.row), parts.counts(of.row));
+            if wanted.next == Some(of) {
                 self.exchange.share_ahead(&mut row, &counts)?;
                 given.next = Some(row);
                 continue;
             }
             self.exchange.share(&mut row, &counts)?;
-            if wanted.now == Some(number) {
+            if wanted.now == Some(of) {
                 given.now = Some(row);
             }
         }
         Ok(Some(given))
     }
 
-    /// The row with this number if the calling thread has it ahead, ready to be read. Another one that it has ahead is dropped.
-    fn take_ahead(&self, number: usize) -> Result<Option<FlatTensor>, Lost> {
+    /// This row if the calling thread has it ahead, ready to be read. Another one that it has ahead is dropped.
+    fn take_ahead(&self, of: SetRow) -> Result<Option<FlatTensor>, Lost> {
         let mut turn = self.turn();
         let ahead = turn.ahead.remove(&thread::current().id());
-        let Some((_, row)) = ahead.filter(|(ahead, _)| *ahead == number) else {
+        let Some((_, row)) = ahead.filter(|(ahead, _)| *ahead == of) else {
             return Ok(None);
         };
         self.exchange.await_ahead()?;
@@ -187,8 +206,8 @@ impl Rounds {
     fn fetch(&self, parts: &BlockParts, wanted: Wanted) -> Result<Option<FlatTensor>, Lost> {
         let mut turn = self.turn();
         let given = self.round(Some(parts), wanted)?.unwrap_or_default();
-        if let (Some(number), Some(row)) = (wanted.next, given.next) {
-            turn.ahead.insert(thread::current().id(), (number, row));
+        if let (Some(of), Some(row)) = (wanted.next, given.next) {
+            turn.ahead.insert(thread::current().id(), (of, row));
         }
         Ok(given.now)
     }
@@ -203,19 +222,19 @@ struct PartsOfRanks {
 
 impl PartsOfRanks {
     /// The weights of a row; the row `next` is ahead then.
-    fn whole(&self, number: usize, next: Option<usize>) -> Result<Vec<(usize, RawTensor)>, Lost> {
-        if let Some(row) = self.rounds.take_ahead(number)? {
+    fn whole(&self, of: SetRow, next: Option<SetRow>) -> Result<Vec<(usize, RawTensor)>, Lost> {
+        if let Some(row) = self.rounds.take_ahead(of)? {
             // Before the next row is made, so that two blocks and not three are whole.
-            let weights = self.parts.unpack(number, row);
+            let weights = self.parts.unpack(of.row, row);
             if next.is_some() {
                 self.rounds.fetch(&self.parts, Wanted { now: None, next })?;
             }
             return Ok(weights);
         }
-        let now = Some(number);
+        let now = Some(of);
         let row = self.rounds.fetch(&self.parts, Wanted { now, next })?;
         let row = row.expect("a round gives a rank what it wants");
-        Ok(self.parts.unpack(number, row))
+        Ok(self.parts.unpack(of.row, row))
     }
 }
 
@@ -224,16 +243,36 @@ impl BlockWeights for PartsOfRanks {
         self.parts.own_part(index)
     }
 
-    fn keep(&self, index: usize, part: RawTensor) {
-        self.parts.keep(index, part);
+    fn counts(&self, index: usize) -> Option<Vec<usize>> {
+        self.parts.counts_of(index)
     }
 
-    fn gather(&self, stack: &str, block: usize, next: Option<usize>) -> Vec<(usize, RawTensor)> {
-        let Some(number) = self.parts.number(stack, block) else {
+    fn open(&self) -> usize {
+        self.parts.open()
+    }
+
+    fn show(&self, set: usize, index: usize, part: RawTensor) {
+        self.parts.show(set, index, part);
+    }
+
+    fn hide(&self, set: usize) {
+        // Rows that are ahead have what the set is no more.
+        self.rounds.turn().ahead.retain(|_, (of, _)| of.set != set);
+        self.parts.hide(set);
+    }
+
+    fn gather(&self, set: usize, stack: &str, block: usize, next: Option<usize>) -> Vec<(usize, RawTensor)> {
+        let of_block = |block| {
+            Some(SetRow {
+                set,
+                row: self.parts.number(stack, block)?,
+            })
+        };
+        let Some(of) = of_block(block) else {
             return Vec::new();
         };
-        let next = next.and_then(|next| self.parts.number(stack, next));
-        let whole = self.whole(number, next.filter(|next| *next != number));
+        let next = next.and_then(of_block).filter(|next| *next != of);
+        let whole = self.whole(of, next);
         whole.unwrap_or_else(|lost| {
             Stopped::RankLost {
                 why: lost.to_string(),

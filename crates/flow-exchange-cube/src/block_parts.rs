@@ -1,4 +1,4 @@
-//! Which rank keeps what of the frozen weights of a model's blocks, and the parts of one rank.
+//! Which rank keeps what of the weights of a model's blocks, and the parts of one rank.
 //!
 //! The weights of a block lie behind one another in a row, and each rank keeps a portion of the row, about as long as that of the others,
 //! wherever it begins and ends. So blocks of any weights are shared out evenly, and one exchange makes a block whole.
@@ -11,7 +11,8 @@ use flow_core::{ModelSpec, ParamKind, ParamLayout, RawTensor};
 use flow_exchange::{ValueType, World, portion};
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Alignment of weights and portions within a row, in values: kernels read whole lines of memory.
 const ALIGNMENT: usize = 128;
@@ -33,7 +34,10 @@ struct Row {
     count: usize,
 }
 
-/// The frozen weights of a model's blocks of which each rank keeps a part, and this rank's parts.
+/// The parts of a set of weights, by place in the layout.
+type Parts = BTreeMap<usize, RawTensor>;
+
+/// The weights of a model's blocks of which each rank keeps a part, and this rank's parts of every set of them.
 #[derive(Debug)]
 pub struct BlockParts {
     device: ComputeDevice,
@@ -44,35 +48,30 @@ pub struct BlockParts {
     of_block: BTreeMap<(String, usize), usize>,
     /// Row and place in it, by place in the layout.
     of_weight: BTreeMap<usize, (usize, usize)>,
-    kept: Mutex<BTreeMap<usize, RawTensor>>,
+    /// By the number of the set; of those that are shown.
+    shown: Mutex<BTreeMap<usize, Parts>>,
+    /// Sets that were opened.
+    opened: AtomicUsize,
 }
 
 impl BlockParts {
-    /// Shares out the weights of a model of `spec` that are not `trained` (one flag each) and belong to a block. What is outside of blocks,
-    /// and constants, every rank has whole.
-    ///
-    /// # Panics
-    /// If `trained` has another length than the layout.
-    pub fn new(
-        spec: &ModelSpec,
-        layout: &ParamLayout,
-        trained: &[bool],
-        (world, device): (World, &ComputeDevice),
-    ) -> Self {
-        assert_eq!(trained.len(), layout.len(), "one flag per weight");
+    /// Shares out the weights of a model of `spec` that belong to a block. What is outside of blocks, adapters and constants every rank has
+    /// whole.
+    pub fn new(spec: &ModelSpec, layout: &ParamLayout, (world, device): (World, &ComputeDevice)) -> Self {
         let mut parts = Self {
             device: device.clone(),
             world,
             rows: Vec::new(),
             of_block: BTreeMap::new(),
             of_weight: BTreeMap::new(),
-            kept: Mutex::default(),
+            shown: Mutex::default(),
+            opened: AtomicUsize::new(0),
         };
         for (index, weight) in layout.specs().iter().enumerate() {
             let Some((stack, block)) = spec.block_of(&weight.name) else {
                 continue;
             };
-            if trained[index] || weight.kind != ParamKind::Base {
+            if weight.kind != ParamKind::Base {
                 continue;
             }
             let number = *(parts.of_block)
@@ -106,16 +105,46 @@ impl BlockParts {
 
     /// Which values of the weight at `index` this rank keeps; `None` of a weight that is not shared out.
     pub fn own_part(&self, index: usize) -> Option<Range<usize>> {
+        self.part(index, self.world.rank)
+    }
+
+    /// How many values of the weight at `index` each rank keeps; `None` of a weight that is not shared out.
+    pub fn counts_of(&self, index: usize) -> Option<Vec<usize>> {
+        let ranks = 0..self.world.ranks;
+        ranks.map(|rank| Some(self.part(index, rank)?.len())).collect()
+    }
+
+    fn part(&self, index: usize, rank: usize) -> Option<Range<usize>> {
         let (number, place) = *self.of_weight.get(&index)?;
         let (row, weight) = (&self.rows[number], &self.rows[number].weights[place]);
-        let part = common(&weight.range, &self.portion(row, self.world.rank));
+        let part = common(&weight.range, &self.portion(row, rank));
         Some(part.start - weight.range.start..part.end - weight.range.start)
     }
 
-    /// Keeps this rank's part of the weight at `index`, as one row.
-    pub fn keep(&self, index: usize, part: RawTensor) {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.insert(index, part);
+    /// The number of a new set.
+    pub(crate) fn open(&self) -> usize {
+        self.opened.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Shows this rank's part of the weight at `index` in a set, as one row.
+    pub(crate) fn show(&self, set: usize, index: usize, part: RawTensor) {
+        self.shown().entry(set).or_default().insert(index, part);
+    }
+
+    /// Lets go of the parts of a set.
+    pub(crate) fn hide(&self, set: usize) {
+        let hidden = self.shown().remove(&set);
+        // Not under the lock: a device may be asked to free them.
+        drop(hidden);
+    }
+
+    /// Whether the parts of a set are shown.
+    pub(crate) fn is_shown(&self, set: usize) -> bool {
+        self.shown().contains_key(&set)
+    }
+
+    fn shown(&self) -> MutexGuard<'_, BTreeMap<usize, Parts>> {
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Values of all weights that this rank keeps.
@@ -137,24 +166,26 @@ impl BlockParts {
             .collect()
     }
 
-    /// Row `number` as far as this rank has it.
-    pub(crate) fn pack(&self, number: usize) -> FlatTensor {
+    /// Row `number` of a set as far as this rank has it.
+    pub(crate) fn pack(&self, set: usize, number: usize) -> FlatTensor {
         let row = &self.rows[number];
         let own = self.portion(row, self.world.rank);
-        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let shown = self.shown();
+        let parts = shown.get(&set);
         let mut pieces: Vec<(Option<RawTensor>, [usize; 1])> = Vec::new();
         let mut at = 0;
         for weight in &row.weights {
             let part = common(&weight.range, &own);
             if !part.is_empty() {
                 pieces.push((None, [part.start - at]));
-                pieces.push((kept.get(&weight.index).cloned(), [part.len()]));
+                let shown = parts.and_then(|parts| parts.get(&weight.index)).cloned();
+                pieces.push((shown, [part.len()]));
                 at = part.end;
             }
         }
         pieces.push((None, [row.count - at]));
-        drop(kept);
-        // As they are stored, so that they travel so.
+        drop(shown);
+        // As models compute with them: frozen ones are stored so, and trained ones travel so.
         let of = match self.device.compute_dtype() {
             Some(FloatDType::BF16) => ValueType::Bf16,
             _ => ValueType::F32,
@@ -166,7 +197,7 @@ impl BlockParts {
         )
     }
 
-    /// The weights of row `number`, whole, by their places in the layout, in the type in which frozen weights are stored.
+    /// The weights of row `number`, whole, by their places in the layout, in the type that models compute with.
     pub(crate) fn unpack(&self, number: usize, values: FlatTensor) -> Vec<(usize, RawTensor)> {
         let row = &self.rows[number];
         let mut pieces: Vec<(Option<usize>, Vec<usize>)> = Vec::new();

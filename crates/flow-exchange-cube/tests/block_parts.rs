@@ -49,7 +49,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 fn in_parts(exchange: &BlockExchange, device: &ComputeDevice) -> Weights {
     let (spec, layout) = model();
     let frozen = vec![false; layout.len()];
-    let parts = BlockParts::new(&spec, &layout, &frozen, (exchange.world(), device));
+    let parts = BlockParts::new(&spec, &layout, (exchange.world(), device));
     let blocks = exchange.hold(parts);
     let mut weights = Weights::init_adapters_on_parts(layout.clone(), 0, device, &frozen, blocks);
     let file = file(&layout);
@@ -152,6 +152,57 @@ fn ranks_that_compute_different_blocks_get_the_bits_of_whole_weights_and_meet_at
     }
 }
 
+/// The first weight of a block that is not of one value, and all its values.
+fn whole(weights: &Weights, block: usize) -> Vec<u32> {
+    of_block(weights, "blocks", block, None).remove(0).1
+}
+
+#[test]
+fn a_set_that_changes_is_gathered_as_it_is_then_and_its_clones_stay_as_they_were() {
+    for ranks in [2, 3] {
+        on_each(ranks, |exchange| {
+            let device = ComputeDevice::cpu();
+            let mut weights = in_parts(&exchange, &device);
+            let before = weights.clone();
+            let first = whole(&weights, 4);
+            assert_eq!(whole(&before, 4), first, "clones are of one set");
+            exchange.gather(&[]).expect("everyone is there");
+            // Each rank doubles what it has; a part that is empty is one value that stands for nothing.
+            let mut update = weights.update();
+            for changing in update.each() {
+                let shape = flow_core::tensors::shape(changing.value);
+                let doubled = cpu::to_host(changing.value).into_iter().map(|value| 2.0 * value);
+                *changing.value = device.plain(doubled.collect(), &shape);
+            }
+            drop(update);
+            // Rank 0 looks at the changed set while the others look at the old one.
+            let doubled: Vec<u32> = (first.iter())
+                .map(|bits| (2.0 * f32::from_bits(*bits)).to_bits())
+                .collect();
+            match exchange.world().rank {
+                0 => {
+                    assert_eq!(whole(&weights, 4), doubled);
+                    assert_eq!(whole(&before, 4), first);
+                }
+                _ => {
+                    assert_eq!(whole(&before, 4), first);
+                    assert_eq!(whole(&weights, 4), doubled);
+                }
+            }
+            exchange.gather(&[]).expect("everyone is there");
+            let index = weights
+                .layout()
+                .find("blocks.4.up.weight")
+                .expect("it is declared");
+            assert!(weights.is_in_parts(index));
+            let counts = weights.blocks().and_then(|blocks| blocks.counts(index));
+            let counts = counts.expect("it is in parts");
+            assert_eq!(counts.iter().sum::<usize>(), first.len());
+            assert_eq!(weights.own_host(index).len(), counts[exchange.world().rank]);
+        });
+    }
+}
+
 #[test]
 fn every_value_has_one_rank_that_keeps_it_and_no_rank_keeps_much_more_than_its_share() {
     let (spec, layout) = model();
@@ -161,10 +212,9 @@ fn every_value_has_one_rank_that_keeps_it_and_no_rank_keeps_much_more_than_its_s
             .iter()
             .map(|exchange| exchange.world())
             .collect();
-        let frozen = vec![false; layout.len()];
         let parts: Vec<BlockParts> = worlds
             .iter()
-            .map(|world| BlockParts::new(&spec, &layout, &frozen, (*world, &device)))
+            .map(|world| BlockParts::new(&spec, &layout, (*world, &device)))
             .collect();
         // With the gaps between weights, which portions are of as well.
         let (mut shared, mut in_rows) = (0, 0);

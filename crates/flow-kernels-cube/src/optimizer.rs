@@ -152,6 +152,12 @@ fn partial_squares(client: &Client, tensors: &[&Buffer]) -> (Buffer, Vec<usize>)
         Some(first)
     });
     let partials = Buffer::empty(client, pieces.iter().sum(), Element::F32);
+    sum_squares(client, tensors, firsts, &partials);
+    (partials, pieces)
+}
+
+/// Puts the sums of squares of the pieces of each tensor into `partials`, from its place in `firsts` on.
+fn sum_squares(client: &Client, tensors: &[&Buffer], firsts: impl Iterator<Item = usize>, partials: &Buffer) {
     let placed: Vec<(&Buffer, usize)> = tensors.iter().copied().zip(firsts).collect();
     let alike = |(tensor, _): &(&Buffer, usize)| (tensor.element, width(tensor.length, tensor.element));
     for group in groups(client, &placed, 1, alike, |(tensor, _)| tensor.length) {
@@ -167,7 +173,7 @@ fn partial_squares(client: &Client, tensors: &[&Buffer]) -> (Buffer, Vec<usize>)
                 client,
                 grid(client, blocks),
                 CubeDim::new_1d(THREADS as u32),
-                address_of(&buffers, &partials),
+                address_of(&buffers, partials),
                 width,
                 buffers.iter().map(|tensor| tensor.argument()).collect(),
                 buffers.iter().map(|tensor| tensor.length / width).collect(),
@@ -176,7 +182,21 @@ fn partial_squares(client: &Client, tensors: &[&Buffer]) -> (Buffer, Vec<usize>)
             );
         });
     }
-    (partials, pieces)
+}
+
+/// How many pieces a tensor has whose squares are summed apart.
+pub fn pieces(tensor: &Buffer) -> usize {
+    tensor.length.div_ceil(PIECE)
+}
+
+/// The sums of squares of the [`pieces`] of one tensor of any type, to `partials [pieces]` in f32.
+///
+/// # Errors
+/// [`Refused`] if `partials` does not fit.
+pub fn squares_of_pieces(client: &Client, tensor: &Buffer, partials: &Buffer) -> Result<(), Refused> {
+    partials.expect_of("partials", pieces(tensor), Element::F32)?;
+    sum_squares(client, &[tensor], std::iter::once(0), partials);
+    Ok(())
 }
 
 /// The sum of squares of the values of each of `tensors`, of any types: f32 within pieces of 4096 values in a fixed order,
@@ -202,6 +222,21 @@ pub fn step_values(
 ) -> Result<(), Refused> {
     varying.expect_of("varying", 5, Element::F32)?;
     let (partials, _) = partial_squares(client, tensors);
+    step_values_of_pieces(client, &partials, factors, varying)
+}
+
+/// As [`step_values`], of the sums of squares of the pieces of all tensors, one tensor behind the other.
+///
+/// # Errors
+/// [`Refused`] if a buffer does not fit.
+pub fn step_values_of_pieces(
+    client: &Client,
+    partials: &Buffer,
+    factors: &Factors,
+    varying: &Buffer,
+) -> Result<(), Refused> {
+    partials.expect_of("partials", partials.length, Element::F32)?;
+    varying.expect_of("varying", 5, Element::F32)?;
     let [correction1, correction2] = factors.corrections;
     // SAFETY: the one block reads as many partial sums as there are, and writes five values.
     unsafe {
@@ -209,7 +244,7 @@ pub fn step_values(
             client,
             CubeCount::new_single(),
             CubeDim::new_1d(THREADS as u32),
-            address_type(&[&partials]),
+            address_type(&[partials]),
             partials.argument(),
             varying.argument(),
             partials.length,

@@ -84,7 +84,7 @@ pub fn initialize_adapters_on_frozen(
     with_buffers(weights, model)
 }
 
-/// As [`initialize_adapters_on_frozen`], drawn from a seed onto a device, where `blocks` has some of the frozen weights in parts
+/// As [`initialize_adapters_on_frozen`], drawn from a seed onto a device, where `blocks` has some of the weights in parts
 /// ([`Weights::init_adapters_on_parts`]).
 pub fn initialize_adapters_on_parts(
     model: &dyn Architecture,
@@ -94,6 +94,18 @@ pub fn initialize_adapters_on_parts(
     blocks: Arc<dyn BlockWeights>,
 ) -> Weights {
     let weights = Weights::init_adapters_on_parts(layout.clone(), seed, device, trained, blocks);
+    with_buffers(weights, model)
+}
+
+/// As [`initialize`], drawn from a seed onto a device, where `blocks` has some of the weights in parts ([`Weights::init_on_parts`]).
+pub fn initialize_on_parts(
+    model: &dyn Architecture,
+    layout: &Arc<ParamLayout>,
+    (seed, device): (u64, &ComputeDevice),
+    trained: &[bool],
+    blocks: Arc<dyn BlockWeights>,
+) -> Weights {
+    let weights = Weights::init_on_parts(layout.clone(), seed, device, trained, blocks);
     with_buffers(weights, model)
 }
 

@@ -10,7 +10,7 @@ use crate::shards::Shards;
 use crate::trainer::TrainState;
 use flow_accel::{Activity, ActivityCounts};
 pub use flow_config::Shard;
-use flow_core::{ParamLayout, RawTensor, cpu};
+use flow_core::{RawTensor, Weights, cpu};
 pub use flow_exchange::{Alone, Exchange, Lanes};
 use serde::{Deserialize, Serialize};
 use std::hash::Hasher;
@@ -48,13 +48,14 @@ impl Distribution {
         }
     }
 
-    /// Which rank has the moments of which weight (one flag each says whether it is trained); none if every rank has all.
-    pub fn shards(&self, layout: &ParamLayout, trained: &[bool]) -> Option<Shards> {
-        let world = self.exchange.world();
+    /// Which rank has the moments of which of `weights` (one flag each says whether it is trained); none if every rank has all.
+    pub fn shards(&self, weights: &Weights, trained: &[bool]) -> Option<Shards> {
+        let (world, layout) = (self.exchange.world(), weights.layout());
         match self.shard {
-            Shard::Optimizer | Shard::Weights if world.is_several() => {
-                Some(Shards::new(layout, trained, world))
-            }
+            Shard::Optimizer | Shard::Weights if world.is_several() => Some(match weights.blocks() {
+                Some(blocks) => Shards::beside_parts(layout, trained, &**blocks, world),
+                None => Shards::new(layout, trained, world),
+            }),
             Shard::Optimizer | Shard::Weights | Shard::None => None,
         }
     }
@@ -193,7 +194,7 @@ impl Distribution {
         Ok(self.gather(&mine)?.contains(&true))
     }
 
-    /// Compares weights and moments of all ranks, bit by bit; of moments that are shared out, each rank has its own.
+    /// Compares weights and moments of all ranks, bit by bit; of what is shared out, each rank has its own.
     ///
     /// # Errors
     /// [`TrainError::ReplicasDiffer`] with the first rank that has others than rank 0.
@@ -230,7 +231,8 @@ pub(crate) fn gathered<T: Serialize + for<'a> Deserialize<'a>>(
 }
 
 impl TrainState {
-    /// A hash over the bits of what all ranks have: the trained weights and their moments, unless these are shared out, and the steps taken.
+    /// A hash over the bits of what all ranks have: the trained weights and their moments, as far as these are not shared out, and the steps
+    /// taken.
     fn fingerprint(&self) -> u64 {
         // SipHash with fixed keys; nobody is to be kept from finding the same, only accidents.
         #[allow(deprecated)]
@@ -241,9 +243,10 @@ impl TrainState {
                 hasher.write_u32(value.to_bits());
             }
         };
+        let current = &self.weights.current;
         let trained = self.optimizer.trained().iter().enumerate();
-        for (index, _) in trained.filter(|(_, trained)| **trained) {
-            add(self.weights.current.host(index));
+        for (index, _) in trained.filter(|(index, trained)| **trained && !current.is_in_parts(*index)) {
+            add(current.host(index));
         }
         let are_everywhere = self.optimizer.shards().is_none();
         let moments = self.optimizer.moments().iter().flatten();

@@ -6,6 +6,8 @@ use flow_config::{AdapterLayout, Config};
 use flow_core::device::ComputeDevice;
 use flow_models::weights::{MODEL_CONFIG_KEY, config_json, describe_folder};
 use flow_models::{Architecture, StoredDtype};
+use flow_report::CheckpointReader;
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -58,6 +60,55 @@ pub fn export(
         };
         describe_folder(model, folder, &name, set)?;
         written.push(folder.join(name));
+    }
+    Ok(written)
+}
+
+/// As [`export`] of a run that trains all weights, from a checkpoint of it in their place: one tensor after another, where no process has all.
+///
+/// # Errors
+/// If the checkpoint cannot be read, or a file not be written.
+pub(crate) fn export_saved(
+    reader: &CheckpointReader,
+    weights: &PolicyWeights,
+    model: &dyn Architecture,
+    folder: &Path,
+    metadata: &BTreeMap<String, String>,
+) -> Result<Vec<PathBuf>, TrainError> {
+    let mut described = metadata.clone();
+    described.insert(MODEL_CONFIG_KEY.into(), config_json(model).to_string());
+    let layout = weights.current.layout();
+    let specs = layout.specs().iter().enumerate();
+    let tensors = specs.map(|(index, spec)| (spec.name.clone(), spec.shape.clone(), index));
+    let tensors: Vec<_> = tensors.collect();
+    let average = weights.average.is_some().then_some((Some(AVERAGE), "average"));
+    let mut written = Vec::new();
+    for (set, section) in std::iter::once((None, "current")).chain(average) {
+        let name = format!("{}.safetensors", set.unwrap_or("final"));
+        let path = folder.join(&name);
+        let unread = RefCell::new(None);
+        let values = |index: usize| -> Vec<f32> {
+            let spec = &layout.specs()[index];
+            match reader.section(&format!("{section}/{}", spec.name)) {
+                Ok(bytes) => {
+                    let values = bytes.as_chunks::<4>().0.iter();
+                    values.map(|bytes| f32::from_le_bytes(*bytes)).collect()
+                }
+                Err(error) => {
+                    unread.borrow_mut().get_or_insert(error);
+                    vec![0.0; spec.shape.iter().product()]
+                }
+            }
+        };
+        let saved = flow_models::save_tensors(tensors.clone(), &values, &path, StoredDtype::F32, &described);
+        if let Some(error) = unread.take() {
+            // Nobody is to take it for the weights.
+            let _ = std::fs::remove_file(&path);
+            return Err(error.into());
+        }
+        saved?;
+        describe_folder(model, folder, &name, set)?;
+        written.push(path);
     }
     Ok(written)
 }

@@ -1,17 +1,23 @@
 //! AdamW over a flat list of weights, with f32 or bf16 moments and clipping by the global norm in a fixed order.
 
+mod accumulated;
+mod block_sums;
+
+pub use accumulated::Accumulated;
+pub(crate) use block_sums::{BlockSums, UnitLanes};
+
 use crate::shards::Shards;
+use accumulated::Summed;
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 pub use burn::tensor::FloatDType;
 use flow_core::device::ComputeDevice;
 use flow_core::tensors::cast;
 use flow_core::{
-    AdamWFactors, AdamWParam, AdamWScalars, AdamWStep, Kernels, MasterWeight, ParamLayout, RawTensor,
-    Rounding, Weights, cpu,
+    AdamWFactors, AdamWParam, AdamWScalars, AdamWStep, Kernels, MasterWeight, ParamLayout, ParamSpec,
+    RawTensor, Rounding, Squares, Weights, cpu,
 };
-use flow_exchange::{Exchange, Lanes, Lost, Partials, Values};
-use flow_exchange_cube::FlatTensor;
+use flow_exchange::{Exchange, Lost};
 
 /// How the learning rate goes on after the warm-up. Steps count from 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -99,30 +105,6 @@ pub struct AdamW {
     steps: u64,
 }
 
-/// Values that are exchanged at a time: 256 MiB. More would only need more memory.
-const BUCKET: usize = 1 << 26;
-
-/// Gradients by weight; none where there is none.
-type Sums = Vec<Option<RawTensor>>;
-
-/// Sums of gradients over the units of one optimizer step: within lanes one after another, and over lanes by their tree.
-#[derive(Debug)]
-pub struct Accumulated {
-    /// The lane that is summed now, and its sums.
-    lane: usize,
-    sums: Sums,
-    /// Sums of the lanes before.
-    partials: Partials<Sums>,
-    units: usize,
-    expected: usize,
-}
-
-impl Default for Accumulated {
-    fn default() -> Self {
-        Self::of(0)
-    }
-}
-
 /// What a step did.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepReport {
@@ -147,180 +129,6 @@ pub struct NonFiniteGradient {
     pub values: usize,
 }
 
-impl Accumulated {
-    /// Nothing yet, of so many units.
-    pub fn of(units: usize) -> Self {
-        Self::in_lanes(units, Lanes::new(1))
-    }
-
-    /// Nothing yet, of so many units over all ranks, in lanes.
-    pub fn in_lanes(units: usize, lanes: Lanes) -> Self {
-        Self {
-            lane: 0,
-            sums: Vec::new(),
-            partials: Partials::new(lanes),
-            units: 0,
-            expected: units,
-        }
-    }
-
-    /// Adds one unit's gradients, all in one lane.
-    pub fn add(&mut self, kernels: &dyn Kernels, gradients: Vec<Option<RawTensor>>) {
-        self.add_to(0, kernels, gradients);
-    }
-
-    /// Adds one unit's gradients to a lane: the one of the unit before or the next one that has units here.
-    pub fn add_to(&mut self, lane: usize, kernels: &dyn Kernels, gradients: Vec<Option<RawTensor>>) {
-        if lane != self.lane {
-            self.end_lane(kernels);
-            self.lane = lane;
-        }
-        self.units += 1;
-        if self.sums.is_empty() {
-            // A recorded backward pass writes the next unit's gradients where it wrote these.
-            let recorder = kernels.recorder().filter(|_| self.expected > 1);
-            self.sums = match recorder {
-                Some(recorder) => {
-                    let copied = |gradient: RawTensor| recorder.copied(&gradient);
-                    gradients
-                        .into_iter()
-                        .map(|gradient| gradient.map(copied))
-                        .collect()
-                }
-                None => gradients,
-            };
-            return;
-        }
-        accumulate(kernels, &mut self.sums, gradients);
-    }
-
-    /// A lane in which there are no units, of so many weights: it takes its place in the tree and adds nothing.
-    pub(crate) fn add_none_to(&mut self, lane: usize, kernels: &dyn Kernels, weights: usize) {
-        self.end_lane(kernels);
-        self.lane = lane;
-        self.sums = vec![None; weights];
-    }
-
-    /// Adds the lane that is summed now to the tree.
-    fn end_lane(&mut self, kernels: &dyn Kernels) {
-        if self.sums.is_empty() {
-            return;
-        }
-        let sums = std::mem::take(&mut self.sums);
-        let node = self.lane..self.lane + 1;
-        let add = |left: &mut Sums, right: Sums| accumulate(kernels, left, right);
-        self.partials.push(node, sums, add);
-    }
-
-    /// Which weights have a gradient in some lane of this rank.
-    pub(crate) fn present(&mut self, kernels: &dyn Kernels) -> Vec<bool> {
-        self.end_lane(kernels);
-        let mut present = Vec::new();
-        for (_, sums) in self.partials.sums() {
-            present.resize(sums.len(), false);
-            for (present, sum) in present.iter_mut().zip(sums) {
-                *present |= sum.is_some();
-            }
-        }
-        present
-    }
-
-    /// Adds what the other ranks summed; `present` says which weights have a gradient on some rank.
-    ///
-    /// # Errors
-    /// If a rank is lost.
-    pub(crate) fn exchange(
-        &mut self,
-        (exchange, lanes): (&dyn Exchange, Lanes),
-        layout: &ParamLayout,
-        present: &[bool],
-        device: &ComputeDevice,
-    ) -> Result<(), Lost> {
-        if !exchange.world().is_several() {
-            return Ok(());
-        }
-        let partials = std::mem::replace(&mut self.partials, Partials::new(lanes));
-        let shape = |index: usize| &layout.specs()[index].shape[..];
-        let mut parts: Vec<Sums> = partials.into_sums().into_iter().map(|(_, sums)| sums).collect();
-        parts.iter_mut().for_each(|part| part.resize(present.len(), None));
-        let mut total: Sums = vec![None; present.len()];
-        for bucket in buckets(layout, present) {
-            let pack = |part: &mut Sums| {
-                let packed = bucket.iter().map(|index| (part[*index].as_ref(), shape(*index)));
-                let flat = FlatTensor::pack(device, packed);
-                // Their memory is free for what comes back.
-                bucket.iter().for_each(|index| part[*index] = None);
-                flat
-            };
-            let mut flats: Vec<FlatTensor> = parts.iter_mut().map(pack).collect();
-            let mut values: Vec<&mut dyn Values> = Vec::new();
-            values.extend(flats.iter_mut().map(|flat| flat as &mut dyn Values));
-            exchange.sum(&lanes, &mut values)?;
-            let sums = flats
-                .swap_remove(0)
-                .unpack(bucket.iter().map(|index| shape(*index)));
-            for (index, sum) in bucket.into_iter().zip(sums) {
-                total[index] = Some(sum);
-            }
-        }
-        exchange.settle()?;
-        self.partials.push(0..lanes.count(), total, |_, _| {});
-        self.units = self.expected;
-        Ok(())
-    }
-
-    /// The sums over all lanes.
-    fn total(mut self, kernels: &dyn Kernels) -> Sums {
-        self.end_lane(kernels);
-        let sums = self.partials.into_sums().into_iter();
-        let all = sums.map(|(_, sums)| sums).reduce(|mut all, more| {
-            accumulate(kernels, &mut all, more);
-            all
-        });
-        all.unwrap_or_default()
-    }
-
-    /// Number of units added.
-    pub fn units(&self) -> usize {
-        self.units
-    }
-}
-
-/// The weights that are present, in order, cut where more than [`BUCKET`] values would come together. Where the cuts are changes no
-/// sum.
-fn buckets(layout: &ParamLayout, present: &[bool]) -> Vec<Vec<usize>> {
-    let mut buckets: Vec<Vec<usize>> = Vec::new();
-    let mut size = 0;
-    for (index, spec) in layout.specs().iter().enumerate() {
-        if present.get(index) != Some(&true) {
-            continue;
-        }
-        let more: usize = spec.shape.iter().product();
-        match buckets.last_mut() {
-            Some(bucket) if size + more <= BUCKET => {
-                bucket.push(index);
-                size += more;
-            }
-            _ => {
-                buckets.push(vec![index]);
-                size = more;
-            }
-        }
-    }
-    buckets
-}
-
-/// Adds gradients to sums, by weight.
-fn accumulate(kernels: &dyn Kernels, sums: &mut Sums, gradients: Sums) {
-    for (sum, gradient) in sums.iter_mut().zip(gradients) {
-        match (sum.as_mut(), gradient) {
-            (Some(sum), Some(gradient)) => kernels.ops().optimizer.accumulate(sum, &gradient),
-            (None, Some(gradient)) => *sum = Some(gradient),
-            (_, None) => {}
-        }
-    }
-}
-
 /// `moment` as it is stored. Values that were stored as `dtype` before stay what they are.
 fn stored(moment: RawTensor, dtype: FloatDType) -> RawTensor {
     match dtype {
@@ -340,7 +148,8 @@ impl AdamW {
         Self::sharded(settings, layout, trained, None, device)
     }
 
-    /// As [`new`](Self::new), with the moments of this rank's weights alone, if `shards` says which these are: a step changes no other weight.
+    /// As [`new`](Self::new), with the moments of this rank's weights and parts of weights alone, if `shards` says which these are: a step
+    /// changes nothing else.
     pub fn sharded(
         settings: AdamWSettings,
         layout: &ParamLayout,
@@ -349,13 +158,16 @@ impl AdamW {
         device: &ComputeDevice,
     ) -> Self {
         let zeros = |shape: &[usize]| stored(device.zeros(shape), settings.moments);
-        let is_here = |index: usize| shards.as_ref().is_none_or(|shards| shards.is_own(index));
-        let flags = trained.iter().enumerate();
-        let flags = flags.map(|(index, trained)| *trained && is_here(index));
-        let moments = layout.specs().iter().zip(flags).map(|(spec, has_moments)| {
-            has_moments.then(|| Moments {
-                first: zeros(&spec.shape),
-                second: zeros(&spec.shape),
+        let shape_here = |(index, spec): (usize, &ParamSpec)| match &shards {
+            _ if !trained[index] => None,
+            Some(shards) => shards.shape_of_moments(index, &spec.shape),
+            None => Some(spec.shape.clone()),
+        };
+        let shapes = layout.specs().iter().enumerate().map(shape_here);
+        let moments = shapes.map(|shape| {
+            shape.map(|shape| Moments {
+                first: zeros(&shape),
+                second: zeros(&shape),
             })
         });
         let moments = device.with_persistent_allocation(|| moments.collect());
@@ -388,7 +200,7 @@ impl AdamW {
         self.shards.as_ref()
     }
 
-    /// The moments, by weight; absent for frozen weights, and for those of other ranks.
+    /// The moments, by weight; absent for frozen weights, and for those of other ranks. Those of a part of a weight are one row.
     pub fn moments(&self) -> &[Option<Moments>] {
         &self.moments
     }
@@ -426,9 +238,9 @@ impl AdamW {
         gradients: Accumulated,
     ) -> Result<StepReport, NonFiniteGradient> {
         let units = gradients.units();
-        let sums = gradients.total(kernels);
+        let summed = gradients.total(kernels);
+        let sums = &summed.sums;
         let layout = weights.layout().clone();
-        let present: Vec<&RawTensor> = sums.iter().flatten().collect();
         self.steps += 1;
         let (beta1, beta2) = self.settings.betas;
         let exponent = self.steps as f64;
@@ -438,8 +250,7 @@ impl AdamW {
             max_norm: self.settings.max_grad_norm,
             units,
         };
-        let AdamWScalars { scalars, norm } =
-            kernels.ops().optimizer.adamw_scalars(&present, &factors, device);
+        let AdamWScalars { scalars, norm } = scalars_of(kernels, &summed, &factors, device);
         let step = |weight_decay: f64| AdamWStep {
             betas: (beta1 as f32, beta2 as f32),
             epsilon: self.settings.epsilon as f32,
@@ -453,7 +264,7 @@ impl AdamW {
         let (decaying, steady) = (step(self.settings.weight_decay), step(0.0));
         let mut update = weights.update();
         let (mut decayed, mut others) = (Vec::new(), Vec::new());
-        let state = self.moments.iter_mut().zip(&sums).zip(layout.specs());
+        let state = self.moments.iter_mut().zip(sums).zip(layout.specs());
         for ((changing, stream), ((moments, gradient), spec)) in update.each().zip(0..).zip(state) {
             let (Some(Moments { first, second }), Some(gradient)) = (moments, gradient) else {
                 continue;
@@ -482,26 +293,7 @@ impl AdamW {
         let gradient_norm = norm.unwrap_or_else(|| f64::from(cpu::to_host(&scalars)[4]));
         if !gradient_norm.is_finite() {
             self.steps -= 1;
-            let squares = kernels.ops().optimizer.sums_of_squares(&present);
-            let specs = sums.iter().zip(layout.specs()).filter(|(sum, _)| sum.is_some());
-            // The first that is not finite. All may be, and their sum too large for f32: the largest then.
-            let size = |squares: f64| {
-                if squares.is_finite() {
-                    squares
-                } else {
-                    f64::INFINITY
-                }
-            };
-            let worst = specs.zip(squares).reduce(
-                |worst, next| {
-                    if size(next.1) > size(worst.1) { next } else { worst }
-                },
-            );
-            let ((_, spec), _) = worst.expect("a norm that is not finite is of some gradient");
-            return Err(NonFiniteGradient {
-                weight: spec.name.clone(),
-                values: spec.shape.iter().product(),
-            });
+            return Err(worst_gradient(kernels, &summed, &layout));
         }
         Ok(StepReport {
             gradient_norm,
@@ -537,5 +329,42 @@ impl AdamW {
             (step as f64 / rise as f64).min(1.0)
         };
         self.settings.learning_rate * share * self.settings.schedule.share_at(step, rise.max(1))
+    }
+}
+
+/// The factors of a step with these sums of gradients. Their bits do not depend on whether some are in parts.
+fn scalars_of(
+    kernels: &dyn Kernels,
+    summed: &Summed,
+    factors: &AdamWFactors,
+    device: &ComputeDevice,
+) -> AdamWScalars {
+    let ops = kernels.ops().optimizer;
+    if summed.squares.is_empty() {
+        let present: Vec<&RawTensor> = summed.sums.iter().flatten().collect();
+        return ops.adamw_scalars(&present, factors, device);
+    }
+    let all: Vec<Squares> = summed.squares(kernels).map(|(_, squares)| squares).collect();
+    ops.adamw_scalars_of(&all, factors, device)
+}
+
+/// The weight whose gradient is not finite, the first of several. All may be finite, and their sum too large for f32: the largest then.
+fn worst_gradient(kernels: &dyn Kernels, summed: &Summed, layout: &ParamLayout) -> NonFiniteGradient {
+    let size = |squares: f64| {
+        if squares.is_finite() {
+            squares
+        } else {
+            f64::INFINITY
+        }
+    };
+    let totals = summed
+        .squares(kernels)
+        .map(|(index, squares)| (index, size(squares.total())));
+    let worst = totals.reduce(|worst, next| if next.1 > worst.1 { next } else { worst });
+    let (index, _) = worst.expect("a norm that is not finite is of some gradient");
+    let spec = &layout.specs()[index];
+    NonFiniteGradient {
+        weight: spec.name.clone(),
+        values: spec.shape.iter().product(),
     }
 }

@@ -298,7 +298,7 @@ fn sum_over_ranks(
     })?;
     let present = on_some_rank(all.iter().map(|seen| &seen.present));
     let exchange = (&*distribution.exchange, distribution.lanes);
-    accumulated.exchange(exchange, layout, &present, device)?;
+    accumulated.exchange(exchange, layout, &present, (kernels, device, None))?;
     let losses = all.into_iter().flat_map(|seen| seen.losses);
     Ok((losses.map(f32::from_bits).collect(), present))
 }
@@ -335,7 +335,7 @@ pub fn pretrain(
     let kernels = &*plan.kernels;
     // In one piece, as its average is.
     let weights = weights.whole(kernels);
-    let shards = distribution.shards(&layout, &trained);
+    let shards = distribution.shards(&weights, &trained);
     let mut state = State {
         step: 0,
         average: weights.clone(),

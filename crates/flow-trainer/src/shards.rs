@@ -3,13 +3,16 @@
 //! A rank has the moments of some weights, whole ones, and steps these alone; then every rank gives the others the weights that it
 //! stepped. A weight's step reads its own sum of gradients, its own moments and the norm of all sums, which every rank has, so that it
 //! has the same bits whoever takes it.
+//!
+//! Of weights that ranks have parts of each rank has the moments of its part and steps that; nothing of it is given to the others.
 
 use flow_core::device::ComputeDevice;
 use flow_core::split_f32::SplitF32;
-use flow_core::{Kernels, ParamLayout, RawTensor, Weights, cpu};
+use flow_core::{BlockWeights, Kernels, ParamLayout, RawTensor, Weights, cpu};
 use flow_exchange::{Exchange, Lost, World};
 use flow_exchange_cube::FlatTensor;
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// Values that are shared at a time: 256 MiB, of all ranks together.
 const AT_ONCE: usize = 1 << 26;
@@ -19,8 +22,10 @@ const AT_ONCE: usize = 1 << 26;
 pub struct Shards {
     own: usize,
     ranks: usize,
-    /// By weight; nobody of one that is not trained.
+    /// By weight; nobody of one that is not trained, or in parts.
     owners: Vec<Option<usize>>,
+    /// By weight, of those that are trained and in parts: how many values each rank has.
+    counts: Vec<Option<Vec<usize>>>,
 }
 
 impl Shards {
@@ -46,16 +51,60 @@ impl Shards {
         Self {
             own: world.rank,
             ranks: world.ranks,
+            counts: vec![None; owners.len()],
             owners,
         }
     }
 
-    /// The rank that has the moments of the weight at `index`; none if it is not trained.
+    /// As [`new`](Self::new), where ranks have parts of some weights, and the moments of these parts.
+    ///
+    /// # Panics
+    /// As [`new`](Self::new).
+    pub fn beside_parts(
+        layout: &ParamLayout,
+        trained: &[bool],
+        blocks: &dyn BlockWeights,
+        world: World,
+    ) -> Self {
+        let counts = trained.iter().enumerate();
+        let counts = counts.map(|(index, trained)| trained.then(|| blocks.counts(index)).flatten());
+        let counts: Vec<Option<Vec<usize>>> = counts.collect();
+        let whole = trained.iter().zip(&counts);
+        let whole: Vec<bool> = whole
+            .map(|(trained, counts)| *trained && counts.is_none())
+            .collect();
+        Self {
+            counts,
+            ..Self::new(layout, &whole, world)
+        }
+    }
+
+    /// How many values of the weight at `index` each rank has, in order, if it is trained and in parts.
+    pub fn counts(&self, index: usize) -> Option<&[usize]> {
+        self.counts[index].as_deref()
+    }
+
+    /// Which values of the weight at `index` this rank has, if it is trained and in parts.
+    pub(crate) fn own_part(&self, index: usize) -> Option<Range<usize>> {
+        let counts = self.counts(index)?;
+        let begin: usize = counts[..self.own].iter().sum();
+        Some(begin..begin + counts[self.own])
+    }
+
+    /// The shape of the moments that this rank has of a weight of `shape` at `index`; none if it has none.
+    pub(crate) fn shape_of_moments(&self, index: usize, shape: &[usize]) -> Option<Vec<usize>> {
+        match self.own_part(index) {
+            Some(part) => (!part.is_empty()).then(|| vec![part.len()]),
+            None => self.is_own(index).then(|| shape.to_vec()),
+        }
+    }
+
+    /// The rank that has the moments of the weight at `index`; none if it is not trained, or in parts.
     pub fn owner(&self, index: usize) -> Option<usize> {
         self.owners[index]
     }
 
-    /// Whether this rank has the moments of the weight at `index`.
+    /// Whether this rank has the moments of the whole weight at `index`.
     pub fn is_own(&self, index: usize) -> bool {
         self.owners[index] == Some(self.own)
     }

@@ -3,8 +3,8 @@
 
 use crate::algorithm::NetworkRole;
 use crate::error::TrainError;
-use crate::moments_of_ranks::{self, Which};
 use crate::optimizer::{AdamW, Moments};
+use crate::state_of_ranks::{self, Which};
 use crate::trainer::TrainedNetwork;
 use flow_core::device::ComputeDevice;
 use flow_core::{Kernels, ParamLayout, ParamSpec, RawTensor, Weights, cpu};
@@ -53,48 +53,73 @@ pub(crate) const SURROGATE_WEIGHTS: &str = "surrogate";
 /// The section of the trained weights before the last update, of a run whose rollouts are an update behind.
 pub(crate) const PREVIOUS_WEIGHTS: &str = "previous";
 
-/// Adds the weights of a set that are to be `held`, by their place in the layout. Each comes to the host when its turn to be written
-/// has come: all at once would be the whole state a second time.
+/// What a checkpoint is written of: an optimizer, and to the ranks that have the rest of what is shared out.
+pub(crate) type Holders<'a> = (&'a AdamW, &'a dyn Exchange);
+
+/// Adds the weights of a set that are to be `held`, by their place in the layout; `number` is that of the set. Each comes to the host when its
+/// turn to be written has come: all at once would be the whole state a second time. Parts of other ranks are asked for then; these are
+/// in [`state_of_ranks::give`] meanwhile, until [`state_of_ranks::end`].
 pub(crate) fn add_weights<'a>(
     writer: &mut CheckpointWriter<'a>,
-    set: &str,
+    (set, number): (&str, usize),
     weights: &'a Weights,
     held: impl Fn(usize) -> bool,
+    (optimizer, exchange): Holders<'a>,
 ) -> Result<(), CheckpointError> {
     let specs = weights.layout().specs().iter().enumerate();
     for (index, spec) in specs.filter(|(index, _)| held(*index)) {
         let name = format!("{set}/{}", spec.name);
+        let counts = counts_of(optimizer, index).filter(|_| weights.is_in_parts(index));
         writer.section_streamed(&name, bytes(spec), move |out| {
-            write_values(out, &weights.host(index))
+            let values = match counts {
+                Some(counts) => {
+                    let of = (index, Which::Value(number));
+                    state_of_ranks::ask_all(exchange, of, counts, weights.own_host(index))
+                        .map_err(io::Error::other)?
+                }
+                None => weights.host(index),
+            };
+            write_values(out, &values)
         })?;
     }
     Ok(())
 }
 
-/// Adds the moments of all weights that have some, to `sections`. Those of other ranks are asked for when their turn has come; these are in
-/// [`moments_of_ranks::give`] meanwhile, until [`moments_of_ranks::end`].
+/// How many values each rank has of a weight that is trained and in parts.
+fn counts_of(optimizer: &AdamW, index: usize) -> Option<&[usize]> {
+    optimizer.shards().and_then(|shards| shards.counts(index))
+}
+
+/// Adds the moments of all weights that have some, to `sections`. Those of other ranks are asked for when their turn has come, as parts of
+/// weights are.
 pub(crate) fn add_moments<'a>(
     writer: &mut CheckpointWriter<'a>,
     sections: [&str; 2],
     layout: &ParamLayout,
-    (optimizer, exchange): (&'a AdamW, &'a dyn Exchange),
+    (optimizer, exchange): Holders<'a>,
 ) -> Result<(), CheckpointError> {
     for (index, spec) in layout.specs().iter().enumerate() {
         let own = optimizer.moments()[index].as_ref();
         let owner = optimizer.shards().and_then(|shards| shards.owner(index));
-        if own.is_none() && owner.is_none() {
+        let counts = counts_of(optimizer, index);
+        if own.is_none() && owner.is_none() && counts.is_none() {
             continue;
         }
         let count: usize = spec.shape.iter().product();
         for (section, which) in sections.into_iter().zip(Which::BOTH) {
             let name = format!("{section}/{}", spec.name);
             writer.section_streamed(&name, bytes(spec), move |out| {
-                let values = match (own, owner) {
-                    (None, Some(owner)) => moments_of_ranks::ask(exchange, owner, (index, which), count)
-                        .map_err(io::Error::other)?,
-                    (own, _) => own.map_or_else(Vec::new, |own| cpu::to_host(which.of(own))),
+                let of = (index, which);
+                let here = || {
+                    own.and_then(|own| which.of(own))
+                        .map_or_else(Vec::new, cpu::to_host)
                 };
-                write_values(out, &values)
+                let values = match (counts, own, owner) {
+                    (Some(counts), ..) => state_of_ranks::ask_all(exchange, of, counts, here()),
+                    (None, None, Some(owner)) => state_of_ranks::ask(exchange, owner, of, count),
+                    _ => Ok(here()),
+                };
+                write_values(out, &values.map_err(io::Error::other)?)
             })?;
         }
     }
@@ -136,7 +161,11 @@ impl Sections<'_> {
         let layout = weights.layout().clone();
         let specs = layout.specs().iter().enumerate();
         for (index, spec) in specs.filter(|(index, _)| held(*index)) {
-            weights.set(index, self.tensor(set, spec)?)?;
+            match weights.is_in_parts(index) {
+                // Of which this process takes its own.
+                true => weights.set_host(index, self.values_of(set, spec)?)?,
+                false => weights.set(index, self.tensor(set, spec)?)?,
+            }
         }
         Ok(())
     }
@@ -171,24 +200,39 @@ impl Sections<'_> {
         layout: &ParamLayout,
         optimizer: &AdamW,
     ) -> Result<Vec<Option<Moments>>, TrainError> {
-        let of = |(spec, own): (&ParamSpec, &Option<Moments>)| {
-            let both = || {
+        let of = |((index, spec), own): ((usize, &ParamSpec), &Option<Moments>)| {
+            let part = optimizer.shards().and_then(|shards| shards.own_part(index));
+            let moment = |set: &str| -> Result<RawTensor, TrainError> {
+                let Some(part) = &part else {
+                    return self.tensor(set, spec);
+                };
+                let values = self.values_of(set, spec)?[part.clone()].to_vec();
+                Ok(self.lasting(values, &[part.len()]))
+            };
+            let both = || -> Result<Moments, TrainError> {
                 Ok(Moments {
-                    first: self.tensor(first, spec)?,
-                    second: self.tensor(second, spec)?,
+                    first: moment(first)?,
+                    second: moment(second)?,
                 })
             };
             own.is_some().then(both).transpose()
         };
-        layout.specs().iter().zip(optimizer.moments()).map(of).collect()
+        let specs = layout.specs().iter().enumerate();
+        specs.zip(optimizer.moments()).map(of).collect()
     }
 
     fn tensor(&self, set: &str, spec: &ParamSpec) -> Result<RawTensor, TrainError> {
-        let count = spec.shape.iter().product();
-        let values = self.values(&format!("{set}/{}", spec.name), count)?;
-        Ok(self
-            .device
-            .with_persistent_allocation(|| self.device.plain(values, &spec.shape)))
+        Ok(self.lasting(self.values_of(set, spec)?, &spec.shape))
+    }
+
+    /// All values of a weight in a set.
+    fn values_of(&self, set: &str, spec: &ParamSpec) -> Result<Vec<f32>, TrainError> {
+        self.values(&format!("{set}/{}", spec.name), spec.shape.iter().product())
+    }
+
+    fn lasting(&self, values: Vec<f32>, shape: &[usize]) -> RawTensor {
+        let device = self.device;
+        device.with_persistent_allocation(|| device.plain(values, shape))
     }
 }
 

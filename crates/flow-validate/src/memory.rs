@@ -4,12 +4,12 @@
 //!
 //! | part | values |
 //! |---|---|
-//! | weights | `W`; on a GPU that computes in bf16, half of what is frozen, and of what is trained if it is stored in bf16; of the frozen weights of blocks, an even share on several processes that share them out; what the accelerator `low_precision` stores takes a byte a value and 4 a row, or in NF4 half a byte a value and 2 for each 64 of a row, and the largest such matrix stands there widened as well |
+//! | weights | `W`; on a GPU that computes in bf16, half of what is frozen, and of what is trained if it is stored in bf16; of the weights of blocks, an even share on several processes that share them out; what the accelerator `low_precision` stores takes a byte a value and 4 a row, or in NF4 half a byte a value and 2 for each 64 of a row, and the largest such matrix stands there widened as well |
 //! | products in FP8 | with `compute = "fp8"`, of the product that takes most: the codes of its activations, and these widened, as they are where a device multiplies no FP8 |
 //! | whole blocks | where processes share out weights: five times the largest block as it is stored: the one that computes, the next one, and three rows of a block that are on their way between processes |
-//! | gradients | `2 T`: those added up over micro-batches, and those of the call under way, which may be bf16 |
+//! | gradients | `2 T`: those added up over micro-batches, and those of the call under way, which may be bf16. Where processes share out trained blocks, one block of the call under way; the sums are whole until a process's last unit of an update, so an even share where it has one |
 //! | moments | `2 T`: AdamW's first and second; half of it in bf16; on several processes that share the optimizer's state, an even share of it |
-//! | copies | `T` for each of the moving average, the reference, the policy that samples and, with `sampling.staleness`, the weights before the last update, and half as much again for what a model that computes in bf16 reads of them; what is frozen is shared |
+//! | copies | `T` for each of the moving average, the reference, the policy that samples and, with `sampling.staleness`, the weights before the last update, and half as much again for what a model that computes in bf16 reads of them; what is frozen is shared; of blocks that processes share out, an even share in f32 |
 //! | teachers | of a distillation: `W` for each whole model, `T` for each adapter, and `W` once more for what adapters stand on where the run trains all weights; stored as what is frozen |
 //! | networks beside the student | the fake score of `dmd2`, `tdm` and `tdm-r1`, and the surrogate of `tdm-r1`: each as much as one copy, and moments of its own |
 //! | trajectories | `N (3 S + 1)` per image: before, after and mean of each of `S` recorded steps, and the final latent of `N` values, twice with `sampling.staleness`; `N` for each deterministic step that a distillation keeps |
@@ -70,8 +70,13 @@ pub struct Load {
     pub text_tokens: usize,
     /// Processes over which the optimizer's moments are shared out; 1 where each has all.
     pub moment_shards: usize,
-    /// Processes over which the frozen weights of blocks are shared out; 1 where each has all.
+    /// Processes over which the weights of blocks are shared out; 1 where each has all.
     pub weight_shards: usize,
+    /// Whether it is trained weights of blocks that are shared out: no adapters stand on them.
+    pub shards_trained: bool,
+    /// Whether each process has one unit of an update, a micro-batch at one position, so that the sums of these weights' gradients are in parts
+    /// as soon as backward has them.
+    pub one_unit: bool,
     /// Frozen weights in low precision.
     pub low_precision: LowPrecisionLoad,
 }
@@ -191,6 +196,8 @@ impl Load {
             },
             moment_shards: 1,
             weight_shards: 1,
+            shards_trained: false,
+            one_unit: false,
             low_precision: LowPrecisionLoad::default(),
         }
     }
@@ -233,10 +240,16 @@ impl Load {
                 Shard::Optimizer | Shard::Weights => ranks.max(1),
                 Shard::None => 1,
             },
-            weight_shards: match (config.distributed.shard, config.model.finetune) {
-                (Shard::Weights, Finetune::Lora) => ranks.max(1),
-                _ => 1,
+            weight_shards: match config.distributed.shard {
+                Shard::Weights => ranks.max(1),
+                Shard::Optimizer | Shard::None => 1,
             },
+            shards_trained: config.distributed.shard == Shard::Weights
+                && config.model.finetune == Finetune::Full,
+            // Of losses that replay recorded steps; how many times others are taken at is the algorithm's.
+            one_unit: config.optimizer.gradient_accumulation == ranks
+                && self.records == 1
+                && config.sampling.branching == Branching::default(),
             ..self
         }
     }
@@ -247,6 +260,8 @@ impl Load {
 pub struct MemoryEstimate {
     /// The weights.
     pub weights: f64,
+    /// Of that, those that are trained.
+    pub trained_weights: f64,
     /// A block while it computes and the next one on its way, where the weights of blocks are shared out.
     pub whole_blocks: f64,
     /// Gradients of the trained ones, of the call under way.
@@ -290,24 +305,44 @@ impl MemoryEstimate {
         let low = load.low_precision;
         let widened = bytes(stored.activation, low.largest as f64);
         let latents = |of_one: usize| BYTES * latent * load.images as f64 * of_one as f64;
-        let blocks = frozen_blocks(layout, spec, load);
+        let blocks = shared_blocks(layout, spec, load);
         let (of_blocks, largest) = (
             blocks.values().sum::<f64>(),
             blocks.values().copied().fold(0.0, f64::max),
         );
         let elsewhere = of_blocks * (1.0 - 1.0 / load.weight_shards as f64);
-        let frozen = bytes(stored.frozen, all - trained - low.values as f64 - elsewhere) + low.bytes as f64;
+        let (trained_elsewhere, trained_parts, frozen_elsewhere) = match load.shards_trained {
+            true => (elsewhere, of_blocks - elsewhere, 0.0),
+            false => (0.0, 0.0, elsewhere),
+        };
+        let trained_here = trained - trained_elsewhere;
+        // Of blocks in parts there is the one that backward is at.
+        let under_way = match load.shards_trained {
+            true => trained - of_blocks + largest,
+            false => trained,
+        };
+        let summed = match load.one_unit {
+            true => trained_here,
+            false => trained,
+        };
+        let frozen = bytes(
+            stored.frozen,
+            all - trained - low.values as f64 - frozen_elsewhere,
+        ) + low.bytes as f64;
+        // Nothing beside a part is in the type of models: blocks are gathered in it.
+        let of_copy = bytes(stored.copy, trained_here - trained_parts) + BYTES * trained_parts;
         Self {
-            weights: bytes(stored.trained, trained) + frozen + widened,
+            weights: bytes(stored.trained, trained_here) + frozen + widened,
+            trained_weights: bytes(stored.trained, trained_here),
             // Two whole ones, and three rows on their way: what this process gives of two of them, and what it gets.
             whole_blocks: 5.0 * bytes(stored.frozen, largest),
-            gradients: bytes(stored.gradient, trained),
-            sums: BYTES * trained,
+            gradients: bytes(stored.gradient, under_way),
+            sums: BYTES * summed,
             // Weights are shared out whole: some process has at least this much, and none has more than one weight above it. Those of a
             // second network are whole everywhere.
             moments: bytes(stored.moment, 2.0 * trained)
                 * (1.0 / load.moment_shards as f64 + load.networks as f64),
-            copies: bytes(stored.copy, trained) * (load.copies + load.networks) as f64,
+            copies: of_copy * (load.copies + load.networks) as f64,
             teachers: bytes(
                 stored.frozen,
                 all * load.teachers.models as f64 + trained * load.teachers.adapters as f64,
@@ -316,7 +351,7 @@ impl MemoryEstimate {
             unshared_trajectories: latents(2 * load.records + load.states + 1),
             activations: bytes(stored.activation, per_row) * load.rows as f64,
             products: low.product as f64 * load.rows as f64,
-            loading: frozen + BYTES * trained,
+            loading: frozen + BYTES * trained_here,
             autoencoder: 0.0,
             rewards: 0.0,
             decoding: 0.0,
@@ -479,7 +514,7 @@ fn activations_per_row(layout: &ParamLayout, spec: &ModelSpec, load: &Load) -> f
 
 /// Values of the weights of each block that are shared out, by stack and block; of none where weights are whole, as all are where some are
 /// in low precision.
-fn frozen_blocks<'a>(
+fn shared_blocks<'a>(
     layout: &ParamLayout,
     spec: &'a ModelSpec,
     load: &Load,

@@ -103,6 +103,12 @@ fn of_model(config: &Config, model: &Trained<'_>, estimate: &MemoryEstimate) -> 
     };
     let values = count(model.values);
     let low_precision = of_low_precision(model.load);
+    let of_blocks = |trained: bool| match model.load.weight_shards {
+        shards if shards > 1 && model.load.shards_trained == trained => {
+            format!(", those of blocks shared out over {shards} processes")
+        }
+        _ => String::new(),
+    };
     let mut rows = vec![
         MemoryRow {
             part: "model".into(),
@@ -111,19 +117,20 @@ fn of_model(config: &Config, model: &Trained<'_>, estimate: &MemoryEstimate) -> 
                 model.spec.architecture,
                 count(rest),
                 dtype(frozen),
-                match model.load.weight_shards {
-                    1 => String::new(),
-                    shards => format!(", those of blocks shared out over {shards} processes"),
-                }
+                of_blocks(false)
             ),
-            bytes: estimate.weights - low_precision.bytes - trained as f64 * model.values as f64,
+            bytes: estimate.weights - low_precision.bytes - estimate.trained_weights,
             when: WITH_MODEL.into(),
         },
         low_precision,
         MemoryRow {
             part: of_trained.into(),
-            what: format!("{values} values, trained, in {}", dtype(trained)),
-            bytes: trained as f64 * model.values as f64,
+            what: format!(
+                "{values} values, trained, in {}{}",
+                dtype(trained),
+                of_blocks(true)
+            ),
+            bytes: estimate.trained_weights,
             when: WITH_MODEL.into(),
         },
         of_whole_blocks(estimate),

@@ -3,7 +3,9 @@
 use crate::checkpoint_policy;
 use crate::codes::NOT_ON_SEVERAL;
 use flow_checkpoint::Policy;
-use flow_config::{AcceleratorEntry, AdapterLayout, Config, Diagnostic, DistillationFacts, Finetune, Shard};
+use flow_config::{
+    AcceleratorEntry, AdapterLayout, Config, Diagnostic, DistillationFacts, Finetune, Shard, WeightStorage,
+};
 
 /// Accelerators that weights in parts are not for, and why.
 const WITHOUT: [(&str, &str); 2] = [
@@ -13,7 +15,7 @@ const WITHOUT: [(&str, &str); 2] = [
     ),
     (
         "low_precision",
-        "`distributed.shard = \"weights\"` cuts frozen weights into parts and sends them as numbers, and `low_precision` stores them as codes \
+        "`distributed.shard = \"weights\"` cuts weights into parts and sends them as numbers, and `low_precision` stores them as codes \
          with a scale for each row",
     ),
 ];
@@ -33,18 +35,20 @@ pub fn sharded_weights(
         let refused = Diagnostic::error(NOT_ON_SEVERAL, message).path(path).help(help);
         found.push(refused.related(["distributed.shard"]));
     };
-    if config.model.finetune != Finetune::Lora {
+    let is_full = config.model.finetune == Finetune::Full;
+    if is_full && config.optimizer.weights == WeightStorage::Bf16 {
         refuse(
-            "model.finetune",
-            "`distributed.shard = \"weights\"` shares out weights that are frozen, and here all of them are trained",
-            "set `model.finetune = \"lora\"`, or `distributed.shard = \"optimizer\"`, which shares out the moments of weights that are trained",
+            "optimizer.weights",
+            "a step of weights in bf16 is rounded at random by numbers that are counted through the whole weight, and with \
+             `distributed.shard = \"weights\"` a process steps a part of it",
+            "set `optimizer.weights = \"f32\"`, which is shared out, or `distributed.shard = \"optimizer\"`",
         );
     }
-    if config.model.weights.is_none() && config.model.path.is_none() {
+    if !is_full && config.model.weights.is_none() && config.model.path.is_none() {
         refuse(
             "model.weights",
-            "weights that no file gives are held by checkpoints, which one process writes, and with `distributed.shard = \"weights\"` none \
-             has them whole",
+            "frozen weights that no file gives are held by checkpoints, which one process writes, and with `distributed.shard = \"weights\"` \
+             none has them whole",
             "name a file or folder of weights, or set `distributed.shard = \"optimizer\"`",
         );
     }
@@ -71,7 +75,7 @@ pub fn sharded_weights(
             }
         }
     }
-    if config.lora.export.contains(&AdapterLayout::Merged) {
+    if !is_full && config.lora.export.contains(&AdapterLayout::Merged) {
         refuse(
             "lora.export",
             "one process would write all weights, and with `distributed.shard = \"weights\"` none has them whole",

@@ -367,7 +367,7 @@ fn a_reward_of_whole_groups_needs_whole_groups_of_candidates_on_each_process() {
 }
 
 #[test]
-fn weights_are_shared_out_below_adapters_alone_and_where_every_block_is_computed_again() {
+fn weights_are_shared_out_where_every_block_is_computed_again_and_nothing_else_needs_them_whole() {
     use flow_config::{
         AdapterLayout, BlockSkipCheckpointing, CheckpointingConfig, DistillationFacts, Finetune,
         FullCheckpointing, Shard,
@@ -398,8 +398,20 @@ fn weights_are_shared_out_below_adapters_alone_and_where_every_block_is_computed
         assert!(found(&optimizer, 2, None).is_empty());
         found(&config, 2, None)
     };
-    let all = changed(|config| config.model.finetune = Finetune::Full);
-    assert_eq!(all, ["model.finetune"]);
+    assert!(changed(|config| config.model.finetune = Finetune::Full).is_empty());
+    let drawn = changed(|config| {
+        config.model.finetune = Finetune::Full;
+        config.model.weights = None;
+    });
+    assert!(
+        drawn.is_empty(),
+        "checkpoints hold trained weights, whose parts are asked for"
+    );
+    let narrow = changed(|config| {
+        config.model.finetune = Finetune::Full;
+        config.optimizer.weights = flow_config::WeightStorage::Bf16;
+    });
+    assert_eq!(narrow, ["optimizer.weights"]);
     assert_eq!(changed(|config| config.model.weights = None), ["model.weights"]);
     let kept = changed(|config| config.checkpointing = CheckpointingConfig::default());
     assert_eq!(kept, ["checkpointing.policy"]);

@@ -111,6 +111,9 @@ impl Checkpointing {
         let outputs = body(&first, values.clone());
         self.untracked_only(site, &outputs);
         self.counters.recorded();
+        if site.kind == RegionKind::Block {
+            exec.params().expect_gradients(&site.stack, site.block);
+        }
         let pending = Pending {
             memory: recording.finish(),
             inputs: self.counters.hold_all(values),
@@ -272,7 +275,15 @@ impl Again {
         let mut found: Vec<Option<RawTensor>> = of_inputs
             .map(|((leaf, value), wanted)| wanted.then(|| take(leaf).unwrap_or_else(|| zeros_like(value))))
             .collect();
-        found.extend(params.leaves_of(&weights).iter().map(take));
+        let of_weights: Vec<_> = params.leaves_of(&weights).iter().map(take).collect();
+        let Site {
+            stack, block, kind, ..
+        } = &self.site;
+        found.extend(match kind {
+            // Regions within give theirs to the block.
+            RegionKind::Block => (self.later.params()).hand_over((&**stack, *block), &weights, of_weights),
+            _ => of_weights,
+        });
         found
     }
 }

@@ -40,8 +40,9 @@ pub enum Shard {
     None,
     /// The optimizer's moments (ZeRO-1): a process has those of some weights, steps these, and gives them to the others.
     Optimizer,
-    /// As `optimizer`, and the frozen weights of blocks below adapters: a process has a part of each block, which is whole while it
-    /// computes. Needs `model.finetune = "lora"` and a policy of `[checkpointing]` that computes every block again.
+    /// As `optimizer`, and the weights of blocks, frozen or trained: a process has a part of each block, which is whole while it computes, and
+    /// of trained ones the moments, copies and gradients of that part. Needs a policy of `[checkpointing]` that computes every block
+    /// again.
     Weights,
 }
 

@@ -2,7 +2,7 @@
 
 use super::{Backends, CallContext, Exec};
 use crate::autograd;
-use crate::params::{ParamView, Weights};
+use crate::params::{BlockGradients, ParamView, Weights};
 use crate::tensors::RawTensor;
 use burn::tensor::Tensor;
 use std::marker::PhantomData;
@@ -138,6 +138,15 @@ impl<'w> TrainingPass<'w> {
             params: ParamView::training(weights, trained),
             backends,
             weights: PhantomData,
+        }
+    }
+
+    /// The same pass, which hands the gradients of weights in parts to `taker` as they come: [`gradients`](Self::gradients) has none of them.
+    #[must_use]
+    pub fn handing_to(self, taker: Arc<dyn BlockGradients>) -> Self {
+        Self {
+            params: self.params.handing_to(taker),
+            ..self
         }
     }
 

@@ -44,7 +44,7 @@ pub use model::{
     RotaryTables,
 };
 pub use optimizer::{
-    AdamWFactors, AdamWParam, AdamWScalars, AdamWStep, MasterWeight, OptimizerOps, Rounding,
+    AdamWFactors, AdamWParam, AdamWScalars, AdamWStep, MasterWeight, OptimizerOps, Rounding, Squares,
 };
 pub use sampler::{LossOps, Noise, SamplerOps, SdeOutputs, SdeStep};
 pub use stash::{Compute, Stash};

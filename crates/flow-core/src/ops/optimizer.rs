@@ -1,6 +1,6 @@
 //! The operations of an optimizer, and what a step of AdamW is told.
 
-use crate::device::ComputeDevice;
+use crate::device::{ComputeDevice, cpu};
 use crate::tensors::RawTensor;
 use std::fmt::Debug;
 
@@ -111,6 +111,25 @@ pub struct AdamWScalars {
     pub norm: Option<f64>,
 }
 
+/// The squares of one tensor's values, as far as kernels add them up before they add those of several tensors.
+#[derive(Clone, Debug)]
+pub enum Squares {
+    /// Their sum.
+    Host(f64),
+    /// Sums over pieces of the tensor in order, `[pieces]` in f32, on the device.
+    Device(RawTensor),
+}
+
+impl Squares {
+    /// Their sum: the pieces in order in f64. Waits for a device.
+    pub fn total(&self) -> f64 {
+        match self {
+            Self::Host(sum) => *sum,
+            Self::Device(pieces) => cpu::to_host(pieces).into_iter().map(f64::from).sum(),
+        }
+    }
+}
+
 /// The operations of an optimizer. None of them has a gradient.
 pub trait OptimizerOps: Debug + Send + Sync {
     /// Sum of squares of the values of each tensor, in a fixed order: in f64, or in f32 for a few thousand of them and then
@@ -122,6 +141,18 @@ pub trait OptimizerOps: Debug + Send + Sync {
     fn adamw_scalars(
         &self,
         gradients: &[&RawTensor],
+        factors: &AdamWFactors,
+        device: &ComputeDevice,
+    ) -> AdamWScalars;
+
+    /// The squares of one sum of gradients, for [`adamw_scalars_of`](Self::adamw_scalars_of): so a norm can be formed of tensors that are not
+    /// all there at one time.
+    fn squares(&self, gradient: &RawTensor) -> Squares;
+
+    /// As [`adamw_scalars`](Self::adamw_scalars), bit by bit, of the squares of all sums of gradients in order.
+    fn adamw_scalars_of(
+        &self,
+        squares: &[Squares],
         factors: &AdamWFactors,
         device: &ComputeDevice,
     ) -> AdamWScalars;

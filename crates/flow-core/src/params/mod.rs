@@ -4,6 +4,7 @@
 //! trained one, an average, a reference) by pointing at another [`Weights`], a block can run again on fresh leaves,
 //! and the optimizer walks one flat list in a fixed order.
 
+mod block_gradients;
 mod block_weights;
 mod init;
 mod layout;
@@ -12,6 +13,7 @@ mod version;
 mod view;
 mod weights;
 
+pub use block_gradients::BlockGradients;
 pub use block_weights::BlockWeights;
 pub use init::Init;
 pub use layout::{Adapter, Handle, LayoutBuilder, ParamKind, ParamLayout, ParamSpec, Rows};

@@ -1,5 +1,6 @@
 //! How weights are stored, and values of weights that are being changed.
 
+use super::block_weights::PartsSet;
 use crate::tensors::{RawTensor, copy_again};
 
 /// How trained weights are stored where models compute in bf16.
@@ -31,6 +32,8 @@ pub struct WeightsUpdate<'a> {
     values: &'a mut [RawTensor],
     lowers: &'a mut [Option<RawTensor>],
     copies: Option<&'a mut [RawTensor]>,
+    /// Of weights in parts, which are shown again when all is changed.
+    parts: Option<&'a PartsSet>,
 }
 
 impl<'a> WeightsUpdate<'a> {
@@ -38,23 +41,29 @@ impl<'a> WeightsUpdate<'a> {
         values: &'a mut [RawTensor],
         lowers: &'a mut [Option<RawTensor>],
         copies: Option<&'a mut [RawTensor]>,
+        parts: Option<&'a PartsSet>,
     ) -> Self {
         Self {
             values,
             lowers,
             copies,
+            parts,
         }
     }
 
-    /// Every weight in the layout's order.
+    /// Every weight in the layout's order. Of one that processes have parts of, this process's part, as one row; where that is empty, one value
+    /// that stands for nothing.
     pub fn each(&mut self) -> impl Iterator<Item = Changing<'_>> {
+        let parts = self.parts;
         let copies = self.copies.as_deref_mut().into_iter().flatten().map(Some);
         let copies = copies.chain(std::iter::repeat_with(|| None));
         let halves = self.values.iter_mut().zip(self.lowers.iter_mut());
-        halves.zip(copies).map(|((value, lower), copy)| Changing {
+        let all = halves.zip(copies).enumerate();
+        all.map(move |(index, ((value, lower), copy))| Changing {
             value,
             lower: lower.as_mut(),
-            copy,
+            // Parts have none: what is gathered of them is in the type of models.
+            copy: copy.filter(|_| !parts.is_some_and(|parts| parts.has(index))),
         })
     }
 
@@ -85,7 +94,17 @@ impl<'a> WeightsUpdate<'a> {
             self.lowers[index].is_none(),
             "a value in halves is changed by kernels that know them"
         );
-        let copy = self.copies.as_mut().map(|copies| &mut copies[index]);
+        let is_part = self.parts.is_some_and(|parts| parts.has(index));
+        let copies = self.copies.as_mut().filter(|_| !is_part);
+        let copy = copies.map(|copies| &mut copies[index]);
         change(&mut self.values[index], copy);
+    }
+}
+
+impl Drop for WeightsUpdate<'_> {
+    fn drop(&mut self) {
+        if let Some(parts) = self.parts {
+            parts.show_all(self.values);
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! What a model sees of its weights during one call.
 
-use super::{Adapter, BlockWeights, Handle, ParamLayout, Weights, WeightsVersion};
+use super::{Adapter, BlockGradients, BlockWeights, Handle, ParamLayout, Weights, WeightsVersion};
 use crate::autograd::{self, Gradients};
 use crate::low_precision::LowPrecision;
 use crate::tensors::{RawTensor, buffer, leaf};
@@ -14,10 +14,12 @@ use std::sync::{Arc, Mutex, MutexGuard};
 pub struct ParamView {
     layout: Arc<ParamLayout>,
     values: Arc<Vec<RawTensor>>,
-    // Of weights that processes have parts of, and in whose place `values` has nothing of use.
-    blocks: Option<Arc<dyn BlockWeights>>,
+    // Of weights that processes have parts of, with the number of the set. `values` has no whole ones in their places.
+    blocks: Option<(Arc<dyn BlockWeights>, usize)>,
     // The whole ones of the block that this view is of.
     gathered: Option<Arc<BTreeMap<usize, RawTensor>>>,
+    // Who takes the gradients of weights in parts; if nobody does, they are this view's as all others.
+    gradients: Option<Arc<dyn BlockGradients>>,
     low_precision: Arc<[Option<LowPrecision>]>,
     trained: Option<Arc<[bool]>>,
     // Leaves are made when a model first asks for them, so a replay of one block makes that block's only.
@@ -41,8 +43,9 @@ impl ParamView {
         Self {
             layout: weights.layout().clone(),
             values: weights.shared(),
-            blocks: weights.blocks().cloned(),
+            blocks: weights.parts_set(),
             gathered: None,
+            gradients: None,
             low_precision: weights.forms().clone(),
             trained: None,
             leaves: Arc::default(),
@@ -67,6 +70,7 @@ impl ParamView {
     pub fn without_adapters(&self) -> Self {
         Self {
             with_adapters: false,
+            gradients: None,
             trained: None,
             leaves: Arc::default(),
             read: None,
@@ -105,15 +109,59 @@ impl ParamView {
     }
 
     /// This view's leaves of the weights at `positions`, made now where nothing asked for them before. A weight that
-    /// is not trained comes as its plain value.
+    /// is not trained comes as its plain value. Of a trained one that processes have parts of the leaf has no values of use, unless this view
+    /// is of its block: it stands for the weight in a graph, and takes the gradient of the whole one.
     ///
     /// # Panics
     /// If a position is not in the layout.
     pub fn leaves_of(&self, positions: &[usize]) -> Vec<DispatchTensor> {
-        positions
-            .iter()
-            .map(|position| self.dispatch(*position as u32))
-            .collect()
+        let leaf_of = |position: &usize| match self.is_tracked(*position) && self.is_elsewhere(*position) {
+            true => self.leaf_of(*position as u32, &self.values[*position]),
+            false => self.dispatch(*position as u32),
+        };
+        positions.iter().map(leaf_of).collect()
+    }
+
+    /// The same view, which hands the gradients of weights in parts to `taker`.
+    #[must_use]
+    pub fn handing_to(self, taker: Arc<dyn BlockGradients>) -> Self {
+        Self {
+            gradients: Some(taker),
+            ..self
+        }
+    }
+
+    /// Tells who takes gradients of weights in parts, if somebody does, that a block was run which will run again in backward.
+    pub fn expect_gradients(&self, stack: &str, block: usize) {
+        if let Some(taker) = &self.gradients {
+            taker.expect(stack, block);
+        }
+    }
+
+    /// Hands over what a block's run in backward gave for `weights` of weights in parts, if somebody takes them. What is left belongs to the
+    /// leaves of this view.
+    pub fn hand_over(
+        &self,
+        (stack, block): (&str, usize),
+        weights: &[usize],
+        gradients: Vec<Option<RawTensor>>,
+    ) -> Vec<Option<RawTensor>> {
+        let Some(taker) = &self.gradients else {
+            return gradients;
+        };
+        let mut taken = Vec::new();
+        let mut left = Vec::with_capacity(gradients.len());
+        for (index, gradient) in weights.iter().zip(gradients) {
+            left.push(match gradient {
+                Some(gradient) if self.is_elsewhere(*index) => {
+                    taken.push((*index, gradient));
+                    None
+                }
+                other => other,
+            });
+        }
+        taker.take(stack, block, taken);
+        left
     }
 
     /// The same view with the whole weights of block number `block` of `stack`, where processes have parts of them; `None` where this one
@@ -122,8 +170,8 @@ impl ParamView {
     ///
     /// As [`BlockWeights::gather`], it unwinds if a process is lost.
     pub fn of_block(&self, stack: &str, block: usize, next: Option<usize>) -> Option<Self> {
-        let blocks = self.blocks.as_ref().filter(|_| self.gathered.is_none())?;
-        let gathered = blocks.gather(stack, block, next).into_iter().collect();
+        let (blocks, set) = self.blocks.as_ref().filter(|_| self.gathered.is_none())?;
+        let gathered = blocks.gather(*set, stack, block, next).into_iter().collect();
         Some(Self {
             gathered: Some(Arc::new(gathered)),
             ..self.clone()
@@ -156,7 +204,7 @@ impl ParamView {
         }
     }
 
-    /// The values it shows, plain, in the order of the layout. Of a weight that processes have parts of there is nothing here.
+    /// The values it shows, plain, in the order of the layout. Of a weight that processes have parts of there is nothing of use here.
     pub fn values(&self) -> &[RawTensor] {
         &self.values
     }
@@ -196,21 +244,36 @@ impl ParamView {
 
     fn dispatch(&self, index: u32) -> DispatchTensor {
         let value = self.value(index as usize);
-        if !self
-            .trained
-            .as_ref()
-            .is_some_and(|trained| trained[index as usize])
-        {
+        if !self.is_trained(index as usize) {
             return value.clone();
         }
         if let Some(read) = &self.read {
             lock(read).insert(index);
             return value.clone();
         }
-        lock(&self.leaves)
-            .entry(index)
-            .or_insert_with(|| leaf(value))
-            .clone()
+        self.leaf_of(index, value)
+    }
+
+    /// The leaf of a weight, made of `value` if there is none yet.
+    fn leaf_of(&self, index: u32, value: &RawTensor) -> DispatchTensor {
+        let mut leaves = lock(&self.leaves);
+        leaves.entry(index).or_insert_with(|| leaf(value)).clone()
+    }
+
+    fn is_trained(&self, index: usize) -> bool {
+        self.trained.as_ref().is_some_and(|trained| trained[index])
+    }
+
+    /// Whether this view has a leaf for the weight at `index`, or makes one.
+    fn is_tracked(&self, index: usize) -> bool {
+        self.read.is_none() && self.is_trained(index)
+    }
+
+    /// Whether the weight at `index` is in parts and this view does not have it whole.
+    fn is_elsewhere(&self, index: usize) -> bool {
+        let is_gathered = (self.gathered.as_ref()).is_some_and(|of_block| of_block.contains_key(&index));
+        let is_in_parts = (self.blocks.as_ref()).is_some_and(|(blocks, _)| blocks.own_part(index).is_some());
+        is_in_parts && !is_gathered
     }
 
     fn value(&self, index: usize) -> &RawTensor {
@@ -218,9 +281,8 @@ impl ParamView {
         if let Some(value) = gathered {
             return value;
         }
-        let is_in_parts = |blocks: &Arc<dyn BlockWeights>| blocks.own_part(index).is_some();
         assert!(
-            !self.blocks.as_ref().is_some_and(is_in_parts),
+            !self.is_elsewhere(index),
             "the weight `{}` is shared out over processes, and read outside of the block that it is named after",
             self.layout.specs()[index].name
         );

@@ -1,7 +1,9 @@
 //! The values of a layout's weights.
 
+mod parts;
 mod storage;
 
+use super::block_weights::PartsSet;
 use super::{BlockWeights, ParamKind, ParamLayout, ParamSpec, WeightStorage, WeightsUpdate};
 use crate::device::{ComputeDevice, cpu};
 use crate::error::CoreError;
@@ -13,7 +15,6 @@ use crate::tensors::{RawTensor, cast};
 use burn::backend::TensorMetadata;
 use burn::tensor::FloatDType;
 use rayon::prelude::*;
-use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 /// One value per weight of a layout. Cloning shares the values; a changed value is a new one.
@@ -30,8 +31,9 @@ pub struct Weights {
     device: ComputeDevice,
     copies: OnceLock<Arc<Vec<RawTensor>>>,
     stored: Option<Stored>,
-    /// Weights of which each process has a part. In the place of each `values` has one zero.
-    blocks: Option<Arc<dyn BlockWeights>>,
+    /// Weights of which each process has a part. In the place of each `values` has that part, as one row; one zero where it is empty. Clones share
+    /// a set until one of them is changed.
+    parts: Option<Arc<PartsSet>>,
     /// By place in the layout; shorter where none is in low precision.
     low_precision: Arc<[Option<LowPrecision>]>,
 }
@@ -42,8 +44,8 @@ enum Form {
     F32,
     Narrow(FloatDType),
     LowPrecision(LowPrecision),
-    /// One zero in the type that models compute with: the value itself is in parts.
-    Elsewhere,
+    /// These of the values as one row, in f32 or another type: the others are those of other processes. One zero if there are none.
+    Part(usize, usize, Option<FloatDType>),
 }
 
 /// Which weights are trained, and how these are stored.
@@ -61,7 +63,6 @@ impl Weights {
 
     /// Adapters drawn from `seed` as [`init`](Self::init) draws them, and zeros for what a file is about to give.
     pub fn init_adapters(layout: Arc<ParamLayout>, seed: u64, device: &ComputeDevice) -> Self {
-        let is_adapter = |spec: &ParamSpec| spec.kind == ParamKind::Adapter;
         Self::drawn(layout, (seed, device), is_adapter, |_| Form::F32)
     }
 
@@ -78,14 +79,14 @@ impl Weights {
         trained: &[bool],
         low_precision: Arc<[Option<LowPrecision>]>,
     ) -> Self {
-        Self::on_frozen(layout, (seed, device), trained, low_precision, None)
+        Self::on_frozen(layout, (seed, device), trained, low_precision, (None, is_adapter))
     }
 
-    /// As [`init_adapters_on_frozen`](Self::init_adapters_on_frozen), none in low precision, of which `blocks` has some in parts: of
-    /// what the file gives for these, only this process's part goes to the device.
+    /// As [`init_adapters_on_frozen`](Self::init_adapters_on_frozen), none in low precision, of which `blocks` has some in parts, trained
+    /// or not: of what the file gives for these, only this process's part goes to the device.
     ///
     /// # Panics
-    /// If `trained` has another length than the layout, or a weight in parts is trained.
+    /// If `trained` has another length than the layout.
     pub fn init_adapters_on_parts(
         layout: Arc<ParamLayout>,
         seed: u64,
@@ -93,7 +94,23 @@ impl Weights {
         trained: &[bool],
         blocks: Arc<dyn BlockWeights>,
     ) -> Self {
-        Self::on_frozen(layout, (seed, device), trained, Arc::from([]), Some(blocks))
+        let none = Arc::from([]);
+        Self::on_frozen(layout, (seed, device), trained, none, (Some(blocks), is_adapter))
+    }
+
+    /// As [`init_adapters_on_parts`](Self::init_adapters_on_parts), all drawn from `seed` as [`init`](Self::init) draws them.
+    ///
+    /// # Panics
+    /// If `trained` has another length than the layout.
+    pub fn init_on_parts(
+        layout: Arc<ParamLayout>,
+        seed: u64,
+        device: &ComputeDevice,
+        trained: &[bool],
+        blocks: Arc<dyn BlockWeights>,
+    ) -> Self {
+        let none = Arc::from([]);
+        Self::on_frozen(layout, (seed, device), trained, none, (Some(blocks), is_any))
     }
 
     fn on_frozen(
@@ -101,26 +118,27 @@ impl Weights {
         place: (u64, &ComputeDevice),
         trained: &[bool],
         low_precision: Arc<[Option<LowPrecision>]>,
-        blocks: Option<Arc<dyn BlockWeights>>,
+        (blocks, drawn): (Option<Arc<dyn BlockWeights>>, fn(&ParamSpec) -> bool),
     ) -> Self {
         assert_eq!(trained.len(), layout.len(), "one flag per weight");
         let device = place.1;
-        let is_in_parts =
-            |index: usize| (blocks.as_ref()).is_some_and(|blocks| blocks.own_part(index).is_some());
-        assert!(
-            !(0..trained.len()).any(|index| trained[index] && is_in_parts(index)),
-            "what processes have parts of is frozen"
-        );
-        let is_adapter = |spec: &ParamSpec| spec.kind == ParamKind::Adapter;
-        let form = |index: usize| match (form_of(&low_precision, index), device.compute_dtype()) {
-            _ if is_in_parts(index) => Form::Elsewhere,
-            (Some(of), _) => Form::LowPrecision(of),
-            (None, Some(dtype)) if !trained[index] => Form::Narrow(dtype),
-            _ => Form::F32,
+        let part = |index: usize| blocks.as_ref().and_then(|blocks| blocks.own_part(index));
+        let form = |index: usize| {
+            let frozen = device.compute_dtype().filter(|_| !trained[index]);
+            match (part(index), form_of(&low_precision, index), frozen) {
+                (Some(part), _, frozen) => Form::Part(part.start, part.end, frozen),
+                (None, Some(of), _) => Form::LowPrecision(of),
+                (None, None, Some(dtype)) => Form::Narrow(dtype),
+                (None, None, None) => Form::F32,
+            }
         };
-        let mut weights = Self::drawn(layout, place, is_adapter, form);
+        let mut weights = Self::drawn(layout, place, drawn, form);
         weights.low_precision = low_precision;
-        weights.blocks = blocks;
+        if let Some(blocks) = blocks {
+            let parts = PartsSet::open(blocks);
+            parts.show_all(&weights.values);
+            weights.parts = Some(Arc::new(parts));
+        }
         if device.compute_dtype().is_some() {
             weights.stored = Some(Stored {
                 trained: trained.into(),
@@ -220,10 +238,13 @@ impl Weights {
                     (None, Form::F32) => device.zeros(&spec.shape),
                     (None, Form::Narrow(dtype)) => device.zeros_in(&spec.shape, dtype),
                     (None, Form::LowPrecision(of)) => device.zero_words(of.words()),
-                    (_, Form::Elsewhere) => match device.compute_dtype() {
-                        Some(dtype) => device.zeros_in(&[1], dtype),
-                        None => device.zeros(&[1]),
-                    },
+                    (Some(values), Form::Part(start, end, dtype)) if start < end => {
+                        let value = device.plain(values[start..end].to_vec(), &[end - start]);
+                        dtype.map_or(value.clone(), |dtype| cast(&value, dtype))
+                    }
+                    (_, Form::Part(start, end, dtype)) => {
+                        device.zeros_in(&[(end - start).max(1)], dtype.unwrap_or(FloatDType::F32))
+                    }
                 })
             });
         let values = device.with_persistent_allocation(|| values.collect());
@@ -238,14 +259,9 @@ impl Weights {
             device: device.clone(),
             copies: OnceLock::new(),
             stored: None,
-            blocks: None,
+            parts: None,
             low_precision: Arc::from([]),
         }
-    }
-
-    /// The weights of blocks that other processes have parts of, if there are some.
-    pub fn blocks(&self) -> Option<&Arc<dyn BlockWeights>> {
-        self.blocks.as_ref()
     }
 
     /// The form of the weight at `index` if it is stored in low precision.
@@ -305,7 +321,8 @@ impl Weights {
         &self.layout
     }
 
-    /// What is stored of each weight in the layout's order: the value, or the upper half of one in halves.
+    /// What is stored of each weight in the layout's order: the value, or the upper half of one in halves; of one that processes have parts of,
+    /// this one's part as one row, or one zero if it is empty.
     pub fn stored(&self) -> &[RawTensor] {
         &self.values
     }
@@ -332,13 +349,15 @@ impl Weights {
             return self.values.clone();
         };
         let is_computed_with = |(index, value): (usize, &RawTensor)| {
-            self.low_precision(index).is_some() || value.dtype() == dtype.into()
+            self.low_precision(index).is_some() || self.is_in_parts(index) || value.dtype() == dtype.into()
         };
         if self.values.iter().enumerate().all(is_computed_with) {
             return self.values.clone();
         }
         let copy = |(index, value): (usize, &RawTensor)| match self.low_precision(index) {
             Some(_) => value.clone(),
+            // Its whole block is gathered in that type. A second handle to a part would keep it from changing where it is.
+            None if self.is_in_parts(index) => self.device.zeros_in(&[1], dtype),
             None => cast(value, dtype),
         };
         let cast_all = || self.values.iter().enumerate().map(copy).collect();
@@ -378,36 +397,15 @@ impl Weights {
         Ok(())
     }
 
-    fn own_part(&self, index: usize) -> Option<Range<usize>> {
-        self.blocks.as_ref().and_then(|blocks| blocks.own_part(index))
-    }
-
-    fn is_in_parts(&self, index: usize) -> bool {
-        self.own_part(index).is_some()
-    }
-
-    /// Which values of the weight at `index` this process has, and in which shape: all, or a part of them as one row.
-    fn here(&self, index: usize) -> (Range<usize>, Vec<usize>) {
-        let shape = &self.layout.specs()[index].shape;
-        match self.own_part(index) {
-            Some(part) => (part.clone(), vec![part.len()]),
-            None => (0..shape.iter().product(), shape.clone()),
-        }
-    }
-
-    /// Puts what this process has of the weight at `index` where it belongs.
-    fn put(&mut self, index: usize, value: RawTensor) {
-        let in_parts = self.blocks.as_ref().filter(|_| self.is_in_parts(index));
-        match in_parts.cloned() {
-            Some(blocks) => blocks.keep(index, value),
-            None => self.replace(index, value),
-        }
-    }
-
+    /// Puts what this process has of the weight at `index` in the place of what it had.
     fn replace(&mut self, index: usize, value: RawTensor) {
+        self.own_set();
         self.copies = OnceLock::new();
         Arc::make_mut(&mut self.values)[index] = value;
         Arc::make_mut(&mut self.lowers)[index] = None;
+        if let Some(parts) = self.parts.as_ref().filter(|parts| parts.has(index)) {
+            parts.blocks.show(parts.number, index, self.values[index].clone());
+        }
     }
 
     /// The type that the weight at `index` is kept in, if that is not f32: what is not trained is frozen as it comes.
@@ -430,7 +428,7 @@ impl Weights {
             let (device, here) = (&self.device, &bytes[2 * part.start..2 * part.end]);
             let value = device.with_persistent_allocation(|| device.plain_bf16(here, &shape));
             if let Some(value) = value {
-                self.put(index, value);
+                self.replace(index, value);
                 return Ok(());
             }
         }
@@ -457,6 +455,8 @@ impl Weights {
             self.replace(index, value);
             return Ok(());
         }
+        // Before it is known whether there is something to replace: sets are opened alike on all processes.
+        self.own_set();
         let (part, shape) = self.here(index);
         if part.is_empty() {
             return Ok(());
@@ -482,12 +482,16 @@ impl Weights {
             }
             (None, None) => device.with_persistent_allocation(|| device.plain(values, &shape)),
         };
-        self.put(index, value);
+        self.replace(index, value);
         Ok(())
     }
 
     /// Mutable values, none of them in halves. Those still held by a view or a snapshot are copied when a kernel writes them.
+    ///
+    /// # Panics
+    /// If processes have parts of some: [`update`](Self::update) changes those.
     pub fn values_mut(&mut self) -> &mut [RawTensor] {
+        assert!(self.parts.is_none(), "weights in parts are changed by an update");
         for index in 0..self.values.len() {
             if self.lowers[index].is_some() {
                 let (values, device) = (self.host(index), self.device.clone());
@@ -507,10 +511,12 @@ impl Weights {
             // If there are copies, some values were replaced and not settled; others are their own copies.
             self.copies = OnceLock::new();
         }
+        self.hide_parts();
         WeightsUpdate::new(
             Arc::make_mut(&mut self.values).as_mut_slice(),
             Arc::make_mut(&mut self.lowers).as_mut_slice(),
             (self.copies.get_mut()).map(|copies| Arc::make_mut(copies).as_mut_slice()),
+            self.parts.as_deref(),
         )
     }
 
@@ -527,6 +533,11 @@ impl Weights {
         if let Some(of) = self.low_precision(index) {
             return of.host(&self.values[index]);
         }
+        self.stored_on_host(index)
+    }
+
+    /// The value at `index` as it is stored, put together from its halves.
+    fn stored_on_host(&self, index: usize) -> Vec<f32> {
         match &self.lowers[index] {
             Some(lower) => {
                 let (uppers, lowers) = (split_f32::bits(&self.values[index]), split_f32::bits(lower));
@@ -538,6 +549,14 @@ impl Weights {
             None => cpu::to_host(&self.values[index]),
         }
     }
+}
+
+fn is_adapter(spec: &ParamSpec) -> bool {
+    spec.kind == ParamKind::Adapter
+}
+
+fn is_any(_: &ParamSpec) -> bool {
+    true
 }
 
 /// The form of the weight at `index` if it is in low precision.

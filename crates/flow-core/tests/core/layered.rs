@@ -2,7 +2,7 @@
 
 use flow_core::ops::{KernelOps, LayeredKernels, OptimizerOps};
 use flow_core::{
-    AdamWFactors, AdamWParam, AdamWScalars, AdamWStep, Kernels, RawTensor, device::ComputeDevice,
+    AdamWFactors, AdamWParam, AdamWScalars, AdamWStep, Kernels, RawTensor, Squares, device::ComputeDevice,
 };
 use flow_kernels::CpuKernels;
 use std::path::Path;
@@ -64,6 +64,19 @@ impl OptimizerOps for Counting {
             .ops()
             .optimizer
             .adamw_scalars(gradients, factors, device)
+    }
+
+    fn squares(&self, gradient: &RawTensor) -> Squares {
+        self.inner.ops().optimizer.squares(gradient)
+    }
+
+    fn adamw_scalars_of(
+        &self,
+        squares: &[Squares],
+        factors: &AdamWFactors,
+        device: &ComputeDevice,
+    ) -> AdamWScalars {
+        (self.inner.ops().optimizer).adamw_scalars_of(squares, factors, device)
     }
 
     fn accumulate(&self, accumulated: &mut RawTensor, gradient: &RawTensor) {

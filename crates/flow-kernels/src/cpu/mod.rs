@@ -35,7 +35,7 @@ use flow_core::ops::{
 use flow_core::tensors::{cast, copy_again};
 use flow_core::{
     Activation, AdamWFactors, AdamWParam, AdamWScalars, AdamWStep, Kernels, MasterWeight, Noise, RawTensor,
-    Recorder, SplitF32,
+    Recorder, SplitF32, Squares,
 };
 use std::fmt;
 use std::sync::Arc;
@@ -285,6 +285,19 @@ impl OptimizerOps for CpuKernels {
         device: &ComputeDevice,
     ) -> AdamWScalars {
         factors.values(self.sums_of_squares(gradients).into_iter().sum(), device)
+    }
+
+    fn squares(&self, gradient: &RawTensor) -> Squares {
+        Squares::Host(optimizer::sum_of_squares(gradient))
+    }
+
+    fn adamw_scalars_of(
+        &self,
+        squares: &[Squares],
+        factors: &AdamWFactors,
+        device: &ComputeDevice,
+    ) -> AdamWScalars {
+        factors.values(squares.iter().map(Squares::total).sum(), device)
     }
 
     fn accumulate(&self, accumulated: &mut RawTensor, gradient: &RawTensor) {

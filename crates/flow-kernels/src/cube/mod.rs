@@ -25,7 +25,7 @@ use flow_core::ops::{
 };
 use flow_core::{
     Activation, AdamWFactors, AdamWParam, AdamWScalars, AdamWStep, Kernels, Noise, RawTensor, Recorder,
-    SplitF32,
+    SplitF32, Squares,
 };
 use flow_kernels_cube::Element;
 use products::Products;
@@ -301,6 +301,19 @@ impl OptimizerOps for CubeKernels {
     ) -> AdamWScalars {
         // Without gradients there is no tensor to say which device it is.
         optimizer::adamw_scalars(gradients, factors).unwrap_or_else(|| factors.values(0.0, device))
+    }
+
+    fn squares(&self, gradient: &RawTensor) -> Squares {
+        optimizer::squares(gradient)
+    }
+
+    fn adamw_scalars_of(
+        &self,
+        squares: &[Squares],
+        factors: &AdamWFactors,
+        device: &ComputeDevice,
+    ) -> AdamWScalars {
+        optimizer::adamw_scalars_of(squares, factors).unwrap_or_else(|| factors.values(0.0, device))
     }
 
     fn accumulate(&self, accumulated: &mut RawTensor, gradient: &RawTensor) {

@@ -4,7 +4,10 @@ use super::operand::{Operand, bits_mut, dense_mut, expect_launched, update};
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use flow_core::rng::Purpose;
-use flow_core::{AdamWFactors, AdamWParam, AdamWScalars, AdamWStep, MasterWeight, RawTensor, SplitF32};
+use flow_core::tensors::stacked;
+use flow_core::{
+    AdamWFactors, AdamWParam, AdamWScalars, AdamWStep, MasterWeight, RawTensor, SplitF32, Squares,
+};
 use flow_kernels_cube::adamw::{AdamW, AdamWParam as Updating, MasterWeight as Is, Rounding as Drawn};
 use flow_kernels_cube::cast::cast;
 use flow_kernels_cube::optimizer::{self, Factors};
@@ -29,15 +32,53 @@ pub(super) fn adamw_scalars(gradients: &[&RawTensor], factors: &AdamWFactors) ->
     let first = tensors.first()?;
     let buffers: Vec<Buffer> = tensors.iter().map(Operand::buffer).collect();
     let buffers: Vec<&Buffer> = buffers.iter().collect();
-    let factors = Factors {
+    let varying = first.empty(&[5], Element::F32);
+    let launched = optimizer::step_values(first.client(), &buffers, &in_f32(factors), &varying.buffer());
+    expect_launched("step_values", launched);
+    Some(AdamWScalars {
+        scalars: varying.into_plain(),
+        norm: None,
+    })
+}
+
+fn in_f32(factors: &AdamWFactors) -> Factors {
+    Factors {
         learning_rate: factors.learning_rate as f32,
         corrections: factors.corrections.map(|correction| correction as f32),
         max_norm: factors.max_norm as f32,
         small: AdamWFactors::SMALL as f32,
         units: factors.units.max(1) as f32,
-    };
-    let varying = first.empty(&[5], Element::F32);
-    let launched = optimizer::step_values(first.client(), &buffers, &factors, &varying.buffer());
+    }
+}
+
+/// Sums of squares of a tensor's pieces, in f32.
+pub(super) fn squares(gradient: &RawTensor) -> Squares {
+    let gradient = Operand::read(gradient);
+    let buffer = gradient.buffer();
+    let pieces = gradient.empty(&[optimizer::pieces(&buffer)], Element::F32);
+    let launched = optimizer::squares_of_pieces(gradient.client(), &buffer, &pieces.buffer());
+    expect_launched("squares", launched);
+    Squares::Device(pieces.into_plain())
+}
+
+/// The factors of a step, computed on the device.
+pub(super) fn adamw_scalars_of(all: &[Squares], factors: &AdamWFactors) -> Option<AdamWScalars> {
+    let pieces = all.iter().map(|squares| match squares {
+        Squares::Device(pieces) => pieces.clone(),
+        Squares::Host(_) => panic!("these kernels leave squares on their device"),
+    });
+    let pieces: Vec<RawTensor> = pieces.collect();
+    if pieces.is_empty() {
+        return None;
+    }
+    let pieces = Operand::read(&stacked(pieces));
+    let varying = pieces.empty(&[5], Element::F32);
+    let launched = optimizer::step_values_of_pieces(
+        pieces.client(),
+        &pieces.buffer(),
+        &in_f32(factors),
+        &varying.buffer(),
+    );
     expect_launched("step_values", launched);
     Some(AdamWScalars {
         scalars: varying.into_plain(),

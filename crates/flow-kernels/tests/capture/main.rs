@@ -167,6 +167,7 @@ impl Run {
                 });
             }
         }
+        drop(update);
         // Else every step would be recorded anew.
         assert!(
             ParamView::plain(&self.weights).standing() == before,

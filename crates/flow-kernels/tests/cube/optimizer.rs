@@ -82,6 +82,29 @@ fn the_optimizers_operations_change_what_they_are_given_and_no_copy_of_it() {
 }
 
 #[test]
+fn a_norm_of_squares_that_were_summed_one_tensor_after_another_has_the_bits_of_one_of_all() {
+    for side in sides() {
+        // Pieces that are full, one that is not, and tensors of other widths.
+        let of = |(draw, count): (u64, usize)| side.device.plain(values(draw, &[count]), &[count]);
+        let gradients = [(0, 9_001), (1, 4), (2, 8_192), (3, 333)].map(of);
+        let factors = AdamWFactors {
+            learning_rate: 0.01,
+            corrections: [0.271, 0.003],
+            max_norm: 0.5,
+            units: 3,
+        };
+        let ops = side.kernels.ops().optimizer;
+        let together = ops.adamw_scalars(&gradients.each_ref(), &factors, &side.device);
+        let squares = gradients.each_ref().map(|gradient| ops.squares(gradient));
+        let apart = ops.adamw_scalars_of(&squares, &factors, &side.device);
+        let bits = |of: &RawTensor| to_host(of).into_iter().map(f32::to_bits).collect::<Vec<_>>();
+        assert_eq!(bits(&apart.scalars), bits(&together.scalars));
+        let totals: Vec<f64> = squares.iter().map(|squares| squares.total()).collect();
+        assert_eq!(totals, ops.sums_of_squares(&gradients.each_ref()));
+    }
+}
+
+#[test]
 fn a_step_with_gradients_that_are_not_finite_changes_nothing() {
     for side in sides() {
         let of = |draw| side.device.plain(values(draw, &[333]), &[333]);

@@ -224,13 +224,7 @@ fn finished<A: Algorithm>(
         let metadata = crate::weights_metadata(config, &directory.name(), trainer.state.iteration);
         // Weights of a process before this one are not written over.
         let before = directory.supersede_weights()?;
-        weights = flow_trainer::export(
-            &trainer.state.weights,
-            model,
-            config,
-            &directory.weights(),
-            &metadata,
-        )?;
+        weights = trainer.export(model, config, &directory.weights(), &metadata)?;
         directory.drop_same(&before)?;
     }
     // Wherever they are used next.

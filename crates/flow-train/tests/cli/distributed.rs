@@ -203,6 +203,16 @@ fn processes_that_share_the_frozen_weights_write_the_bytes_of_one_that_has_them_
 }
 
 #[test]
+fn processes_that_share_trained_weights_export_the_files_of_one_that_has_them_whole() {
+    let place = Place::new();
+    let full = ["--quiet", "--set", "checkpointing.policy=full", "--set"];
+    place.succeed(&arguments("1", &[&full[..], &["run.name=alone"]].concat()));
+    let weights = ["distributed.shard=\"weights\"", "--set", "run.name=parts"];
+    place.succeed(&arguments("2", &[&full[..], &weights].concat()));
+    assert!(left(&place, "parts") == left(&place, "alone"));
+}
+
+#[test]
 fn what_cannot_be_done_with_weights_in_parts_is_refused_before_anything_is_written() {
     let place = Place::new();
     let check = |more: &[&str]| {
@@ -213,7 +223,7 @@ fn what_cannot_be_done_with_weights_in_parts_is_refused_before_anything_is_writt
         place.run(&words)
     };
     for (more, part) in [
-        (&["--set", "checkpointing.policy=full"][..], "model.finetune"),
+        (&["--set", "model.finetune=full"][..], "checkpointing.policy"),
         (&["--set", "model.finetune=lora"], "checkpointing.policy"),
     ] {
         let Outcome { code, stderr, .. } = check(more);

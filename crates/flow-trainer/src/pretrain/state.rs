@@ -1,8 +1,8 @@
 //! The state of a pretraining on disk, so that one that was stopped goes on to the same bits.
 
 use crate::error::TrainError;
-use crate::moments_of_ranks;
 use crate::optimizer::AdamW;
+use crate::state_of_ranks;
 use crate::state_sections::{MOMENTS, Sections, add_moments, add_weights};
 use flow_core::Weights;
 use flow_core::device::ComputeDevice;
@@ -184,15 +184,12 @@ impl Keeping {
         let meta = serde_json::to_value(meta).map_err(|error| TrainError::Setting(error.to_string()))?;
         let mut writer = CheckpointWriter::new(state.step, meta);
         let mut sections = || -> Result<(), flow_report::CheckpointError> {
+            let holders = (&state.optimizer, exchange);
             for (set, weights) in [("current", &state.weights), ("average", &state.average)] {
-                add_weights(&mut writer, set, weights, |index| trained[index])?;
+                // Both are whole on every process.
+                add_weights(&mut writer, (set, 0), weights, |index| trained[index], holders)?;
             }
-            add_moments(
-                &mut writer,
-                MOMENTS,
-                state.weights.layout(),
-                (&state.optimizer, exchange),
-            )?;
+            add_moments(&mut writer, MOMENTS, state.weights.layout(), holders)?;
             let losses: Vec<u8> = state.losses.iter().copied().flat_map(f32::to_le_bytes).collect();
             writer.section("losses", losses)?;
             Ok(())
@@ -239,7 +236,7 @@ impl<'a> Savings<'a> {
         let with = (self.trained, self.exchange);
         let saved = self.keeping.save(state, with, self.contents.as_deref());
         // If a rank is lost, its words say more than those of a file that was not written.
-        moments_of_ranks::end(self.exchange, &state.optimizer)?;
+        state_of_ranks::end(self.exchange, &state.optimizer)?;
         saved?;
         // A saving that takes long does not make the next one come sooner.
         self.last = self.keeping.clock.elapsed();
@@ -255,7 +252,7 @@ pub(super) fn save(
 ) -> Result<(), TrainError> {
     match savings {
         Some(savings) => savings.save(state),
-        None => Ok(moments_of_ranks::give(exchange, &state.optimizer)?),
+        None => Ok(state_of_ranks::give(exchange, &state.optimizer, &[])?),
     }
 }
 

@@ -1,4 +1,4 @@
-//! The frozen weights of blocks that the ranks of a run share out, `distributed.shard = "weights"`.
+//! The weights of blocks that the ranks of a run share out, `distributed.shard = "weights"`.
 
 use super::{Environment, ModelOutline};
 use crate::error::TrainError;
@@ -7,7 +7,7 @@ use flow_core::BlockWeights;
 use flow_exchange_cube::{BlockExchange, BlockParts};
 use std::sync::Arc;
 
-/// What gathers the frozen weights of blocks from the parts of all ranks, for a model that has no weights yet; none where every rank has
+/// What gathers the weights of blocks from the parts of all ranks, for a model that has no weights yet; none where every rank has
 /// all of them.
 ///
 /// # Errors
@@ -38,7 +38,6 @@ pub(super) fn block_weights(
     let parts = BlockParts::new(
         outline.model.spec(),
         &outline.layout,
-        &outline.trained,
         (world, &environment.device),
     );
     Ok(Some(exchange.hold(parts)))

@@ -454,7 +454,7 @@ pub fn trainer_with_model<A: Algorithm>(
         current: model.weights,
     };
     let layout = weights.current.layout();
-    let shards = distribution.shards(layout, &model.trained);
+    let shards = distribution.shards(&weights.current, &model.trained);
     let optimizer = AdamW::sharded(optimizer_settings(config), layout, model.trained, shards, device);
     let scored = (&prompts[..], &evaluation);
     let (rewards, evaluation_rewards) =

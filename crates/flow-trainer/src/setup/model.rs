@@ -117,18 +117,21 @@ pub(super) fn model_with_absent_files(
     let seed = config.lora.seed.unwrap_or(config.run.seed);
     let forms = low_precision(config, environment, &*model, &layout)?;
     let mut weights = match (&config.model.weights, blocks) {
-        (None, _) => flow_models::initialize(&*model, &layout, seed, device),
+        (None, None) => flow_models::initialize(&*model, &layout, seed, device),
         (Some(_), None) => {
             let forms = forms.clone();
             flow_models::initialize_adapters_on_frozen(&*model, &layout, seed, device, &trained, forms)
         }
         // An accelerator of another program may store weights so, too.
-        (Some(_), Some(_)) if forms.iter().any(Option::is_some) => {
+        (_, Some(_)) if forms.iter().any(Option::is_some) => {
             return Err(TrainError::Setting(
                 "an accelerator in `acceleration.shared` stores frozen weights in low precision, and `distributed.shard = \"weights\"` shares \
                  them out as numbers; remove its entry, or set `distributed.shard = \"optimizer\"`"
                     .into(),
             ));
+        }
+        (None, Some(blocks)) => {
+            flow_models::initialize_on_parts(&*model, &layout, (seed, device), &trained, blocks)
         }
         (Some(_), Some(blocks)) => {
             flow_models::initialize_adapters_on_parts(&*model, &layout, (seed, device), &trained, blocks)

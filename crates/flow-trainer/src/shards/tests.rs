@@ -6,8 +6,9 @@ use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
 use flow_core::params::LayoutBuilder;
 use flow_core::rng::{Purpose, Stream};
-use flow_core::{Init, Kernels, ParamLayout, ParamView, WeightStorage, Weights, split_f32};
-use flow_exchange::{Exchange, World, in_process};
+use flow_core::{Init, Kernels, ModelSpec, ParamLayout, ParamView, WeightStorage, Weights, split_f32};
+use flow_exchange::{Exchange, Lanes, World, in_process};
+use flow_exchange_cube::{BlockExchange, BlockParts};
 use flow_kernels::CpuKernels;
 use proptest::prelude::*;
 use std::sync::Arc;
@@ -85,17 +86,8 @@ proptest! {
     }
 }
 
-/// Weights, one of them frozen and one of them without a gradient, and the bits of what steps leave: of the weights, of what models see of
-/// them, and of the moments that are here.
-fn after_steps(exchange: &dyn Exchange, is_shared: bool, storage: WeightStorage) -> [Vec<Vec<u32>>; 3] {
-    let device = ComputeDevice::cpu().computing_in(FloatDType::BF16);
-    let layout = Arc::new(layout_of(&[40, 300, 7, 129, 64, 1]));
-    let trained = vec![false, true, true, true, true, true];
-    let stepped = [false, true, true, true, false, true];
-    let kernels = CpuKernels::default();
-    let mut weights = Weights::init(layout.clone(), 3, &device);
-    weights.store(&trained, storage, &kernels);
-    let settings = AdamWSettings {
+fn settings() -> AdamWSettings {
+    AdamWSettings {
         learning_rate: 1e-3,
         betas: (0.9, 0.99),
         epsilon: 1e-8,
@@ -106,7 +98,20 @@ fn after_steps(exchange: &dyn Exchange, is_shared: bool, storage: WeightStorage)
         schedule: RateSchedule::Constant,
         moments: FloatDType::F32,
         seed: 7,
-    };
+    }
+}
+
+/// Weights, one of them frozen and one of them without a gradient, and the bits of what steps leave: of the weights, of what models see of
+/// them, and of the moments that are here.
+fn after_steps(exchange: &dyn Exchange, is_shared: bool, storage: WeightStorage) -> [Vec<Vec<u32>>; 3] {
+    let device = ComputeDevice::cpu().computing_in(FloatDType::BF16);
+    let layout = Arc::new(layout_of(&[40, 300, 7, 129, 64, 1]));
+    let trained = vec![false, true, true, true, true, true];
+    let stepped = [false, true, true, true, false, true];
+    let kernels = CpuKernels::default();
+    let mut weights = Weights::init(layout.clone(), 3, &device);
+    weights.store(&trained, storage, &kernels);
+    let settings = settings();
     let shards = is_shared.then(|| Shards::new(&layout, &trained, exchange.world()));
     let mut optimizer = AdamW::sharded(settings, &layout, trained, shards, &device);
     let all: Vec<usize> = (0..layout.len()).collect();
@@ -172,6 +177,95 @@ fn steps_of_a_shared_state_leave_the_bits_of_a_whole_one_however_weights_are_sto
                 }
             }
             assert_eq!(owners, [0, 1, 1, 1, 1, 1], "{storage:?} on {ranks}");
+        }
+    }
+}
+
+/// The bits of weights after steps, and of what models see of those of the block: on ranks with parts of it, or on one process.
+fn after_steps_of_a_block(exchange: Arc<dyn Exchange>, storage: WeightStorage) -> [Vec<Vec<u32>>; 2] {
+    let device = ComputeDevice::cpu().computing_in(FloatDType::BF16);
+    let mut layout = ParamLayout::default();
+    let mut builder = LayoutBuilder::new(&mut layout);
+    builder.param("embedder", [40], Init::Normal(1.0));
+    let mut block = builder.under("blocks.0");
+    block.param("up", [3, 101], Init::Normal(1.0));
+    block.param("bias", [7], Init::Normal(1.0));
+    block.param("down", [129], Init::Normal(1.0));
+    builder.param("head", [5], Init::Normal(1.0));
+    let layout = Arc::new(layout);
+    let spec = ModelSpec {
+        stacks: vec![("blocks".to_owned(), 1)],
+        ..ModelSpec::default()
+    };
+    let (kernels, trained, world) = (CpuKernels::default(), vec![true; 5], exchange.world());
+    let exchange = BlockExchange::new(exchange);
+    let blocks = world.is_several().then(|| {
+        let parts = BlockParts::new(&spec, &layout, (world, &device));
+        exchange.hold(parts)
+    });
+    let mut weights = match &blocks {
+        Some(blocks) => Weights::init_on_parts(layout.clone(), 3, &device, &trained, blocks.clone()),
+        None => Weights::init(layout.clone(), 3, &device),
+    };
+    weights.store(&trained, storage, &kernels);
+    let before = weights.clone();
+    let shards = blocks.map(|blocks| Shards::beside_parts(&layout, &trained, &*blocks, world));
+    let mut optimizer = AdamW::sharded(settings(), &layout, trained, shards, &device);
+    let lanes = Lanes::new(world.ranks);
+    for number in 1..=4 {
+        let gradient = |index: usize| {
+            let mut values = vec![0.0; size(&layout, index)];
+            Stream::new(5, Purpose::Test)
+                .at(index as u64, number)
+                .fill_normal(&mut values);
+            Some(device.plain(values, &layout.specs()[index].shape))
+        };
+        let mut sums = Accumulated::in_lanes(1, lanes);
+        match number as usize % world.ranks == world.rank {
+            true => sums.add_to(world.rank, &kernels, (0..5).map(gradient).collect()),
+            false => sums.add_none_to(world.rank, &kernels, 5),
+        }
+        sums.present(&kernels);
+        let on = (&kernels as &dyn Kernels, &device, optimizer.shards());
+        sums.exchange((&exchange, lanes), &layout, &[true; 5], on)
+            .unwrap();
+        optimizer.step(&kernels, &device, &mut weights, sums).unwrap();
+        let on = (&kernels as &dyn Kernels, &device);
+        optimizer.share(&exchange, &mut weights, &[true; 5], on).unwrap();
+    }
+    let seen = |weights: &Weights| -> Vec<Vec<u32>> {
+        let view = ParamView::plain(weights);
+        let view = view.of_block("blocks", 0, None).unwrap_or(view);
+        let values = view.leaves_of(&[1, 2, 3]);
+        let bits = values.iter().map(split_f32::bits);
+        bits.map(|bits| bits.into_iter().map(u32::from).collect())
+            .collect()
+    };
+    // Of the set as it was, too, which nothing changed.
+    let all_seen = [seen(&before), seen(&weights)].concat();
+    exchange.gather(&[]).unwrap();
+    let own = (0..5).map(|index| weights.own_host(index));
+    let own = own.map(|values| values.into_iter().map(f32::to_bits).collect());
+    [own.collect(), all_seen]
+}
+
+#[test]
+fn steps_of_parts_put_together_are_those_of_whole_weights_however_these_are_stored() {
+    for storage in [WeightStorage::Whole, WeightStorage::SplitF32] {
+        let [whole, seen] = after_steps_of_a_block(Arc::new(flow_exchange::Alone), storage);
+        for ranks in [2, 3] {
+            let threads: Vec<_> = in_process(ranks, Duration::from_secs(20))
+                .into_iter()
+                .map(|exchange| std::thread::spawn(move || after_steps_of_a_block(exchange, storage)))
+                .collect();
+            let mut parts = vec![Vec::new(); 5];
+            for thread in threads {
+                let [own, seen_here] = thread.join().expect("no rank panics");
+                assert!(seen_here == seen, "{storage:?} on {ranks}: what models see");
+                assert_eq!([&own[0], &own[4]], [&whole[0], &whole[4]]);
+                parts.iter_mut().zip(own).for_each(|(all, own)| all.extend(own));
+            }
+            assert!(parts[1..4] == whole[1..4], "{storage:?} on {ranks}");
         }
     }
 }

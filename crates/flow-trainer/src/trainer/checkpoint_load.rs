@@ -142,7 +142,7 @@ impl Checkpoint {
         let described = meta.description.as_ref().and_then(FrozenWeights::of_file);
         let frozen = FrozenSaved::settle(meta.frozen, described, trainer.frozen, &trainer.absent);
         let frozen = frozen.map_err(|(problem, help)| self.mismatch(problem, &help))?;
-        if frozen == FrozenWeights::InCheckpoint && trainer.state.weights.current.blocks().is_some() {
+        if frozen == FrozenWeights::InCheckpoint && trainer.state.has_frozen_parts() {
             return Err(self.mismatch(
                 "it holds the weights that are frozen, which no process has whole with `distributed.shard = \"weights\"`".into(),
                 "Set `distributed.shard` to \"optimizer\", or start a new run",

@@ -8,7 +8,7 @@ use crate::description::Description;
 use crate::error::TrainError;
 use crate::frozen::FrozenSaved;
 use crate::geometry_history::GeometryHistory;
-use crate::moments_of_ranks;
+use crate::state_of_ranks;
 use crate::state_sections::{MOMENTS, NetworkSections, PREVIOUS_WEIGHTS, add_moments, add_weights};
 use flow_accel::Acceleration;
 use flow_core::{ParamLayout, Weights};
@@ -82,7 +82,8 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         self.progress.saved_at = Some(self.state.iteration);
         let exchange = &*self.distribution.exchange;
         let Some(files) = &mut self.files else {
-            return Ok(moments_of_ranks::give(exchange, &self.state.optimizer)?);
+            let sets = sets(&self.state.weights).map(|(_, set)| set);
+            return Ok(state_of_ranks::give(exchange, &self.state.optimizer, &sets)?);
         };
         let watch = Stopwatch::start();
         files.metrics.sync()?;
@@ -116,28 +117,31 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         let meta = serde_json::to_value(&meta).map_err(|error| TrainError::Setting(error.to_string()))?;
         let mut writer = CheckpointWriter::new(state.iteration, meta);
         let (frozen, trained) = (self.frozen, state.optimizer.trained());
-        for (set, weights) in sets(&state.weights) {
-            add_weights(&mut writer, set, weights, |index| frozen.is_held(trained[index]))?;
+        let holders = (&state.optimizer, exchange);
+        for (number, (set, weights)) in sets(&state.weights).into_iter().enumerate() {
+            // Of those before the last update the rest is that of the trained weights.
+            let is_previous = set == PREVIOUS_WEIGHTS;
+            let held = |index: usize| trained[index] || (frozen.is_held(false) && !is_previous);
+            if let Some(weights) = weights {
+                add_weights(&mut writer, (set, number), weights, held, holders)?;
+            }
         }
-        if let Some(previous) = &state.weights.previous {
-            // The rest is that of the trained weights.
-            add_weights(&mut writer, PREVIOUS_WEIGHTS, previous, |index| trained[index])?;
-        }
-        add_moments(&mut writer, MOMENTS, layout, (&state.optimizer, exchange))?;
+        add_moments(&mut writer, MOMENTS, layout, holders)?;
         for (role, network) in &state.networks {
             let names = NetworkSections::of(*role);
             // The rest is the run's.
-            add_weights(&mut writer, names.weights, &network.weights, |index| {
-                trained[index]
-            })?;
+            let holders = (&network.optimizer, exchange);
+            let held = |index: usize| trained[index];
+            // They are whole, so that no other rank is asked for a part of a set.
+            add_weights(&mut writer, (names.weights, 0), &network.weights, held, holders)?;
             if let Some(slow) = &network.slow {
-                add_weights(&mut writer, names.slow, slow, |index| trained[index])?;
+                add_weights(&mut writer, (names.slow, 0), slow, held, holders)?;
             }
-            add_moments(&mut writer, names.moments, layout, (&network.optimizer, exchange))?;
+            add_moments(&mut writer, names.moments, layout, holders)?;
         }
         let saved = files.checkpoints.save(&writer);
         // If a rank is lost, its words say more than those of a file that was not written.
-        moments_of_ranks::end(exchange, &state.optimizer)?;
+        state_of_ranks::end(exchange, &state.optimizer)?;
         let saved = saved?;
         let iteration = state.iteration;
         drop(writer);
@@ -149,19 +153,16 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
     }
 }
 
-fn sets(weights: &PolicyWeights) -> Vec<(&'static str, &Weights)> {
-    let optional = [
-        ("average", &weights.average),
-        ("old", &weights.old),
-        ("sampling", &weights.sampling),
-        ("reference", &weights.reference),
-    ];
-    let optional = optional
-        .into_iter()
-        .filter_map(|(name, set)| Some((name, set.as_ref()?)));
-    std::iter::once(("current", &weights.current))
-        .chain(optional)
-        .collect()
+/// The sets of weights that a checkpoint has, with their names; what a run does not have is absent.
+fn sets(weights: &PolicyWeights) -> [(&'static str, Option<&Weights>); 6] {
+    [
+        ("current", Some(&weights.current)),
+        ("average", weights.average.as_ref()),
+        ("old", weights.old.as_ref()),
+        ("sampling", weights.sampling.as_ref()),
+        ("reference", weights.reference.as_ref()),
+        (PREVIOUS_WEIGHTS, weights.previous.as_ref()),
+    ]
 }
 
 pub(super) fn layout_of(layout: &ParamLayout) -> Vec<(String, Vec<usize>)> {

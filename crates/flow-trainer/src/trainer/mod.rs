@@ -15,6 +15,7 @@ mod drift;
 mod evaluation;
 mod evaluation_shares;
 mod exploration;
+mod exported;
 mod failed_rewards;
 mod iteration;
 mod layer_drift;
@@ -192,7 +193,7 @@ impl<A> Trainer<A> {
             .chain(&captions);
         let prepared = self.conditioner.prepare(asked)?;
         self.notices.extend(prepared);
-        if self.frozen == FrozenWeights::InCheckpoint && self.state.weights.current.blocks().is_some() {
+        if self.frozen == FrozenWeights::InCheckpoint && self.state.has_frozen_parts() {
             return Err(TrainError::Setting(
                 "checkpoints of this run would hold the weights that are frozen, which no process has whole with \
                  `distributed.shard = \"weights\"`; assemble the run from the config alone (`setup::trainer`), which looks at the file that \

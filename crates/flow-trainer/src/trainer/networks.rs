@@ -54,7 +54,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
             present: Vec::new(),
         };
         let compared = self.compared(learner, pass, &sites, update, rows)?;
-        self.for_each_unit(learner, &sites, pass, &compared, |_, site, unit| {
+        self.for_each_unit(learner, &sites, pass, (&compared, None), |_, site, unit| {
             seen.units.push(UnitSeen::new(&unit.loss_values, &unit.terms));
             let lane = (site.micro_batch - update.start) * lanes.count() / update.len();
             accumulated.add_to(lane, &*kernels, unit.gradients);
@@ -63,7 +63,8 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         let present = self.take_in(learner, seen, outcome)?;
         let layout = self.state.weights.current.layout();
         let exchange = (&*self.distribution.exchange, lanes);
-        accumulated.exchange(exchange, layout, &present, &self.sampler.device)?;
+        let on = (&*kernels, &self.sampler.device, None);
+        accumulated.exchange(exchange, layout, &present, on)?;
         let iteration = self.state.iteration + 1;
         let (network, device) = (self.state.networks.get_mut(&role), &self.sampler.device);
         let network = network.expect("an algorithm that trains a network is given it");

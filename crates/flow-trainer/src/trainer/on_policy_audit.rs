@@ -45,12 +45,18 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
             compared.extend(self.compared(Learner::Student, &pass, &sites, update, values)?);
         }
         let mut audit = OnPolicyAudit::default();
-        self.for_each_unit(Learner::Student, &all, &pass, &compared, |batch, site, unit| {
-            if let Some(replayed) = &unit.replayed {
-                self.check_unit(&mut audit, batch, site.position, replayed);
-            }
-            observer.advance(1);
-        })?;
+        self.for_each_unit(
+            Learner::Student,
+            &all,
+            &pass,
+            (&compared, None),
+            |batch, site, unit| {
+                if let Some(replayed) = &unit.replayed {
+                    self.check_unit(&mut audit, batch, site.position, replayed);
+                }
+                observer.advance(1);
+            },
+        )?;
         Ok(audit)
     }
 

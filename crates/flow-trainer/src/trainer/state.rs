@@ -44,6 +44,21 @@ pub struct TrainState {
 }
 
 impl TrainState {
+    /// Whether there are weights that are not trained and that no process has whole.
+    pub(super) fn has_frozen_parts(&self) -> bool {
+        self.has_parts(false)
+    }
+
+    /// Whether there are weights that are trained and that no process has whole.
+    pub(super) fn has_trained_parts(&self) -> bool {
+        self.has_parts(true)
+    }
+
+    fn has_parts(&self, trained: bool) -> bool {
+        let mut flags = self.optimizer.trained().iter().enumerate();
+        flags.any(|(index, flag)| *flag == trained && self.weights.current.is_in_parts(index))
+    }
+
     /// Puts what is not trained of other networks onto the frozen weights of the run, so that all share them and a checkpoint holds them
     /// once: of networks that are trained beside the student, and of teachers that are adapters.
     ///

@@ -13,13 +13,15 @@ use crate::audit::{OnPolicyAudit, ReplayedStep};
 use crate::distributed::{UnitSeen, UpdateSeen, on_some_rank};
 use crate::error::TrainError;
 use crate::observer::{Observer, Phase};
-use crate::optimizer::{Accumulated, StepReport};
+use crate::optimizer::{Accumulated, BlockSums, StepReport, UnitLanes};
 use crate::policy::CallSite;
 use crate::rollout::Trajectories;
 use flow_accel::{Acceleration, Paradigm};
 use flow_core::rng::Purpose;
 use flow_core::{InferencePass, RawTensor, Stage, TrainingPass, cpu};
 use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
 
 /// What an update came to.
 #[derive(Debug, Default)]
@@ -118,6 +120,7 @@ impl Pass<'_> {
             compared: Vec::new(),
             teachers: &self.teachers,
             learner: Learner::Student,
+            sums: None,
         }
     }
 }
@@ -131,6 +134,8 @@ pub(super) struct Given<'a> {
     pub compared: Vec<RawTensor>,
     teachers: &'a BTreeMap<u64, usize>,
     pub learner: Learner,
+    /// Who takes the gradients of weights in parts.
+    sums: Option<Arc<BlockSums>>,
 }
 
 impl<A: Algorithm> Trainer<A, Acceleration> {
@@ -196,12 +201,13 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
                 let weights = self.state.weights.current.layout().specs().len();
                 // Rows that were arranged anew may be fewer micro-batches than lanes.
                 let own_lanes = self.distribution.own_lanes();
+                let sums = self.block_sums(&sites, &update, all);
                 let mut next_lane = own_lanes.start;
                 self.for_each_unit(
                     Learner::Student,
                     &sites,
                     &pass,
-                    &compared,
+                    (&compared, sums.as_ref()),
                     |batch, site, mut unit| {
                         if outcome.steps.is_empty()
                             && let Some(replayed) = &unit.replayed
@@ -215,7 +221,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
                             }
                         }
                         seen.units.push(UnitSeen::new(&unit.loss_values, &unit.terms));
-                        let lane = (site.micro_batch - update.start) * lanes.count() / update.len();
+                        let lane = self.lane_of(&site, &update);
                         (next_lane..lane).for_each(|lane| accumulated.add_none_to(lane, &*kernels, weights));
                         accumulated.add_to(lane, &*kernels, unit.gradients);
                         next_lane = lane + 1;
@@ -223,11 +229,13 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
                     },
                 )?;
                 (next_lane..own_lanes.end).for_each(|lane| accumulated.add_none_to(lane, &*kernels, weights));
+                sums.map_or(Ok(()), |sums| sums.finish(&mut accumulated))?;
                 seen.present = accumulated.present(&*kernels);
                 let present = self.take_in(Learner::Student, seen, &mut outcome)?;
                 let layout = self.state.weights.current.layout();
                 let exchange = (&*self.distribution.exchange, lanes);
-                accumulated.exchange(exchange, layout, &present, &self.sampler.device)?;
+                let on = (&*kernels, &self.sampler.device, self.state.optimizer.shards());
+                accumulated.exchange(exchange, layout, &present, on)?;
                 if outcome.steps.is_empty()
                     && let Some(audit) = &outcome.audit
                 {
@@ -251,6 +259,30 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
             ));
         }
         Ok(outcome)
+    }
+
+    /// The lane of a unit of an update.
+    fn lane_of(&self, site: &Site, update: &Range<usize>) -> usize {
+        (site.micro_batch - update.start) * self.distribution.lanes.count() / update.len()
+    }
+
+    /// Who takes the gradients of blocks at this rank's `sites` of an update of `all_units`, if ranks have parts of the trained weights.
+    fn block_sums(&self, sites: &[Site], update: &Range<usize>, all_units: usize) -> Option<Arc<BlockSums>> {
+        let state = &self.state;
+        let shards = state.optimizer.shards().filter(|_| state.has_trained_parts())?;
+        let units = UnitLanes {
+            lanes: self.distribution.lanes,
+            own: self.distribution.own_lanes(),
+            of_units: sites.iter().map(|site| self.lane_of(site, update)).collect(),
+            all_units,
+        };
+        Some(Arc::new(BlockSums::new(
+            (self.sampler.policy.model.spec(), state.weights.current.layout()),
+            shards,
+            &self.distribution.exchange,
+            (&self.training_plan().kernels, &self.sampler.device),
+            units,
+        )))
     }
 
     /// Adds what all ranks saw of an update, in the order of units. Gives the weights that have a gradient on some rank.
@@ -340,18 +372,20 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         Ok(pass)
     }
 
-    /// Losses and gradients at `sites`, computed beside one another and visited in order.
+    /// Losses and gradients at `sites`, computed beside one another and visited in order. If somebody takes gradients of weights in parts, units
+    /// come one after another, and have none of them.
     pub(super) fn for_each_unit(
         &self,
         learner: Learner,
         sites: &[Site],
         pass: &Pass<'_>,
-        compared: &Compared,
+        (compared, sums): (&Compared, Option<&Arc<BlockSums>>),
         mut visit: impl FnMut(&Trajectories, Site, Unit),
     ) -> Result<(), TrainError> {
         let device = &self.sampler.device;
         let micro_batches = &pass.batches.micro_batches;
-        for wave in sites.chunks(device.concurrency()) {
+        let beside = sums.map_or(device.concurrency(), |_| 1);
+        for wave in sites.chunks(beside) {
             self.distribution.exchange.check()?;
             let computed = device.concurrently(wave.len(), |index| {
                 let site = wave[index];
@@ -359,9 +393,13 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
                 self.unit(Given {
                     compared,
                     learner,
+                    sums: sums.cloned(),
                     ..pass.given(site)
                 })
             });
+            if let Some(sums) = sums {
+                sums.end_unit();
+            }
             for (site, unit) in wave.iter().zip(computed) {
                 let batch = &*micro_batches[&site.micro_batch].batch;
                 self.check_loss(&unit, site.micro_batch, batch, site.position)?;
@@ -404,6 +442,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
             compared,
             teachers,
             learner,
+            sums,
         }: Given<'_>,
         compute: impl FnOnce(&LossContext<'_, '_>) -> R,
     ) -> (R, TrainingPass<'_>) {
@@ -417,6 +456,10 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
             _ => (&weights.current, self.state.optimizer.trained()),
         };
         let pass = TrainingPass::new(learning, self.training_plan().clone(), trained.into());
+        let pass = match sums {
+            Some(sums) => pass.handing_to(sums),
+            None => pass,
+        };
         let inference = |weights| InferencePass::new(weights, self.training_plan().clone());
         let current = inference(&weights.current);
         let sampling = inference(weights.of_rollout(sampling));

@@ -1,12 +1,16 @@
 //! Losses that look at whole groups on several ranks, which are threads here: the same bytes as on one.
 
-use crate::support::{Left, Visit, config, environment, left, registries, with_trainer};
+use crate::support::{Left, Visit, config, environment, left, registries, scramble, with_trainer};
+use flow_config::{Config, Shard};
+use flow_exchange_cube::BlockExchange;
+use flow_models::StoredDtype;
 use flow_report::{CheckpointReader, Manifest, OnExists, RunDirectory};
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::distributed::Exchange;
 use flow_trainer::observer::Silent;
-use flow_trainer::setup::Environment;
+use flow_trainer::setup::{self, Environment};
 use flow_trainer::{TrainError, Trainer};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,8 +45,32 @@ impl Visit for OnRank<'_> {
             }
         };
         trainer.train(&mut Silent)?;
-        Ok(Some(left(&trainer)))
+        if trainer.state.weights.current.blocks().is_none() {
+            return Ok(Some(left(&trainer)));
+        }
+        // No rank has the weights: the checkpoint does.
+        let metrics = root.join("run/metrics.jsonl");
+        Ok(Some(Left {
+            metrics: std::fs::read_to_string(metrics).expect("metrics exist"),
+            weights: Vec::new(),
+        }))
     }
+}
+
+/// The trainer of a run of random weights, or of those of the file that its config names.
+fn visited<V: Visit>(config: &Config, environment: &Environment<'_>, visit: V) -> V::Output {
+    if config.model.weights.is_none() {
+        return with_trainer(config, environment, visit);
+    }
+    let algorithm = setup::algorithm(config, environment.plugins, 16);
+    let algorithm = algorithm.unwrap_or_else(|error| panic!("{error}"));
+    let trainer = setup::trainer(config, environment, algorithm).unwrap_or_else(|error| panic!("{error}"));
+    visit.visit(trainer)
+}
+
+/// Whether ranks have parts of weights.
+fn is_in_parts(config: &Config) -> bool {
+    config.distributed.shard == Shard::Weights
 }
 
 /// What a run of two iterations leaves on so many ranks.
@@ -54,7 +82,12 @@ fn on_ranks(ranks: usize, overrides: &[&str]) -> Left {
 /// What a run in a folder leaves on so many ranks, from the first iteration or from the newest checkpoint.
 fn in_folder(root: &Path, ranks: usize, overrides: &[&str], (resume, until): (bool, u64)) -> Left {
     let registries = registries();
+    let config = config(overrides);
     let run = |exchange: Arc<dyn Exchange>| {
+        let exchange = match exchange.world().is_several() && is_in_parts(&config) {
+            true => Arc::new(BlockExchange::new(exchange)) as Arc<dyn Exchange>,
+            false => exchange,
+        };
         let is_first = exchange.world().is_first();
         let environment = Environment {
             exchange,
@@ -66,7 +99,7 @@ fn in_folder(root: &Path, ranks: usize, overrides: &[&str], (resume, until): (bo
             resume,
             until,
         };
-        with_trainer(&config(overrides), &environment, on_rank)
+        visited(&config, &environment, on_rank)
     };
     let mut exchanges = match ranks {
         1 => vec![Arc::new(flow_trainer::distributed::Alone) as Arc<dyn Exchange>],
@@ -351,5 +384,110 @@ fn rollouts_that_are_an_update_behind_leave_the_same_bytes_on_one_two_and_four_r
         in_folder(root.path(), first, &overrides, (false, 2));
         let left = in_folder(root.path(), second, &overrides, (true, 3));
         same(root.path(), left, &format!("from {first} to {second}"));
+    }
+}
+
+/// A file of random weights for the model of a config, named as an override.
+fn weights_file(folder: &Path, overrides: &[&str]) -> String {
+    let registries = registries();
+    let model = setup::model(&config(overrides), &environment(&registries));
+    let mut weights = model.unwrap_or_else(|error| panic!("{error}")).weights;
+    scramble(&mut weights, 11);
+    let path = folder.join("weights.safetensors");
+    flow_models::save(&weights, &path, StoredDtype::F32, &BTreeMap::new())
+        .unwrap_or_else(|error| panic!("{error}"));
+    format!("model.weights=\"{}\"", path.display())
+}
+
+/// Three blocks whose weights are no multiples of what portions are aligned to, all trained and computed again in backward.
+const FULL: [&str; 12] = [
+    "model.dit.layers=3",
+    "model.dit.hidden=24",
+    "model.dit.heads=3",
+    "checkpointing.policy=\"full\"",
+    "sampling.prompts_per_step=4",
+    "sampling.group_size=6",
+    "sampling.micro_batch=3",
+    "optimizer.gradient_accumulation=4",
+    "optimizer.max_grad_norm=0.1",
+    "distributed.lanes=4",
+    "distributed.check_replicas_every=1",
+    "evaluation.prompts=3",
+];
+
+#[test]
+fn trained_weights_in_parts_leave_the_bytes_of_whole_ones_and_go_on_in_parts_or_whole_on_any_number_of_ranks()
+{
+    let files = tempfile::tempdir().expect("a temporary directory");
+    let file = weights_file(files.path(), &FULL);
+    // An average that evaluations read, and a reference that losses read beside the trained weights.
+    let more = [
+        file.as_str(),
+        "algorithm={ kind = \"grpo\", kl = { kind = \"velocity\", beta = 0.04 } }",
+        "ema.enabled=true",
+        "evaluation.weights=\"ema\"",
+        "evaluation.every=1",
+    ];
+    let whole = [&FULL[..], &more].concat();
+    let parts = [&whole[..], &["distributed.shard=\"weights\""]].concat();
+    let folder = || tempfile::tempdir().expect("a temporary directory");
+    let alone = folder();
+    let wanted = in_folder(alone.path(), 1, &whole, (false, 2));
+    let of_alone = tensors(alone.path(), 2);
+    for set in ["current/", "average/", "reference/", "first/", "second/"] {
+        assert!(of_alone.iter().any(|(name, _)| name.starts_with(set)), "{set}");
+    }
+    let same = |root: &Path, left: Left, words: &str| {
+        assert_eq!(left.metrics, wanted.metrics, "{words}");
+        let found = tensors(root, 2);
+        for ((name, bytes), (other, others)) in of_alone.iter().zip(&found) {
+            assert_eq!(name, other, "{words}");
+            assert!(bytes == others, "{words}: `{name}` has other bits");
+        }
+        assert_eq!(found.len(), of_alone.len(), "{words}");
+    };
+    for ranks in [1, 2, 4] {
+        let root = folder();
+        let left = in_folder(root.path(), ranks, &parts, (false, 2));
+        same(root.path(), left, &format!("on {ranks}"));
+    }
+    let changes: [(usize, &[&str], usize, &[&str]); 4] = [
+        (4, &parts, 2, &parts),
+        (2, &parts, 4, &whole),
+        (4, &whole, 2, &parts),
+        (2, &parts, 1, &parts),
+    ];
+    for (first, before, second, after) in changes {
+        let root = folder();
+        in_folder(root.path(), first, before, (false, 1));
+        let left = in_folder(root.path(), second, after, (true, 2));
+        same(root.path(), left, &format!("from {first} to {second}"));
+    }
+}
+
+#[test]
+fn an_old_policy_rollouts_that_are_behind_and_one_unit_a_rank_leave_the_bytes_of_whole_weights_in_parts() {
+    let files = tempfile::tempdir().expect("a temporary directory");
+    let file = weights_file(files.path(), &FULL);
+    let of_nft = "algorithm={ kind = \"nft\", beta = 0.8, kl_beta = 0.02 }";
+    // Of four micro-batches in four lanes: a rank of four exchanges a block in the backward pass that gives its gradients.
+    let one_step = "scheduler.window={ kind = \"list\", steps = [1] }";
+    for (key, ranks) in [
+        (of_nft, 2),
+        ("sampling.staleness=1", 2),
+        (one_step, 4),
+        (one_step, 2),
+    ] {
+        let whole = [&FULL[..], &[file.as_str(), key, "evaluation.every=0"]].concat();
+        let parts = [&whole[..], &["distributed.shard=\"weights\""]].concat();
+        let (alone, root) = (tempfile::tempdir(), tempfile::tempdir());
+        let [alone, root] = [alone, root].map(|folder| folder.expect("a temporary directory"));
+        let wanted = in_folder(alone.path(), 1, &whole, (false, 2));
+        let found = in_folder(root.path(), ranks, &parts, (false, 2));
+        assert_eq!(found.metrics, wanted.metrics, "{key} on {ranks}");
+        assert!(
+            tensors(root.path(), 2) == tensors(alone.path(), 2),
+            "{key} on {ranks}"
+        );
     }
 }

@@ -31,6 +31,8 @@ fn the_estimate_is_the_documented_sum_and_is_refused_above_the_memory_only() {
             text_tokens: WordsText::default().tokens,
             moment_shards: 1,
             weight_shards: 1,
+            shards_trained: false,
+            one_unit: false,
             low_precision: LowPrecisionLoad::default(),
         }
     );
@@ -82,6 +84,21 @@ fn the_estimate_is_the_documented_sum_and_is_refused_above_the_memory_only() {
     assert!(parts.contains(&("whole blocks", 200.0)), "{parts:?}");
     let alone = MemoryEstimate::new(&layout(), &spec, 0, &load.on_ranks(&config(adapters), 1));
     assert_eq!([alone.weights, alone.whole_blocks], [40.0, 0.0]);
+    // All 10 trained: weights, moments and copies in parts.
+    let full = config("[ema]\nenabled = true\n[distributed]\nshard = \"weights\"");
+    let full = MemoryEstimate::new(&layout(), &spec, 10, &load.on_ranks(&full, 4));
+    let found = [
+        full.weights,
+        full.trained_weights,
+        full.loading,
+        full.copies,
+        full.moments,
+    ];
+    assert_eq!(found, [10.0, 10.0, 10.0, 10.0, 20.0]);
+    assert_eq!(
+        [full.gradients, full.sums, full.whole_blocks],
+        [40.0, 40.0, 200.0]
+    );
     let on_a_gpu = "config_version = 1\n[device]\nkind = \"cuda\"\ndtype = \"bf16\"\n[ema]\nenabled = true\n[optimizer]\n";
     for (keys, trained, gradient) in [
         ("", 4.0, 4.0),

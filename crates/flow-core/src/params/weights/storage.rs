@@ -96,6 +96,7 @@ impl Weights {
     /// Replaces values, with their lower halves, by what `into` makes of them, in memory that lasts.
     fn convert(&mut self, into: impl Fn(usize, &RawTensor) -> Option<(RawTensor, Option<RawTensor>)> + Sync) {
         let device = self.device.clone();
+        self.hide_parts();
         self.copies = OnceLock::new();
         let (values, lowers) = (Arc::make_mut(&mut self.values), Arc::make_mut(&mut self.lowers));
         let mut next = 0;
@@ -119,5 +120,6 @@ impl Weights {
             // What was replaced, before more is made: else a device holds both of all weights.
             device.release_unused();
         }
+        self.show_parts();
     }
 }

@@ -20,8 +20,8 @@ pub fn run<A: Algorithm>(
     let metadata = flow_train::weights_metadata(config, &directory.name(), state.iteration);
     // Weights of a process before this one are not written over.
     let before = directory.supersede_weights().or_failed()?;
-    let files =
-        flow_trainer::export(&state.weights, model, config, &directory.weights(), &metadata).or_failed()?;
+    let exported = trainer.export(model, config, &directory.weights(), &metadata);
+    let files = exported.or_failed()?;
     directory.drop_same(&before).or_failed()?;
     let summary = directory.read_summary().or_failed()?.unwrap_or_default();
     let mut text = outcome(&summary);

@@ -1,34 +1,63 @@
-//! Moments that are shared out over ranks, on their way into a checkpoint: the rank that writes asks for one after another, as the file
-//! goes on, and no rank holds more than one that is not its own.
+//! Moments and weights that are shared out over ranks, on their way into a checkpoint: the rank that writes asks for one after another, as the
+//! file goes on, and no rank holds more than one that is not its own.
 
 use crate::optimizer::{AdamW, Moments};
-use flow_core::{RawTensor, cpu};
+use flow_core::{RawTensor, Weights, cpu};
 use flow_exchange::{Exchange, HostValues, Lost};
 
 /// The rank that writes.
 const WRITER: usize = 0;
 
-/// One of the two moments of a weight.
+/// What there may be of a weight, each with a number of its own in a request.
+const KINDS: u64 = 16;
+
+/// Something that a rank has of a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Which {
+    /// The first moment.
     First,
+    /// The second one.
     Second,
+    /// Its value in the set of this number, below 14.
+    Value(usize),
 }
 
 impl Which {
+    /// The moments.
     pub const BOTH: [Self; 2] = [Self::First, Self::Second];
 
-    pub fn of(self, moments: &Moments) -> &RawTensor {
+    /// One of the two moments of a weight; none if something else is meant.
+    pub fn of(self, moments: &Moments) -> Option<&RawTensor> {
         match self {
-            Self::First => &moments.first,
-            Self::Second => &moments.second,
+            Self::First => Some(&moments.first),
+            Self::Second => Some(&moments.second),
+            Self::Value(_) => None,
+        }
+    }
+
+    fn number(self) -> u64 {
+        match self {
+            Self::First => 0,
+            Self::Second => 1,
+            Self::Value(set) => 2 + set as u64,
+        }
+    }
+
+    fn of_number(number: u64) -> Self {
+        match number {
+            0 => Self::First,
+            1 => Self::Second,
+            set => Self::Value(set as usize - 2),
         }
     }
 }
 
-/// What the writer says to all: that it needs a moment of the weight at this place in the layout, or nothing more (no bytes).
+/// Sets of weights by their numbers; absent where a run does not have one.
+pub(crate) type Sets<'a> = [Option<&'a Weights>];
+
+/// What the writer says to all: that it needs something of the weight at this place in the layout, or nothing more (no bytes).
 fn request(index: usize, which: Which) -> [u8; 8] {
-    (2 * index as u64 + u64::from(which == Which::Second)).to_le_bytes()
+    (KINDS * index as u64 + which.number()).to_le_bytes()
 }
 
 /// What was said; an error if it is no request.
@@ -37,8 +66,10 @@ fn requested(bytes: &[u8]) -> Result<Option<(usize, Which)>, ()> {
         return Ok(None);
     }
     let number = u64::from_le_bytes(bytes.try_into().map_err(|_| ())?);
-    let which = Which::BOTH[(number % 2) as usize];
-    Ok(Some(((number / 2) as usize, which)))
+    Ok(Some((
+        (number / KINDS) as usize,
+        Which::of_number(number % KINDS),
+    )))
 }
 
 /// Asks rank `owner` for a moment of `count` values of the weight at `index`. All others are in [`give`].
@@ -57,7 +88,35 @@ pub(crate) fn ask(
     Ok(values.0)
 }
 
-/// Tells the others that no more is needed, where moments are shared out.
+/// Asks all ranks for their parts of the weight at `index`, or of a moment of it, of `counts` values each; `own` is the writer's. All others are
+/// in [`give`].
+///
+/// # Errors
+/// If a rank is lost.
+pub(crate) fn ask_all(
+    exchange: &dyn Exchange,
+    (index, which): (usize, Which),
+    counts: &[usize],
+    own: Vec<f32>,
+) -> Result<Vec<f32>, Lost> {
+    exchange.gather(&request(index, which))?;
+    // The writer's part is the first.
+    let mut all = own;
+    for (rank, count) in others(counts) {
+        let mut values = HostValues(vec![0.0; count]);
+        exchange.transfer(&mut values, rank, WRITER)?;
+        all.extend(values.0);
+    }
+    Ok(all)
+}
+
+/// The ranks that have something to give, and how many values.
+fn others(counts: &[usize]) -> impl Iterator<Item = (usize, usize)> + '_ {
+    let all = counts.iter().copied().enumerate();
+    all.filter(|(rank, count)| *rank != WRITER && *count > 0)
+}
+
+/// Tells the others that no more is needed, where something is shared out.
 ///
 /// # Errors
 /// If a rank is lost.
@@ -68,11 +127,11 @@ pub(crate) fn end(exchange: &dyn Exchange, optimizer: &AdamW) -> Result<(), Lost
     }
 }
 
-/// Gives the writer what it asks for, until it needs no more; at once where moments are not shared out.
+/// Gives the writer what it asks for of `optimizer` and `sets`, until it needs no more; at once where nothing is shared out.
 ///
 /// # Errors
 /// If a rank is lost, or the writer asks for what nobody has.
-pub(crate) fn give(exchange: &dyn Exchange, optimizer: &AdamW) -> Result<(), Lost> {
+pub(crate) fn give(exchange: &dyn Exchange, optimizer: &AdamW, sets: &Sets<'_>) -> Result<(), Lost> {
     let Some(shards) = optimizer.shards() else {
         return Ok(());
     };
@@ -82,20 +141,34 @@ pub(crate) fn give(exchange: &dyn Exchange, optimizer: &AdamW) -> Result<(), Los
         let out_of_step = || Lost::OutOfStep {
             rank: WRITER,
             own,
-            problem: "it asks for a moment that no rank has".into(),
+            problem: "it asks for a part of the state that no rank has".into(),
         };
         let (index, which) = match requested(&said[WRITER]) {
             Ok(None) => return Ok(()),
             Ok(Some(request)) if request.0 < optimizer.moments().len() => request,
             _ => return Err(out_of_step()),
         };
-        let owner = shards.owner(index).ok_or_else(out_of_step)?;
-        let moments = optimizer.moments()[index].as_ref();
-        let mut values = HostValues(match moments {
-            Some(moments) => cpu::to_host(which.of(moments)),
-            None => Vec::new(),
-        });
-        exchange.transfer(&mut values, owner, WRITER)?;
+        let here = || {
+            let moment = || which.of(optimizer.moments()[index].as_ref()?).map(cpu::to_host);
+            match which {
+                Which::First | Which::Second => moment(),
+                Which::Value(set) => sets.get(set).copied().flatten().map(|set| set.own_host(index)),
+            }
+        };
+        let counts = shards.counts(index);
+        let owner = shards.owner(index).filter(|_| !matches!(which, Which::Value(_)));
+        let givers: Vec<usize> = match (counts, owner) {
+            (Some(counts), _) => others(counts).map(|(rank, _)| rank).collect(),
+            (None, Some(owner)) => vec![owner],
+            (None, None) => return Err(out_of_step()),
+        };
+        for giver in givers {
+            let values = match giver == own {
+                true => here().ok_or_else(out_of_step)?,
+                false => Vec::new(),
+            };
+            exchange.transfer(&mut HostValues(values), giver, WRITER)?;
+        }
     }
 }
 
@@ -154,8 +227,8 @@ mod tests {
 
     #[test]
     fn a_request_is_read_as_it_was_made_and_anything_else_is_refused() {
-        for index in [0, 1, 77, usize::MAX / 4] {
-            for which in Which::BOTH {
+        for index in [0, 1, 77, usize::MAX / 16] {
+            for which in [Which::First, Which::Second, Which::Value(0), Which::Value(13)] {
                 assert_eq!(requested(&request(index, which)), Ok(Some((index, which))));
             }
         }
@@ -189,7 +262,7 @@ mod tests {
                     let optimizer = optimizer(exchange.world());
                     match exchange.world().rank {
                         0 => asks(&*exchange, &optimizer),
-                        _ => give(&*exchange, &optimizer).expect("everyone is there"),
+                        _ => give(&*exchange, &optimizer, &[]).expect("everyone is there"),
                     }
                     // All are in step afterwards.
                     exchange.gather(b"done").expect("everyone is there");

@@ -1,0 +1,280 @@
+//! Sums of gradients over the units of an optimizer step, in lanes and over ranks.
+
+use crate::shards::Shards;
+use burn::tensor::FloatDType;
+use flow_core::device::ComputeDevice;
+use flow_core::tensors::row_part;
+use flow_core::{Kernels, ParamLayout, RawTensor, Squares, cpu};
+use flow_exchange::{Exchange, Lanes, Lost, Partials, Values};
+use flow_exchange_cube::FlatTensor;
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Values that are exchanged at a time: 256 MiB. More would only need more memory.
+const BUCKET: usize = 1 << 26;
+
+/// Gradients by weight; none where there is none.
+type Sums = Vec<Option<RawTensor>>;
+
+/// Sums of gradients over the units of one optimizer step: within lanes one after another, and over lanes by their tree.
+#[derive(Debug)]
+pub struct Accumulated {
+    /// The lane that is summed now, and its sums.
+    lane: usize,
+    sums: Sums,
+    /// Sums of the lanes before.
+    partials: Partials<Sums>,
+    units: usize,
+    expected: usize,
+    /// Of weights in parts, added up while their sums were whole.
+    squares: BTreeMap<usize, Squares>,
+    /// Sums of weights that have none here, over all lanes.
+    beside: Vec<Summed>,
+}
+
+impl Default for Accumulated {
+    fn default() -> Self {
+        Self::of(0)
+    }
+}
+
+/// Sums over all units of a step.
+#[derive(Debug)]
+pub(super) struct Summed {
+    /// By weight; of one in parts this rank's part as one row, none if it is empty.
+    pub sums: Sums,
+    /// Of the whole sums of weights in parts.
+    pub squares: BTreeMap<usize, Squares>,
+}
+
+impl Summed {
+    /// The squares of every sum, whole, with its weight, in order.
+    pub fn squares<'a>(&'a self, kernels: &'a dyn Kernels) -> impl Iterator<Item = (usize, Squares)> + 'a {
+        let of_weight = move |(index, sum): (usize, &Option<RawTensor>)| {
+            let of_whole = self.squares.get(&index).cloned();
+            let of_sum = || Some(kernels.ops().optimizer.squares(sum.as_ref()?));
+            Some((index, of_whole.or_else(of_sum)?))
+        };
+        self.sums.iter().enumerate().filter_map(of_weight)
+    }
+}
+
+impl Accumulated {
+    /// Nothing yet, of so many units.
+    pub fn of(units: usize) -> Self {
+        Self::in_lanes(units, Lanes::new(1))
+    }
+
+    /// Nothing yet, of so many units over all ranks, in lanes.
+    pub fn in_lanes(units: usize, lanes: Lanes) -> Self {
+        Self {
+            lane: 0,
+            sums: Vec::new(),
+            partials: Partials::new(lanes),
+            units: 0,
+            expected: units,
+            squares: BTreeMap::new(),
+            beside: Vec::new(),
+        }
+    }
+
+    /// Adds one unit's gradients, all in one lane.
+    pub fn add(&mut self, kernels: &dyn Kernels, gradients: Vec<Option<RawTensor>>) {
+        self.add_to(0, kernels, gradients);
+    }
+
+    /// Adds one unit's gradients to a lane: the one of the unit before or the next one that has units here.
+    pub fn add_to(&mut self, lane: usize, kernels: &dyn Kernels, gradients: Vec<Option<RawTensor>>) {
+        if lane != self.lane {
+            self.end_lane(kernels);
+            self.lane = lane;
+        }
+        self.units += 1;
+        if self.sums.is_empty() {
+            // A recorded backward pass writes the next unit's gradients where it wrote these.
+            let recorder = kernels.recorder().filter(|_| self.expected > 1);
+            self.sums = match recorder {
+                Some(recorder) => {
+                    let copied = |gradient: RawTensor| recorder.copied(&gradient);
+                    gradients
+                        .into_iter()
+                        .map(|gradient| gradient.map(copied))
+                        .collect()
+                }
+                None => gradients,
+            };
+            return;
+        }
+        accumulate(kernels, &mut self.sums, gradients);
+    }
+
+    /// A lane in which there are no units, of so many weights: it takes its place in the tree and adds nothing.
+    pub(crate) fn add_none_to(&mut self, lane: usize, kernels: &dyn Kernels, weights: usize) {
+        self.end_lane(kernels);
+        self.lane = lane;
+        self.sums = vec![None; weights];
+    }
+
+    /// Adds the lane that is summed now to the tree.
+    fn end_lane(&mut self, kernels: &dyn Kernels) {
+        if self.sums.is_empty() {
+            return;
+        }
+        let sums = std::mem::take(&mut self.sums);
+        let node = self.lane..self.lane + 1;
+        let add = |left: &mut Sums, right: Sums| accumulate(kernels, left, right);
+        self.partials.push(node, sums, add);
+    }
+
+    /// Which weights have a gradient in some lane of this rank.
+    pub(crate) fn present(&mut self, kernels: &dyn Kernels) -> Vec<bool> {
+        self.end_lane(kernels);
+        let mut present = Vec::new();
+        for (_, sums) in self.partials.sums() {
+            present.resize(sums.len(), false);
+            for (present, sum) in present.iter_mut().zip(sums) {
+                *present |= sum.is_some();
+            }
+        }
+        present
+    }
+
+    /// Adds what the other ranks summed; `present` says which weights have a gradient on some rank. Of weights in parts, as `shards` says, this
+    /// rank's part is left: a sum is whole for the moment in which its squares are added up, in the order in which they are of whole weights.
+    ///
+    /// # Errors
+    /// If a rank is lost.
+    pub(crate) fn exchange(
+        &mut self,
+        (exchange, lanes): (&dyn Exchange, Lanes),
+        layout: &ParamLayout,
+        present: &[bool],
+        (kernels, device, shards): (&dyn Kernels, &ComputeDevice, Option<&Shards>),
+    ) -> Result<(), Lost> {
+        if !exchange.world().is_several() {
+            return Ok(());
+        }
+        let partials = std::mem::replace(&mut self.partials, Partials::new(lanes));
+        let shape = |index: usize| &layout.specs()[index].shape[..];
+        let mut parts: Vec<Sums> = partials.into_sums().into_iter().map(|(_, sums)| sums).collect();
+        parts.iter_mut().for_each(|part| part.resize(present.len(), None));
+        let mut total: Sums = vec![None; present.len()];
+        for bucket in buckets(layout, present) {
+            let pack = |part: &mut Sums| {
+                let packed = bucket.iter().map(|index| (part[*index].as_ref(), shape(*index)));
+                let flat = FlatTensor::pack(device, packed);
+                // Their memory is free for what comes back.
+                bucket.iter().for_each(|index| part[*index] = None);
+                flat
+            };
+            let mut flats: Vec<FlatTensor> = parts.iter_mut().map(pack).collect();
+            let mut values: Vec<&mut dyn Values> = Vec::new();
+            values.extend(flats.iter_mut().map(|flat| flat as &mut dyn Values));
+            exchange.sum(&lanes, &mut values)?;
+            let sums = flats
+                .swap_remove(0)
+                .unpack(bucket.iter().map(|index| shape(*index)));
+            for (index, sum) in bucket.into_iter().zip(sums) {
+                let Some(part) = shards.and_then(|shards| shards.own_part(index)) else {
+                    total[index] = Some(sum);
+                    continue;
+                };
+                self.squares.insert(index, kernels.ops().optimizer.squares(&sum));
+                total[index] = part_of(&sum, part, (kernels, device));
+            }
+        }
+        exchange.settle()?;
+        self.partials.push(0..lanes.count(), total, |_, _| {});
+        self.units = self.expected;
+        Ok(())
+    }
+
+    /// The sums over all lanes.
+    pub(super) fn total(mut self, kernels: &dyn Kernels) -> Summed {
+        self.end_lane(kernels);
+        let sums = self.partials.into_sums().into_iter();
+        let all = sums.map(|(_, sums)| sums).reduce(|mut all, more| {
+            accumulate(kernels, &mut all, more);
+            all
+        });
+        let mut summed = Summed {
+            sums: all.unwrap_or_default(),
+            squares: self.squares,
+        };
+        for more in self.beside {
+            summed.sums.resize(summed.sums.len().max(more.sums.len()), None);
+            for (sum, other) in summed.sums.iter_mut().zip(more.sums) {
+                *sum = sum.take().or(other);
+            }
+            summed.squares.extend(more.squares);
+        }
+        summed
+    }
+
+    /// Takes sums over all lanes of weights that have none here.
+    pub(super) fn put_beside(&mut self, sums: Summed) {
+        self.beside.push(sums);
+    }
+
+    /// Number of units added.
+    pub fn units(&self) -> usize {
+        self.units
+    }
+}
+
+/// The weights that are present, in order, cut where more than [`BUCKET`] values would come together. Where the cuts are changes no
+/// sum.
+fn buckets(layout: &ParamLayout, present: &[bool]) -> Vec<Vec<usize>> {
+    let mut buckets: Vec<Vec<usize>> = Vec::new();
+    let mut size = 0;
+    for (index, spec) in layout.specs().iter().enumerate() {
+        if present.get(index) != Some(&true) {
+            continue;
+        }
+        let more: usize = spec.shape.iter().product();
+        match buckets.last_mut() {
+            Some(bucket) if size + more <= BUCKET => {
+                bucket.push(index);
+                size += more;
+            }
+            _ => {
+                buckets.push(vec![index]);
+                size = more;
+            }
+        }
+    }
+    buckets
+}
+
+/// Adds gradients to sums, by weight.
+fn accumulate(kernels: &dyn Kernels, sums: &mut Sums, gradients: Sums) {
+    for (sum, gradient) in sums.iter_mut().zip(gradients) {
+        match (sum.as_mut(), gradient) {
+            (Some(sum), Some(gradient)) => kernels.ops().optimizer.accumulate(sum, &gradient),
+            (None, Some(gradient)) => *sum = Some(gradient),
+            (_, None) => {}
+        }
+    }
+}
+
+/// Some values of a sum as a row of their own, none if there are none: the memory of the others is free once the sum is gone.
+fn part_of(
+    sum: &RawTensor,
+    part: Range<usize>,
+    (kernels, device): (&dyn Kernels, &ComputeDevice),
+) -> Option<RawTensor> {
+    if part.is_empty() {
+        return None;
+    }
+    let shape = [part.len()];
+    // A view would hold the whole sum.
+    if device.is_processor() {
+        return Some(device.plain(cpu::to_host(sum)[part].to_vec(), &shape));
+    }
+    let mut own = device.empty_in(&shape, FloatDType::F32);
+    kernels
+        .ops()
+        .weights
+        .copy_all(vec![(&mut own, &row_part(sum, part))]);
+    Some(own)
+}
