@@ -40,8 +40,8 @@ pub(super) fn reward_columns<'a>(
     rewards.iter().zip(columns).map(column).collect()
 }
 
-/// Puts the algorithm's own advantages, if it has some, in the place of `advantages`. Gives which images it pulls back, none if it says
-/// nothing of it, and what it logs.
+/// Puts the algorithm's own advantages, if it has some, in the place of `advantages`. Gives how much it pulls each image back, none if
+/// it says nothing of it, and what it logs.
 fn weigh(
     algorithm: &impl Algorithm,
     rows: &RewardedRows<'_>,
