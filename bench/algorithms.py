@@ -30,7 +30,7 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -205,13 +205,12 @@ class Failed(Exception):
     """A command that came to no good end."""
 
 
-def pinned(command, core, log):
-    """Runs a command on a core; seconds, processor seconds and the most resident GiB of it."""
+def measured(command, log):
+    """Runs a command; seconds, processor seconds and the most resident GiB of it."""
     before = time.perf_counter()
-    limit = (lambda: os.sched_setaffinity(0, {core})) if core is not None else None
     with open(log, "a") as to:
         print("$", shlex.join(command), file=to, flush=True)
-        process = subprocess.Popen(command, cwd=ROOT, stdout=to, stderr=subprocess.STDOUT, preexec_fn=limit)
+        process = subprocess.Popen(command, cwd=ROOT, stdout=to, stderr=subprocess.STDOUT)
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode != 0:
@@ -286,32 +285,42 @@ class Bench:
         twins = [of(variant, seed, True) for seed in options.seeds for variant in chosen if variant.has_twin]
         return runs, twins if options.python else []
 
-    def work(self, jobs):
-        """Does jobs beside one another; those that failed, with why."""
-        waiting, failed = queue.Queue(), []
-        for job in jobs:
+    def work(self, runs, twins):
+        """Does jobs beside one another, a twin as soon as its run is there; those that failed, with why."""
+        waiting, failed, following = queue.Queue(), [], {}
+        for job in runs:
             if job.key not in self.done:
                 waiting.put(job)
-        total, cores = waiting.qsize(), sorted(os.sched_getaffinity(0))
+        for twin in twins:
+            of_run = replace(twin, is_twin=False).key
+            if twin.key not in self.done:
+                # Rows of a run, whose folder may be gone, say that it has been there.
+                waiting.put(twin) if of_run in self.done else following.setdefault(of_run, []).append(twin)
+        cores = sorted(os.sched_getaffinity(0))
+
+        def do(job):
+            try:
+                row = self.twin(job) if job.is_twin else self.run(job)
+            except (Failed, OSError, KeyError, ValueError, IndexError) as error:
+                with self.lock:
+                    failed.append(f"{job.label}: {type(error).__name__}: {error}")
+                    print(f"FAILED {failed[-1]}", flush=True)
+                return
+            with self.lock, open(self.rows, "a") as to:
+                print(json.dumps(row), file=to, flush=True)
+                for twin in following.pop(job.key, []):
+                    waiting.put(twin)
+                wait = waiting.qsize() + sum(map(len, following.values()))
+                gain = row["after"] - row["before"]
+                shown = f"{row['before']:.3f} -> {row['after']:.3f} ({gain:+.3f}), {row['wall_s']:.0f} s"
+                print(f"{job.label}: {shown}; {wait} wait", flush=True)
 
         def worker(index):
-            core = cores[index % len(cores)]
+            # Of this thread, and so of the programs that it starts.
+            os.sched_setaffinity(0, {cores[index % len(cores)]})
             with contextlib.suppress(queue.Empty):
                 while True:
-                    job = waiting.get_nowait()
-                    try:
-                        row = self.twin(job, core) if job.is_twin else self.run(job, core)
-                    except (Failed, OSError, KeyError, ValueError) as error:
-                        with self.lock:
-                            failed.append(f"{job.label}: {type(error).__name__}: {error}")
-                            print(f"FAILED {failed[-1]}", flush=True)
-                        continue
-                    with self.lock, open(self.rows, "a") as to:
-                        print(json.dumps(row), file=to, flush=True)
-                        left = waiting.qsize()
-                        gain = row["after"] - row["before"]
-                        print(f"{job.label}: {row['before']:.3f} -> {row['after']:.3f} ({gain:+.3f}), "
-                              f"{row['wall_s']:.0f} s; {left} of {total} wait", flush=True)  # fmt: skip
+                    do(waiting.get_nowait())
 
         threads = [threading.Thread(target=worker, args=(index,)) for index in range(self.options.jobs)]
         for thread in threads:
@@ -334,41 +343,41 @@ class Bench:
         values = {"before": curve[0]["reward"], "after": curve[-1]["reward"], "judge_before": judged[0], "judge_after": judged[1]}
         return about | values | {"audit": audit, "curve": curve, "settings": list(job.settings)} | found
 
-    def run(self, job, core):
+    def run(self, job):
         folder, log = self.runs / job.run_name, self.runs / f"{job.run_name}.log"
         shutil.rmtree(folder, ignore_errors=True)
         if job.variant.name == "offline-dpo":
-            return self.in_stages(job, core, log)
-        found = pinned(self.command(job), core, log)
+            return self.in_stages(job, log)
+        found = measured(self.command(job), log)
         config = json.loads((folder / "run.json").read_text())["config"]
         images = config["sampling"]["prompts_per_step"] * config["sampling"]["group_size"]
         summary = json.loads((folder / "summary.json").read_text())
         return self.row(job, curve_of_run(folder, images), found, audit_of(summary))
 
-    def in_stages(self, job, core, log):
+    def in_stages(self, job, log):
         """A run whose data set has no digits to score: it stops at each evaluation, and `eval` measures with the config of `digits`."""
         options, folder = self.options, self.runs / job.run_name
-        self.make_pairs(core)
+        self.make_pairs()
         images, trained_s = 160, 0.0
-        curve = [self.evaluated(WEIGHTS, job, core, log) | {"images": 0, "seconds": 0.0}]
+        curve = [self.evaluated(WEIGHTS, job, log) | {"images": 0, "seconds": 0.0}]
         found = {"wall_s": 0.0, "cpu_s": 0.0, "peak_gib": 0.0}
         ends = sorted({*range(EVERY, options.steps, EVERY), options.steps})
         for end in ends:
             more = ["--set", f"run.steps={end}"] if end == ends[0] else ["--set", f"run.steps={end}", "--resume", "latest"]
-            stage = pinned(self.command(job) + more, core, log)
+            stage = measured(self.command(job) + more, log)
             for key, merge in (("wall_s", float.__add__), ("cpu_s", float.__add__), ("peak_gib", max)):
                 found[key] = merge(found[key], stage[key])
             lines = [line for line in lines_of(folder / "timing.jsonl") if line["kind"] == "timing"]
             trained_s = sum(line.get(part, 0.0) for line in lines for part in PARTS)
-            measured = self.evaluated(folder / "weights/final.safetensors", job, core, log)
-            curve.append(measured | {"images": end * images, "seconds": trained_s})
+            rewards = self.evaluated(folder / "weights/final.safetensors", job, log)
+            curve.append(rewards | {"images": end * images, "seconds": trained_s})
         return self.row(job, curve, found, audit_of(json.loads((folder / "summary.json").read_text())))
 
-    def evaluated(self, weights, job, core, log):
+    def evaluated(self, weights, job, log):
         """The rewards of weights on held-out prompts."""
         own = self.runs / f"{job.run_name}.eval"
         command = [self.program, "-q", "eval", NFT, "--weights", str(weights), "--set", "device.threads=1"]
-        pinned(command, core, own)
+        measured(command, own)
         text = own.read_text()
         with open(log, "a") as to:
             to.write(text)
@@ -379,7 +388,7 @@ class Bench:
             rewards[name] = float(text.split(f"{name}: ", 1)[1].split()[0].rstrip(","))
         return {"reward": rewards[REWARD], "judge": rewards[JUDGE]}
 
-    def make_pairs(self, core):
+    def make_pairs(self):
         """Pictures of the model that the run begins from, scored: of two the better one is preferred."""
         pairs, log = self.folder / "pairs", self.folder / "pairs.log"
         with self.pairs_lock:
@@ -390,19 +399,19 @@ class Bench:
             shutil.rmtree(made, ignore_errors=True)
             # Its run.json says how pictures are sampled.
             sets = [f'run.dir="{self.folder}"', 'run.name="pairs-run"', "run.steps=1", "evaluation.every=0", *COMMON]
-            pinned([self.program, "-q", "train", NFT, *(part for one in sets for part in ("--set", one))], core, log)
+            measured([self.program, "-q", "train", NFT, *(part for one in sets for part in ("--set", one))], log)
             peer = [self.options.python, str(ROOT / "bench/algorithms_peer.py"), "pairs", str(made / "run.json")]
-            pinned([*peer, "--weights", str(WEIGHTS), "--to", str(pairs)], core, log)
+            measured([*peer, "--weights", str(WEIGHTS), "--to", str(pairs)], log)
 
-    def twin(self, job, core):
+    def twin(self, job):
         """The same run in PyTorch, after ours, whose `run.json` it reads; both must agree in the first iteration."""
         about, log = self.runs / job.run_name / "run.json", self.runs / f"{job.run_name}.peer.log"
         lines = self.runs / f"{job.run_name}.peer.jsonl"
         if not about.exists():
-            raise Failed(f"{about} is missing: run {job.variant.name} first")
+            raise Failed(f"{about} is missing; take the row of that run out of {self.rows}, and it is run again")
         peer = [self.options.python, str(ROOT / "bench/algorithms_peer.py")]
-        found = pinned([*peer, "train", str(about), "--weights", str(WEIGHTS), "--to", str(lines)], core, log)
-        pinned([*peer, "compare", str(about), str(lines)], core, log)
+        found = measured([*peer, "train", str(about), "--weights", str(WEIGHTS), "--to", str(lines)], log)
+        measured([*peer, "compare", str(about), str(lines)], log)
         return self.row(job, curve_of_lines(lines), found, None)
 
 
@@ -469,10 +478,11 @@ def table(options):
     images = max(row["curve"][-1]["images"] for rows in found.values() for row in rows)
     text += [
         "",
-        f"Seeds {', '.join(map(str, seeds))}; {images:,} images for training each; one thread a run. Reward: `{REWARD}` on ten held-out prompts, 16 images "
-        "each with the same noise in every run. Gain: mean over seeds, with the 95 % interval of Student's t over seeds. The judge is a second classifier, "
-        "trained on another split, that no run is rewarded by (`gardo` looks at its ranks). Seconds are those of a whole process, evaluations included; memory is its "
-        "resident maximum; the audit is the largest |ratio − 1| before the first optimizer step, of algorithms that have ratios.",
+        f"Seeds {', '.join(map(str, seeds))}; {images:,} images for training each, without candidates that exploration drops; one thread a run. "
+        f"Reward: `{REWARD}` on ten held-out prompts, 16 images each with the same noise in every run. Gain: mean over seeds, with the 95 % "
+        "interval of Student's t over seeds. The judge is a second classifier, trained on another split, that no run is rewarded by (`gardo` "
+        "looks at its ranks). Seconds are those of a whole process, evaluations included; memory is its resident maximum; the audit is the "
+        "largest |ratio − 1| before the first optimizer step, of algorithms that have ratios.",
         "",
     ]
     (folder / "algorithms.md").write_text("\n".join(text))
@@ -498,8 +508,7 @@ def pictures(options):
 def run(options):
     bench = Bench(options)
     runs, twins = bench.jobs()
-    failed = bench.work(runs)
-    failed += bench.work(twins)
+    failed = bench.work(runs, twins)
     if failed:
         raise SystemExit("failed:\n" + "\n".join(failed))
 
