@@ -71,7 +71,7 @@ GARDO_REWARDS = (
     '{kind="diversity-in-group",name="unlike",side=8,weight=0}]'
 )
 FEW_STEPS = ["scheduler.steps=4", WHOLE]
-FAKE = "fake_score={updates=2,learning_rate=5e-4,betas=[0.0,0.999]}"
+FAKE = "fake_score={{updates={},learning_rate=1e-3,betas=[0.0,0.999]}}"
 GUIDANCE = "5.0"
 
 
@@ -138,12 +138,13 @@ def variants():
     yield decoupled("crd", 'kind="crd",reference_guidance=1.0')
     teacher = f'teachers=[{{name="guided",weights="WEIGHTS",guidance_scale={GUIDANCE}}}]'
     yield distilled("diffusion-opd", f'kind="diffusion-opd",loss_target="velocity",{teacher}', note="10 steps, a guided teacher")
-    few = [*FEW_STEPS, "optimizer.learning_rate=3e-4"]
-    yield distilled("dmd2", f'kind="dmd2",real_guidance_scale={GUIDANCE},{FAKE}', *few)
-    yield distilled("tdm", f'kind="tdm",real_guidance_scale={GUIDANCE},{FAKE}', *few, has_twin=True)
+    few = [*FEW_STEPS, "optimizer.learning_rate=6e-4"]
+    yield distilled("dmd2", f'kind="dmd2",real_guidance_scale={GUIDANCE},{FAKE.format(3)}', *few)
+    yield distilled("tdm", f'kind="tdm",real_guidance_scale={GUIDANCE},{FAKE.format(2)}', *few, has_twin=True)
     surrogate = "surrogate={preference_beta=10}"
     query = 'query_interval="reverse",query_distribution="source-uniform",fake_score={updates=1}'
     scales = f"real_guidance_scale={GUIDANCE},cfg_reward_scale={GUIDANCE}"
+    few = [*FEW_STEPS, "optimizer.learning_rate=3e-4"]
     yield distilled("tdm-r1", f'kind="tdm-r1",{scales},{query},{surrogate}', *few)
     rows = ["sampling.prompts_per_step=160", "sampling.group_size=1", "sampling.micro_batch=40"]
     yield Variant("sft", "data", "from the data set", ['algorithm={kind="sft"}', *rows], NFT, "right captions")
