@@ -52,6 +52,10 @@ MODES = ("eager", "compile", "graphs")
 class Peer:
     """Everything that a run is made of, from the config in `run.json`."""
 
+    # Where prompts come from, and what this program knows of.
+    data = scenes
+    known = {"data": "shapes", "rewards": ["shapes-rules"], "algorithms": ("grpo", "nft")}
+
     def __init__(self, run, weights, device, dtype, mode, tuned=False):
         self.config = config = json.loads(Path(run).read_text())["config"]
         self.device, self.dtype, self.mode = device, dtype, mode
@@ -61,7 +65,7 @@ class Peer:
         self.algorithm = config["algorithm"]
         self.samples = self.sampling["prompts_per_step"] * self.sampling["group_size"]
         self.schedule = host_numerics.Schedule(config["scheduler"])
-        everything = scenes.prompts()
+        everything = self.data.prompts()
         self.prompts = [prompt for prompt in everything if not prompt.is_held_out]
         held_out = [prompt for prompt in everything if prompt.is_held_out]
         count = min(config["evaluation"]["prompts"], len(held_out))
@@ -109,12 +113,12 @@ class Peer:
             "architecture": (config["model"]["architecture"], "dit"),
             "experts": (config["model"]["dit"]["moe"]["experts"], 0),
             "fine-tuning": (config["model"]["finetune"], "full"),
-            "data": (config["data"]["kind"], "shapes"),
+            "data": (config["data"]["kind"], self.known["data"]),
             "guidance": (config["sampling"]["guidance_scale"], 1.0),
             "initial noise": (config["sampling"]["initial_noise"], "per_sample"),
             "weight decay": (config["optimizer"]["weight_decay"], 0.0),
             "storage of moments": (config["optimizer"]["moments"], "f32"),
-            "rewards": ([reward["kind"] for reward in config["rewards"]], ["shapes-rules"]),
+            "rewards": ([reward["kind"] for reward in config["rewards"]], self.known["rewards"]),
             "average": (config["ema"]["enabled"], False),
             "pull": (config["algorithm"].get("kl", {}).get("kind", "none"), "none"),
             "reference of NFT": (config["algorithm"].get("reference", "snapshot"), "snapshot"),
@@ -123,7 +127,7 @@ class Peer:
         for what, (found, wanted) in allowed.items():
             if found != wanted:
                 host_numerics.refuse(f"{what} {found!r}, only {wanted!r}")
-        if config["algorithm"]["kind"] not in ("grpo", "nft"):
+        if config["algorithm"]["kind"] not in self.known["algorithms"]:
             host_numerics.refuse(f"algorithm `{config['algorithm']['kind']}`")
 
     def compiled(self, model):
@@ -159,10 +163,14 @@ class Peer:
             key = ("sample", id(sampler), step, purposes, seed, x.shape[0])
             take = functools.partial(self.sampler_step, sampler.network, step, purposes[1], seed)
             x_next, log_p = self.replayed(key, take, x, ids, tokens)
-            if step.noise != 0.0:
+            if self.keeps(step):
                 records.append((step, x, x_next, log_p))
             x = x_next
         return {"ids": ids, "tokens": tokens, "records": records, "clean": x}
+
+    def keeps(self, step):
+        """Whether a loss is taken at a step of a rollout."""
+        return step.noise != 0.0
 
     @torch.no_grad()
     def sampler_step(self, network, step, purpose, seed, x, ids, tokens):
@@ -189,13 +197,17 @@ class Peer:
             batches.append(self.sample(sampler, ids, prompts, steps, purposes, self.seed))
         return batches, drawn
 
+    def measure(self, reward):
+        """What `rewards` calls a reward of the config."""
+        return reward.get("mode", "mean")
+
     def rewards(self, clean, prompts):
         return scenes.rules(clean.view(-1, *self.shape), scenes.wanted(prompts, self.device))
 
     def advantages(self, batches, drawn):
         """Rewards and advantages of an iteration."""
         clean = torch.cat([batch["clean"] for batch in batches])
-        rewards = self.rewards(clean, drawn)[self.config["rewards"][0].get("mode", "mean")].tolist()
+        rewards = self.rewards(clean, drawn)[self.measure(self.config["rewards"][0])].tolist()
         found = host_numerics.advantages(rewards, self.sampling["group_size"], self.config["advantage"])
         return rewards, torch.tensor(found, dtype=torch.float32, device=self.device)
 
@@ -330,9 +342,9 @@ class Peer:
             purposes = ("evaluation", "evaluation")
             done = self.sample(self.sampler, ids, part, steps, purposes, settings["seed"])
             found.append(self.rewards(done["clean"], part))
-        mean = lambda mode: torch.cat([rewards[mode] for rewards in found]).double().mean().item()
+        mean = lambda measure: torch.cat([rewards[measure] for rewards in found]).double().mean().item()
         named = self.config["eval_rewards"] or self.config["rewards"]
-        return {reward["name"]: mean(reward.get("mode", "mean")) for reward in named}
+        return {reward["name"]: mean(self.measure(reward)) for reward in named}
 
 
 class Sampler:
@@ -358,11 +370,11 @@ def log_probability(step, x_next, mean):
     return step.offset - step.scale * (x_next - mean).square().mean(1)
 
 
-def train(options):
+def train(options, kind=Peer):
     torch.set_num_threads(options.threads)
     # Products of f32 operands, where there are any, as tensor cores do them: what one would do in PyTorch.
     torch.set_float32_matmul_precision("high" if options.dtype == "bf16" else "highest")
-    peer = Peer(options.run, options.weights, options.device, options.dtype, options.mode, options.tuned)
+    peer = kind(options.run, options.weights, options.device, options.dtype, options.mode, options.tuned)
     config, wait = peer.config, torch.cuda.synchronize if options.device == "cuda" else lambda: None
     with contextlib.ExitStack() as files:
         to = files.enter_context(open(options.to, "w")) if options.to else None

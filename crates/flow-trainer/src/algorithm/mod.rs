@@ -136,7 +136,7 @@ pub struct LossContext<'a, 'w> {
     pub batch: &'a Trajectories,
     /// One advantage per row, `[B]`.
     pub advantages: Tensor<1>,
-    /// Gates of [`Algorithm::weigh`], `[B]`: 1 for each row that the loss pulls towards the reference, else 0; none if it gave none.
+    /// Gates of [`Algorithm::weigh`], `[B]`: how much each row is pulled towards the reference; none if it gave none.
     pub gates: Option<Tensor<1>>,
     /// Noise for [`Position::Time`], [`Position::EachRow`] and [`Position::Step`], `[B, N]`; drawn by the loop.
     pub noise: Option<RawTensor>,

@@ -37,7 +37,8 @@ impl RewardedRows<'_> {
 pub struct RowWeights {
     /// Its advantage, not clamped.
     pub advantages: Vec<f32>,
-    /// 1 for each image that the loss pulls towards the reference, 0 for the others: [`LossContext::gates`](super::LossContext::gates).
+    /// How much the loss pulls each image towards the reference, with a mean of 1 over all images, or 0 for every one:
+    /// [`LossContext::gates`](super::LossContext::gates).
     pub gates: Vec<f32>,
     /// What to log, by name.
     pub metrics: Vec<(&'static str, f64)>,

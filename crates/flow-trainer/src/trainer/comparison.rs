@@ -28,8 +28,8 @@ pub(super) fn reward_columns<'a>(
     rewards.iter().zip(columns).map(column).collect()
 }
 
-/// Puts the algorithm's own advantages, if it has some, in the place of `advantages`. Gives which images it pulls back, none if it says
-/// nothing of it, and what it logs.
+/// Puts the algorithm's own advantages, if it has some, in the place of `advantages`. Gives how much it pulls each image back, none if
+/// it says nothing of it, and what it logs.
 fn weigh(
     algorithm: &impl Algorithm,
     rows: &RewardedRows<'_>,
@@ -51,7 +51,7 @@ pub(super) struct Comparison {
     pub advantages: Advantages,
     /// What counts at the recorded steps in the place of advantages, in a run with branches.
     credits: Vec<EdgeCredits>,
-    /// Which images the algorithm pulls back; none if it says nothing of it.
+    /// How much the algorithm pulls each image back; none if it says nothing of it.
     gates: Vec<f32>,
     /// What the algorithm logs of it.
     pub logged: Logged,

@@ -15,7 +15,7 @@ pub(super) struct Counted<'a> {
     pub advantages: &'a [f32],
     /// What counts in the place of advantages at the recorded steps; empty if these count everywhere.
     pub credits: &'a [EdgeCredits],
-    /// 1 for each image that is pulled back, 0 for the others; empty if nobody says so.
+    /// How much each image is pulled back; empty if nobody says so.
     pub gates: &'a [f32],
 }
 
@@ -26,7 +26,7 @@ pub(super) struct MicroBatch<'a> {
     pub advantages: Vec<f32>,
     /// For each recorded step what counts there in the place of `advantages`; empty if these count everywhere.
     pub credits: Vec<EdgeCredits>,
-    /// Whether each row is pulled back, 1 or 0; empty if nobody says so.
+    /// How much each row is pulled back; empty if nobody says so.
     pub gates: Vec<f32>,
     /// The sample whose noise each row takes.
     pub noise_of: Cow<'a, [u64]>,

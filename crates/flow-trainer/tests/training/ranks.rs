@@ -171,6 +171,36 @@ fn gates_and_another_solver_behind_the_window_leave_the_same_bytes_on_one_two_an
     }
 }
 
+#[test]
+fn the_pull_of_gated_images_does_not_depend_on_how_they_fall_into_micro_batches() {
+    let pulls = ["2", "4", "8"].map(|micro_batch| {
+        let micro_batch = format!("sampling.micro_batch={micro_batch}");
+        let left = on_ranks(
+            1,
+            &[
+                "sampling.prompts_per_step=4",
+                "sampling.group_size=4",
+                &micro_batch,
+                "optimizer.gradient_accumulation=0",
+                "evaluation.every=0",
+                "algorithm={ kind = \"gardo\", judges = [\"jpeg-compressibility\"], kl_beta = 1.0, inner_epochs = 2, \
+                 gate = { share = 0.5, share_range = [0.3, 0.8] } }",
+                crate::losses::OF_GARDO,
+            ],
+        );
+        let first = left.metrics.lines().next().expect("a record");
+        let record: serde_json::Value = serde_json::from_str(first).expect("a record");
+        // Few enough that some micro-batches of two have none.
+        let fraction = record["gated_fraction"].as_f64().expect("it is logged");
+        assert!(fraction > 0.0 && fraction < 0.5, "{fraction}");
+        record["kl"].as_f64().expect("it is logged")
+    });
+    // The second pass is one optimizer step behind the reference; only the order of sums differs.
+    for pull in pulls {
+        assert!(pull > 0.0 && (pull / pulls[0] - 1.0).abs() < 1e-2, "{pulls:?}");
+    }
+}
+
 /// The tensors of a checkpoint, by name, in the order of the file.
 fn tensors(root: &Path, iteration: u64) -> Vec<(String, Vec<u8>)> {
     let path = root.join(format!("run/checkpoints/step-{iteration:06}.ckpt"));

@@ -75,6 +75,21 @@ impl Gate {
     }
 }
 
+impl Gate {
+    /// The share of all images that are pulled back.
+    pub fn fraction(&self) -> f64 {
+        let open: f64 = self.open.iter().map(|open| f64::from(*open)).sum();
+        open / self.open.len().max(1) as f64
+    }
+
+    /// What each image counts in a mean over all images that is to be the mean over those pulled back: 1 over their share, or 0.
+    pub fn weights(&self) -> Vec<f32> {
+        let fraction = self.fraction();
+        let of_image = |open: &f32| if *open > 0.0 { (1.0 / fraction) as f32 } else { 0.0 };
+        self.open.iter().map(of_image).collect()
+    }
+}
+
 /// The share for a mean uncertainty: larger if that is above all of the window, smaller if it is below all.
 fn followed(mean: f64, config: &GateConfig, memory: &mut Memory) -> f64 {
     let mut window = memory.get(UNCERTAINTIES).to_vec();
@@ -119,6 +134,35 @@ mod tests {
             assert!((found - expected).abs() < 1e-12, "{share}: {found}");
         }
         assert_eq!(quantile(&[4.0], 0.3), 4.0);
+    }
+
+    #[test]
+    fn every_gated_image_counts_the_same_however_the_images_are_divided() {
+        let gate = Gate {
+            open: vec![0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0],
+            share: 0.1,
+            uncertainty: 0.0,
+        };
+        let distances: Vec<f64> = (0..12).map(|image| 0.3 + f64::from(image * image % 7)).collect();
+        let gated = (distances.iter().zip(&gate.open)).filter(|(_, open)| **open > 0.0);
+        let expected = gated.map(|(distance, _)| distance).sum::<f64>() / 5.0;
+        let weights = gate.weights();
+        // Some of these have micro-batches without a gated image.
+        for size in [1, 2, 3, 4, 6, 12] {
+            let images: Vec<(f64, f64)> = (distances.iter().zip(&weights))
+                .map(|(distance, weight)| (*distance, f64::from(*weight)))
+                .collect();
+            let of_batch = |rows: &[(f64, f64)]| rows.iter().map(|(d, w)| d * w).sum::<f64>() / size as f64;
+            let batches = images.chunks_exact(size).map(of_batch);
+            let found = batches.sum::<f64>() / (12 / size) as f64;
+            assert!((found - expected).abs() < 1e-6, "{size}: {found} and {expected}");
+        }
+        assert!((gate.fraction() - 5.0 / 12.0).abs() < 1e-12);
+        let shut = Gate {
+            open: vec![0.0; 3],
+            ..gate
+        };
+        assert_eq!((shut.weights(), shut.fraction()), (vec![0.0; 3], 0.0));
     }
 
     #[test]

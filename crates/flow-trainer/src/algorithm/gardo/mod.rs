@@ -9,6 +9,10 @@
 //! ```
 //!
 //! `mu_old` is the mean under a copy that becomes the trained weights where they have moved far from it, or after some iterations.
+//!
+//! The mean over gated images is over all of an iteration, each of which counts the same however they fall into micro-batches, optimizer
+//! steps and processes. flow_grpo takes it within a micro-batch and then over micro-batches, where one without any counts as 0: a gated
+//! image there counts the more the fewer others it met.
 
 mod gate;
 mod settings;
@@ -35,9 +39,6 @@ const NAME: &str = "gardo";
 
 /// Name under which the number of iterations with the same reference is kept.
 const AGE: &str = "reference/iterations";
-
-/// Lower bound of the share of gated images that losses are divided by, so that a micro-batch without any does not divide by 0.
-const LEAST_SHARE: f32 = 1e-9;
 
 /// GARDO, `kind = "gardo"`.
 #[derive(Clone, Debug, PartialEq)]
@@ -68,25 +69,18 @@ impl Gardo {
         registry.register(factory.with_rules(settings::check))
     }
 
-    /// The pull of gated images towards the reference, `[1]`, and which they are, `[B]`. Without gates, as in an audit, all are.
-    fn pull(
-        &self,
-        context: &LossContext<'_, '_>,
-        replayed: &super::grpo::Replayed<'_>,
-    ) -> (Tensor<1>, Tensor<1>) {
+    /// What each image is pulled towards the reference, `[B]`, times how much it counts: the mean over all images of the iteration is that
+    /// over the gated ones. Without gates, as in an audit, all count alike.
+    fn pull(&self, context: &LossContext<'_, '_>, replayed: &super::grpo::Replayed<'_>) -> Tensor<1> {
         let old = context
             .old
             .expect("the loop provides the copy an algorithm keeps");
         let policy = (context.policy, &context.batch.conditions);
         let distance_b = distance_per_row(context, replayed, (KlKind::Divergence, old), policy);
-        let rows = context.batch.samples.len();
-        let gates_b = match &context.gates {
-            Some(gates_b) => gates_b.clone(),
-            None => context.device.tensor(vec![1.0; rows], [rows]),
-        };
-        let share = mean_over_rows(gates_b.clone()).clamp_min(LEAST_SHARE);
-        let pull = mean_over_rows(distance_b * gates_b.clone()) / share;
-        (pull, gates_b)
+        match &context.gates {
+            Some(gates_b) => distance_b * gates_b.clone(),
+            None => distance_b,
+        }
     }
 }
 
@@ -178,8 +172,9 @@ impl Algorithm for Gardo {
             let judges: Vec<Vec<f64>> = judges.collect::<Result<_, _>>()?;
             let uncertainty = uncertainty(&total, &judges, settings.gate.suspects);
             let gate = Gate::of(&uncertainty, &settings.gate, memory);
-            weights.gates = gate.open;
+            weights.gates = gate.weights();
             weights.metrics.push(("gate_share", gate.share));
+            weights.metrics.push(("gated_fraction", gate.fraction()));
             weights.metrics.push(("uncertainty", gate.uncertainty));
         }
         Ok(Some(weights))
@@ -213,10 +208,9 @@ impl Algorithm for Gardo {
         // Its own pull is below.
         let mut unit = with_reference(context, &replayed, ratio, policy, terms, &KlConfig::default());
         if self.settings.is_gated() {
-            let (pull, gates_b) = self.pull(context, &replayed);
-            unit.terms.push(("kl", plain(&pull.clone().into_dispatch())));
-            unit.terms.push(("gated_fraction", gates_b.into_dispatch()));
-            unit.loss = unit.loss + pull * self.settings.kl_beta as f32;
+            let pull_b = self.pull(context, &replayed);
+            unit.terms.push(("kl", plain(&pull_b.clone().into_dispatch())));
+            unit.loss = unit.loss + mean_over_rows(pull_b) * self.settings.kl_beta as f32;
         }
         unit
     }
