@@ -117,7 +117,7 @@ pub enum Squares {
     /// Their sum.
     Host(f64),
     /// Sums over pieces of the tensor in order, `[pieces]` in f32, on the device.
-    Device(RawTensor),
+    Device(Box<RawTensor>),
 }
 
 impl Squares {

@@ -58,13 +58,13 @@ pub(super) fn squares(gradient: &RawTensor) -> Squares {
     let pieces = gradient.empty(&[optimizer::pieces(&buffer)], Element::F32);
     let launched = optimizer::squares_of_pieces(gradient.client(), &buffer, &pieces.buffer());
     expect_launched("squares", launched);
-    Squares::Device(pieces.into_plain())
+    Squares::Device(Box::new(pieces.into_plain()))
 }
 
 /// The factors of a step, computed on the device.
 pub(super) fn adamw_scalars_of(all: &[Squares], factors: &AdamWFactors) -> Option<AdamWScalars> {
     let pieces = all.iter().map(|squares| match squares {
-        Squares::Device(pieces) => pieces.clone(),
+        Squares::Device(pieces) => (**pieces).clone(),
         Squares::Host(_) => panic!("these kernels leave squares on their device"),
     });
     let pieces: Vec<RawTensor> = pieces.collect();
