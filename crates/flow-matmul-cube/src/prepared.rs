@@ -166,8 +166,9 @@ fn splits_k(name: String, tiling: &Tiling) -> String {
 /// Only plain sums can be split along k.
 fn check_split_k(call: &Matmul, tiling: &Tiling) -> Result<(), Refusal> {
     let simple = !call.bias && matches!(call.epilogue, Epilogue::Store | Epilogue::Accumulate);
-    match (tiling.split_k > 1 || tiling.stream_k) && !simple {
-        true => no("split-K sums have no bias and no epilogue but accumulation"),
+    // Partial sums of codes are not scaled in every kernel, and a second pair of factors follows whole ones.
+    match (tiling.split_k > 1 || tiling.stream_k) && (!simple || call.is_scaled()) {
+        true => no("split-K sums have no scales, no bias and no epilogue but accumulation"),
         false => Ok(()),
     }
 }

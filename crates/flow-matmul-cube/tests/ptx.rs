@@ -162,7 +162,7 @@ fn wgmma_kernels_for_fp8_keep_their_registers_and_stay_asynchronous() {
 
 #[test]
 #[ignore = "needs the compilers of CUDA 13.0: `cargo xtask ptx` runs it"]
-fn wgmma_kernels_keep_keep_their_registers_and_stay_asynchronous() {
+fn wgmma_kernels_keep_their_registers_and_stay_asynchronous() {
     let mut sources = BTreeMap::new();
     for call in problems() {
         let operand_type = call.element.operand_type().unwrap_or(OperandType::Bf16);

@@ -172,11 +172,11 @@ pub(super) fn modulated_linears(
             ranges().map(|range| &plain[range]).zip(weights).collect();
         let layers = Layer::read_all(&read, element, with.products);
         let layers: Vec<(Layer, Range<usize>)> = layers.into_iter().zip(ranges()).collect();
-        // Not computed if the stash has all results.
-        let rows = OnceCell::new();
-        let rows = || -> Operand { rows.get_or_init(|| normed.forward().0).clone() };
+        // Not computed if the stash has all results. Layers whose products are of codes share those of the rows.
+        let (rows, codes) = (OnceCell::new(), OnceCell::new());
+        let rows = || rows.get_or_init(|| normed.forward().0);
         let outputs = layers.iter().map(|(layer, _)| {
-            let (output, _) = layer.through(with.stash, Activation::None, false, rows);
+            let output = kept(with.stash, || layer.output(rows(), &codes));
             output.into_plain()
         });
         let outputs = outputs.collect();

@@ -11,6 +11,7 @@ use flow_core::ops::{LinearWeights, Stash};
 use flow_core::tensors::zeros_like;
 use flow_core::{Activation, RawTensor, autograd};
 use flow_kernels_cube::Element;
+use flow_matmul_cube::fp8::Quantised;
 use flow_matmul_cube::problem::{Accumulation, Epilogue, Layout, Matmul, Storage};
 use flow_matmul_cube::tensors::{Gate as MatmulGate, Matrix, Operands};
 use std::cell::OnceCell;
@@ -221,8 +222,15 @@ impl Layer {
             activation,
             keep_sum,
         });
-        self.sums(x, epilogue, sum.as_ref(), None, &output);
+        self.sums(x, &OnceCell::new(), epilogue, sum.as_ref(), None, &output);
         (sum, output)
+    }
+
+    /// The output for an input that other layers read as well: `codes` are the input's, of the first layer that multiplies codes.
+    pub fn output(&self, x: &Operand, codes: &OnceCell<Quantised>) -> Operand {
+        let output = self.empty(x);
+        self.sums(x, codes, Epilogue::Store, None, None, &output);
+        output
     }
 
     /// What the output is a gated branch of; the output itself is never a tensor.
@@ -235,7 +243,14 @@ impl Layer {
         };
         let output = gated.residual.empty_like();
         let epilogue = Epilogue::GateAndAdd { tokens: call.tokens };
-        self.sums(x, epilogue, Some(&gated.residual), Some(&gate), &output);
+        self.sums(
+            x,
+            &OnceCell::new(),
+            epilogue,
+            Some(&gated.residual),
+            Some(&gate),
+            &output,
+        );
         output
     }
 
@@ -247,10 +262,11 @@ impl Layer {
     }
 
     /// `x Wᵀ + b + (x Aᵀ) (scale · B)ᵀ`, then the epilogue. The first product may be one of codes: of the matrix, and of rows of `x` that
-    /// are quantised for it. The adapter reads `x` as it is.
+    /// are quantised for it, to `codes` unless these are there. The adapter reads `x` as it is.
     fn sums(
         &self,
         x: &Operand,
+        codes: &OnceCell<Quantised>,
         epilogue: Epilogue,
         other: Option<&Operand>,
         gate: Option<&MatmulGate>,
@@ -260,8 +276,11 @@ impl Layer {
         if rows == 0 {
             return;
         }
-        let quantised = self.weight.quantised().map(|weight| [quantised(x), weight]);
-        let (factors, scales, storage) = match &quantised {
+        let weight = self.weight.quantised();
+        let both = weight
+            .as_ref()
+            .map(|weight| [codes.get_or_init(|| quantised(x)), weight]);
+        let (factors, scales, storage) = match both {
             Some([of_x, weight]) => (
                 [of_x.codes.clone(), weight.codes.clone()],
                 [Some(&of_x.scales), Some(&weight.scales)],

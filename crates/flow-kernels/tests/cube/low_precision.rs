@@ -3,9 +3,10 @@
 use crate::support::{Side, computing, sides, values};
 use burn::backend::{AutodiffBackend, Dispatch, DispatchTensor};
 use flow_core::cpu::to_host;
-use flow_core::ops::{Compute, LinearWeights};
+use flow_core::ops::{Compute, LinearWeights, ModulatedNorm, NormChunks};
 use flow_core::tensors::{leaf, plain};
 use flow_core::{Activation, LowPrecision, LowPrecisionCompute, LowPrecisionFormat, RawTensor, autograd};
+use std::sync::Arc;
 
 const RANK: usize = 4;
 
@@ -96,5 +97,49 @@ fn products_of_codes_are_those_of_the_processor_and_their_gradients_those_of_the
         let again = on(&side, codes);
         assert_eq!(again, on(&side, codes), "twice");
         assert_ne!(again[0], on(&side, of(LowPrecisionCompute::Storage))[0]);
+    }
+}
+
+#[test]
+fn layers_that_share_the_codes_of_their_input_have_the_bits_of_each_alone() {
+    use LowPrecisionCompute::{Fp8, Storage};
+    for side in computing() {
+        let x = side.device.plain(values(1, &[2, 5, 85]), &[2, 5, 85]);
+        let modulation = side.device.plain(values(2, &[2, 2, 85]), &[2, 2, 85]);
+        let layers = [(3, Fp8), (4, Storage), (5, Fp8)].map(|(draw, compute)| {
+            let of = LowPrecision {
+                format: LowPrecisionFormat::Fp8,
+                compute,
+                rows: 30,
+                columns: 85,
+            };
+            let words = of.quantise(&values(draw, &[30, 85])).expect("finite values");
+            LinearWeights {
+                weight: side.device.words(words),
+                low_precision: Some(of),
+                bias: None,
+                adapter: None,
+            }
+        });
+        let fused = side.kernels.fused(Arc::new(|| {})).expect("not fused yet");
+        let [together, apart] = [fused, side.kernels.clone()].map(|kernels| {
+            let outputs = kernels.ops().fused_or_composed(|ops| {
+                let norm = ModulatedNorm {
+                    x: &x,
+                    modulation: &modulation,
+                    chunks: NormChunks {
+                        shift: 0,
+                        scale: 1,
+                        epsilon: 1e-6,
+                    },
+                };
+                ops.modulated_linears(&Compute, norm, &layers)
+            });
+            let bits = |output: &DispatchTensor| -> Vec<u32> {
+                to_host(output).into_iter().map(f32::to_bits).collect()
+            };
+            outputs.iter().map(bits).collect::<Vec<_>>()
+        });
+        assert_eq!(together, apart);
     }
 }
