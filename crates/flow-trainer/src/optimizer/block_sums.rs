@@ -238,3 +238,6 @@ impl BlockGradients for BlockSums {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

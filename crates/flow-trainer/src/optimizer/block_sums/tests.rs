@@ -1,0 +1,136 @@
+//! Sums of blocks in parts beside sums of whole weights.
+
+use super::{BlockSums, UnitLanes};
+use crate::optimizer::Accumulated;
+use crate::optimizer::accumulated::Summed;
+use crate::shards::Shards;
+use flow_core::cpu::to_host;
+use flow_core::device::ComputeDevice;
+use flow_core::params::LayoutBuilder;
+use flow_core::rng::{Purpose, Stream};
+use flow_core::{BlockGradients, Init, Kernels, ModelSpec, ParamLayout, RawTensor};
+use flow_exchange::{Exchange, Lanes, in_process};
+use flow_exchange_cube::{BlockExchange, BlockParts};
+use flow_kernels::CpuKernels;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+const LANES: usize = 4;
+
+/// The lanes of the units of each rank, in order. Lane 2 has none.
+const UNITS: [&[usize]; 2] = [&[0, 0, 1], &[3]];
+
+/// A unit in whose backward pass no gradient reaches block 1.
+const WITHOUT: usize = 1;
+
+/// Two blocks of two weights each, of which ranks have no even halves.
+fn layout() -> Arc<ParamLayout> {
+    let mut layout = ParamLayout::default();
+    let mut builder = LayoutBuilder::new(&mut layout);
+    for block in 0..2 {
+        let mut weights = builder.under(format_args!("blocks.{block}"));
+        weights.param("up", [3, 101 + block], Init::Zeros);
+        weights.param("bias", [7], Init::Zeros);
+    }
+    Arc::new(layout)
+}
+
+/// The gradient of a weight in one of the two runs of its block in a unit.
+fn gradient(layout: &ParamLayout, index: usize, unit: usize, run: u32) -> RawTensor {
+    let shape = &layout.specs()[index].shape;
+    let mut values = vec![0.0; shape.iter().product()];
+    Stream::new(5, Purpose::Test)
+        .at((4 * unit + index) as u64, run)
+        .fill_normal(&mut values);
+    ComputeDevice::cpu().plain(values, shape)
+}
+
+/// The sums of one process that has all units and all weights.
+fn whole(layout: &ParamLayout, kernels: &dyn Kernels) -> Summed {
+    let mut sums = Accumulated::in_lanes(LANES, Lanes::new(LANES));
+    let (of_units, mut unit) = (UNITS.concat(), 0);
+    for lane in 0..LANES {
+        if !of_units.contains(&lane) {
+            sums.add_none_to(lane, kernels, layout.len());
+        }
+        while of_units.get(unit) == Some(&lane) {
+            let both_runs = |index: usize| {
+                let mut sum = gradient(layout, index, unit, 0);
+                let second = gradient(layout, index, unit, 1);
+                kernels.ops().optimizer.accumulate(&mut sum, &second);
+                (index < 2 || unit != WITHOUT).then_some(sum)
+            };
+            let gradients = (0..layout.len()).map(both_runs).collect();
+            sums.add_to(lane, kernels, gradients);
+            unit += 1;
+        }
+    }
+    sums.total(kernels)
+}
+
+/// Compares a rank's sums with those of one process.
+fn compare(exchange: Arc<dyn Exchange>) {
+    let (layout, world, device) = (layout(), exchange.world(), ComputeDevice::cpu());
+    let spec = ModelSpec {
+        stacks: vec![("blocks".to_owned(), 2)],
+        ..ModelSpec::default()
+    };
+    let kernels: Arc<dyn Kernels> = Arc::new(CpuKernels::default());
+    let exchange = BlockExchange::new(exchange);
+    let blocks = exchange.hold(BlockParts::new(&spec, &layout, (world, &device)));
+    let shards = Shards::beside_parts(&layout, &[true; 4], &*blocks, world);
+    let exchange: Arc<dyn Exchange> = Arc::new(exchange);
+    let lanes = Lanes::new(LANES);
+    let units = UnitLanes {
+        lanes,
+        own: lanes.of_rank(world.rank, world.ranks),
+        of_units: UNITS[world.rank].to_vec(),
+        all_units: 4,
+    };
+    let first = UNITS[..world.rank].concat().len();
+    let own_units = first..first + units.of_units.len();
+    let sums = BlockSums::new((&spec, &layout), &shards, &exchange, (&kernels, &device), units);
+    for unit in own_units {
+        for block in [0, 1, 0, 1] {
+            sums.expect("blocks", block);
+        }
+        for (block, run) in [(1, 0), (0, 0), (1, 1), (0, 1)] {
+            if (block, unit) != (1, WITHOUT) {
+                let weights = 2 * block..2 * block + 2;
+                let gradients = weights.map(|index| (index, gradient(&layout, index, unit, run)));
+                sums.take("blocks", block, gradients.collect());
+            }
+        }
+        sums.end_unit();
+    }
+    let mut accumulated = Accumulated::in_lanes(4, lanes);
+    sums.finish(&mut accumulated).expect("everyone is there");
+    let (found, wanted) = (accumulated.total(&*kernels), whole(&layout, &*kernels));
+    let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+    for index in 0..layout.len() {
+        let own = shards.own_part(index).expect("it is in parts");
+        let found = found.sums[index].as_ref().map_or_else(Vec::new, to_host);
+        let wanted = to_host(wanted.sums[index].as_ref().expect("it has a gradient"));
+        assert_eq!(bits(&found), bits(&wanted[own]), "weight {index}");
+    }
+    let squares = |sums: &Summed| {
+        let squares = sums.squares(&*kernels);
+        squares
+            .map(|(index, squares)| (index, squares.total().to_bits()))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(squares(&found), squares(&wanted), "squares");
+}
+
+#[test]
+fn blocks_that_run_twice_or_get_no_gradient_add_up_on_ranks_with_other_numbers_of_units() {
+    let ranks = in_process(UNITS.len(), Duration::from_secs(20));
+    let threads: Vec<_> = ranks
+        .into_iter()
+        .map(|exchange| thread::spawn(move || compare(exchange)))
+        .collect();
+    threads
+        .into_iter()
+        .for_each(|thread| thread.join().expect("no rank panics"));
+}
