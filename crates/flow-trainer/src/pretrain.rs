@@ -151,18 +151,20 @@ impl Pretraining<'_> {
     fn fit(&self) -> Result<(), TrainError> {
         let (buckets, models) = (self.dataset.buckets(), self.models.len());
         if self.dataset.is_empty() {
-            return Err(TrainError::Setting("there is no example to learn from".into()));
+            return Err(TrainError::setting("there is no example to learn from"));
         }
         if self.distribution.shard == Shard::Weights && self.distribution.exchange.world().is_several() {
-            return Err(TrainError::Setting(
-                "`distributed.shard = \"weights\"` is for reinforcement learning; a pretraining shares out the optimizer's state alone, with \
-                 `distributed.shard = \"optimizer\"`"
-                    .into(),
-            ));
+            return Err(TrainError::setting(
+                "`distributed.shard = \"weights\"` is for reinforcement learning",
+            )
+            .with_help(
+                "a pretraining shares out the optimizer's state alone, with `distributed.shard = \"optimizer\"`",
+            )
+            .about("distributed.shard"));
         }
         match buckets == models {
             true => Ok(()),
-            false => Err(TrainError::Setting(format!(
+            false => Err(TrainError::setting(format!(
                 "the examples have {buckets} sizes, and there are models of {models}"
             ))),
         }
@@ -256,12 +258,16 @@ impl Share {
     fn of(batch: usize, distribution: &Distribution, device: &ComputeDevice) -> Result<Self, TrainError> {
         let (lanes, world) = (distribution.lanes.count(), distribution.exchange.world());
         if !batch.is_multiple_of(lanes) {
-            return Err(TrainError::Setting(format!(
-                "`pretrain.batch = {batch}` cannot be cut into {lanes} equal lanes; make it a multiple of {lanes}, or set `distributed.lanes`"
-            )));
+            return Err(TrainError::setting(format!(
+                "`pretrain.batch = {batch}` cannot be cut into {lanes} equal lanes"
+            ))
+            .with_help(format!(
+                "make it a multiple of {lanes}, or set `distributed.lanes`"
+            ))
+            .about("pretrain.batch"));
         }
         if let Some((problem, help)) = flow_validate::lanes(world.ranks, lanes, batch) {
-            return Err(TrainError::Setting(format!("{problem}; {help}")));
+            return Err(TrainError::setting(problem).with_help(help));
         }
         let pieces = pieces(batch, lanes, device);
         let own = distribution.lanes.of_rank(world.rank, world.ranks);

@@ -36,7 +36,7 @@ pub fn print(config: &Path, examine: impl FnOnce() -> Result<Found, Failure>) ->
     terminal::line(&text)?;
     match failure {
         None if !report.has_errors() => Ok(()),
-        None | Some(Failure::Input(_)) => Err(Failure::Said),
+        None | Some(Failure::Input(_) | Failure::Config(_)) => Err(Failure::Said),
         Some(other) => Err(other),
     }
 }
