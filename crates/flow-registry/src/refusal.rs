@@ -29,13 +29,6 @@ impl Refusal {
         }
     }
 
-    /// The refusal with what to change.
-    #[must_use]
-    pub fn with_help(mut self, help: impl Into<String>) -> Self {
-        self.help = Some(help.into());
-        self
-    }
-
     /// In one sentence, for an error that goes on with it: the reason, and after a semicolon the help, if there is one.
     pub fn sentence(&self) -> String {
         match &self.help {

@@ -27,11 +27,7 @@ fn located(error: RewardError, config: &RewardConfig, environment: &Environment<
     };
     let with_start = |problem: Refusal| {
         let start = start_in_config(Path::new(&path), environment.base);
-        let help = match &problem.help {
-            Some(help) => format!("{help}; {start}"),
-            None => start,
-        };
-        problem.with_help(help)
+        Refusal::new(problem.sentence(), start)
     };
     match error {
         RewardError::Weights { file, problem } => RewardError::Weights {
