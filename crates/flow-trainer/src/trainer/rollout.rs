@@ -343,7 +343,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         let cpu_between = process_cpu_s();
         let exact = repetition.weights.unwrap_or(weights);
         let exact = InferencePass::new(exact, self.training_plan().clone());
-        let (sums, pairs) = self.sample_again(&batches, &exact, (&traced, twice), &on_step)?;
+        let (sums, pairs) = self.sample_again(&batches, &exact, (&traced[..], twice), &on_step)?;
         let cpu = |from: Option<f64>, to: Option<f64>| Some(to? - from?);
         outcome.cpu_s = cpu(cpu_before, cpu_between).zip(cpu(cpu_between, process_cpu_s()));
         if !waiting.is_empty() {
