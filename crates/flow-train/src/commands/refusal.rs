@@ -124,3 +124,32 @@ fn begun_small(text: &str) -> String {
         .chain(letters)
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_setting_is_a_diagnostic_at_its_key_whatever_marks_its_texts_have() {
+        let error = TrainError::setting("`a` is 1; `b` is 2")
+            .with_help("Set `b` to 1; or remove it")
+            .about("model.path");
+        let found = diagnostics(&error);
+        let one = &found[0];
+        assert_eq!(one.message, "`a` is 1; `b` is 2");
+        assert_eq!(one.help.as_deref(), Some("set `b` to 1; or remove it"));
+        assert_eq!(
+            (one.code, one.path.as_str()),
+            (codes::SETUP_REFUSED, "model.path")
+        );
+        let said = "`a` is 1; `b` is 2; Set `b` to 1; or remove it";
+        assert_eq!(error.to_string(), said);
+    }
+
+    #[test]
+    fn an_error_that_says_no_help_has_the_usual_one() {
+        let found = diagnostics(&TrainError::setting("nothing fits"));
+        assert_eq!(found[0].message, "nothing fits");
+        assert_eq!(found[0].help.as_deref(), Some(WITHOUT_HELP));
+    }
+}
