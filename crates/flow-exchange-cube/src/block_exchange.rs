@@ -202,6 +202,11 @@ impl Rounds {
         Ok(Some(row))
     }
 
+    /// Drops the rows of a set that are ahead: they have what the set is no more.
+    fn drop_ahead(&self, set: usize) {
+        self.turn().ahead.retain(|_, (of, _)| of.set != set);
+    }
+
     /// A round in which the calling thread wants something: what it wants now, if it does; what it wants next is ahead then.
     fn fetch(&self, parts: &BlockParts, wanted: Wanted) -> Result<Option<FlatTensor>, Lost> {
         let mut turn = self.turn();
@@ -252,12 +257,12 @@ impl BlockWeights for PartsOfRanks {
     }
 
     fn show(&self, set: usize, index: usize, part: RawTensor) {
+        self.rounds.drop_ahead(set);
         self.parts.show(set, index, part);
     }
 
     fn hide(&self, set: usize) {
-        // Rows that are ahead have what the set is no more.
-        self.rounds.turn().ahead.retain(|_, (of, _)| of.set != set);
+        self.rounds.drop_ahead(set);
         self.parts.hide(set);
     }
 

@@ -204,6 +204,24 @@ fn a_set_that_changes_is_gathered_as_it_is_then_and_its_clones_stay_as_they_were
 }
 
 #[test]
+fn a_weight_that_is_replaced_is_not_read_from_a_block_that_was_ahead() {
+    on_each(2, |exchange| {
+        let device = ComputeDevice::cpu();
+        let mut weights = in_parts(&exchange, &device);
+        of_block(&weights, "blocks", 4, Some(5));
+        exchange.gather(&[]).expect("everyone is there");
+        let index = weights.layout().find("blocks.5.up.weight");
+        let index = index.expect("it is declared");
+        let count: usize = weights.layout().specs()[index].shape.iter().product();
+        weights
+            .set_host(index, vec![2.5; count])
+            .expect("as many values as it has");
+        assert_eq!(whole(&weights, 5), vec![2.5f32.to_bits(); count]);
+        exchange.gather(&[]).expect("everyone is there");
+    });
+}
+
+#[test]
 fn every_value_has_one_rank_that_keeps_it_and_no_rank_keeps_much_more_than_its_share() {
     let (spec, layout) = model();
     let device = ComputeDevice::cpu();
