@@ -4,7 +4,8 @@
     fast.py --rows flux-512 qwen-image-1024 --programs FOLDER --to FILE [--limit SECONDS] [--each SECONDS] [--only ours|peers]
 
 FOLDER holds those of our programs that the rows need (examples and program of a release build with CUDA): `workload_speed` for models
-and `load`, `decode_speed`, `encode_speed` for `t5`, `flow-train` and `full_size_folder` for `grpo`. FILE gets a line of JSON for each
+and `load`, `decode_speed`, `encode_speed` for `t5`, `flow-train` and `full_size_folder` for `grpo`, `flow-train` for `audit-…`, `matmul_device` and
+`xtask` for `products`. `low-MODEL` is a model with its frozen weights in FP8, 8 and 4 bits beside itself in bf16. FILE gets a line of JSON for each
 measurement, besides what the programs write themselves: the row, who ran, the seconds the process took, and its end if that was not 0. A
 process is ended after `--each` seconds, and none begins after `--limit`. Rows of a model compare losses: their programs make the same
 weights and inputs. Every line has the peak of memory: `peak_gib` is what our pools took and the most that PyTorch's tensors had at once,
@@ -12,8 +13,10 @@ weights and inputs. Every line has the peak of memory: `peak_gib` is what our po
 """
 
 import argparse
+import functools
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -52,6 +55,61 @@ class Row:
 
     flux = qwen = wan = model
 
+    def low(self, work, name):
+        """A model as it is, and with frozen matrices in each low precision; PyTorch in bf16."""
+        name = name.removeprefix("low-")
+        ours, folder = str(work.programs / "workload_speed"), str(work.scratch / name)
+        # The other has buffers, which only a file gives.
+        made = [] if name == "sd35-medium" else ["--made"]
+        threads = ["--threads", str(os.cpu_count())]
+        if not Path(folder, "given.safetensors").exists():
+            self.prepared = [[ours, "export", name, folder, *(made or ["--store", "bf16"]), *threads]]
+        options = ["--device", "cuda", "--repeats", str(work.repeats)]
+        first = "rollout" if name == "sd35-medium" else "forward"
+        peer = [PYTHON, str(BENCH / "step_peer.py"), "time", folder]
+        for part, checkpoint in ((first, "none"), ("step", "attn_only")):
+            parted = [*options, "--checkpoint", checkpoint]
+            for precision in work.precisions:
+                low = ["--low-precision", precision] if precision != "bf16" else []
+                command = [ours, "time", name, folder, part, *made, *threads, *parted, *low, "--capture"]
+                self.ours[f"{part} {precision}"] = command
+            trained = ["--trained-in", "f32"] if part == "step" else []
+            for mode in work.modes:
+                command = [*peer, part, "--mode", mode, *trained, *parted, "--limit", str(work.each / 3)]
+                self.peers[f"{part} {mode}"] = command
+
+    def audit(self, work, name):
+        """Whole runs with weights in each low precision: whether ratios are 1, memory, seconds of the parts of an iteration."""
+        config, model, channels = AUDITED[name.removeprefix("audit-")]
+        weights, runs = work.scratch / f"{model}-shape", work.scratch / "runs"
+        if not (weights / "diffusion_pytorch_model.safetensors.index.json").exists():
+            shards = [PYTHON, str(BENCH / "parts_peer.py"), "shards", str(weights), "--model", model]
+            self.prepared = [[*shards, "--in-channels", str(channels)]]
+        for precision in work.precisions:
+            run = f"{name}-{precision}"
+            if not work.dry:
+                shutil.rmtree(runs / run, ignore_errors=True)
+            settings = [f'model.weights="{weights}"', f'run.dir="{runs}"', f'run.name="{run}"', "run.steps=4"]
+            settings += ["checkpointing.policy=attn-only", f"acceleration.shared={accelerators(precision)}"]
+            # Pictures of noise break all rules alike, and of no advantage nothing is learnt.
+            settings += ['rewards=[{ kind = "target-colour", rgb = [0.5, 0.5, 0.5] }]']
+            command = [str(work.programs / "flow-train"), "train", str(BENCH.parent / config), "--quiet"]
+            self.ours[run] = command + [part for setting in settings for part in ("--set", setting)]
+            self.after[run] = functools.partial(told, runs / run)
+
+    def products(self, work, name):
+        """Products of codes: whether they are right, and times beside `torch._scaled_mm`."""
+        ours = str(work.programs / "matmul_device")
+        for group in ("codes", *(f"fp8 {sums} table" for sums in ("promoted", "fast"))):
+            self.ours[f"check {group}"] = [ours, "check", *group.split()]
+        # Cases of codes come behind all others; see the example's `timing::cases` and `fp8::cases`.
+        compared = [str(work.programs / "xtask"), "bench", "gemm", "--program", ours, "--python", PYTHON, "--cases", "54-73"]
+        self.ours["beside PyTorch"] = [*compared, "--rounds", "2", "--to", str(work.scratch / "products")]
+
+    def sweep(self, work, name):
+        """Products of codes by each kind of tiles."""
+        self.ours["sweep"] = [str(work.programs / "matmul_device"), "sweep", "fp8"]
+
     def one(self, work, name):
         """FLUX.1 with a batch of one at 512 pixels."""
         self.model(work, "flux-512", ["--batch", "1"])
@@ -72,7 +130,8 @@ class Row:
         folder, runs = work.scratch / "sd35", work.scratch / "runs"
         if not (folder / "transformer/diffusion_pytorch_model.safetensors").exists():
             self.prepared = [[str(work.programs / "full_size_folder"), str(work.small), str(folder), "sd35-medium"]]
-        shutil.rmtree(runs, ignore_errors=True)
+        if not work.dry:
+            shutil.rmtree(runs, ignore_errors=True)
         settings = [f'model.path="{folder}"', f'run.dir="{runs}"', "run.steps=5", "sampling.prompts_per_step=2", "sampling.group_size=8"]
         # Neither evaluation nor checkpoints in between; a reward that costs nothing, as the peer's is a stub.
         settings += ["optimizer.gradient_accumulation=2", "evaluation.every=0", "checkpoints.every=0"]
@@ -97,12 +156,38 @@ class Row:
         self.ours["load"] = [*ours, "--device", "cuda", "--repeats", "2", "--threads", str(os.cpu_count())]
 
 
-ROWS = ("decode-512", "decode-1024", "t5", "flux-512", "one", "flux-1024", "qwen-image-1024", "wan-lora", "grpo", "load")
+# Of frozen weights: as they are, or as `workload_speed --low-precision` has them.
+PRECISIONS = ("bf16", "fp8", "storage-fp8", "storage-nf4", "storage-int8")
+# Config, model of `parts_peer.py shards`, channels that come in.
+AUDITED = {
+    "sd35": ("configs/sd35-shape-h100.toml", "sd35-medium", 3),
+    "flux": ("bench/flux-shape.toml", "flux1-dev", 12),
+}
+LOW_ROWS = ("products", "sweep", "low-sd35-medium", "low-flux-512", "audit-sd35", "audit-flux")
+ROWS = ("decode-512", "decode-1024", "t5", "flux-512", "one", "flux-1024", "qwen-image-1024", "wan-lora", "grpo", "load", *LOW_ROWS)
 
 
 def of_parts(modes):
     """Those of `modes` that `parts_peer.py` has."""
     return [mode for mode in modes if mode in ("eager", "compile", "tuned")] or ["compile"]
+
+
+def accelerators(precision):
+    """`acceleration.shared` with frozen weights in a precision of `PRECISIONS`, as TOML."""
+    entries = ['{ name = "fused_kernels", params = { mode = "full" } }', '{ name = "graph_capture" }']
+    if precision != "bf16":
+        compute = "storage" if precision.startswith("storage-") else "fp8"
+        params = f'{{ compute = "{compute}", format = "{precision.removeprefix("storage-")}" }}'
+        entries.append(f'{{ name = "low_precision", params = {params} }}')
+    return f"[{', '.join(entries)}]"
+
+
+def told(run):
+    """A line for each iteration, then what the summary says of ratios and memory."""
+    yield from iterations(run / "timing.jsonl")
+    if (run / "summary.json").exists():
+        summary = json.loads((run / "summary.json").read_text())
+        yield {key: summary.get(key) for key in ("audit", "peak_memory_gib", "images_per_s")}
 
 
 def iterations(timing):
@@ -121,7 +206,7 @@ class Work:
     def __init__(self, options):
         self.programs, self.scratch, self.small = options.programs, options.scratch, options.small
         self.modes, self.repeats, self.each, self.only = options.modes, options.repeats, options.each, options.only
-        self.captured = options.captured
+        self.captured, self.dry, self.precisions = options.captured, options.dry, options.precisions
         self.ends, self.to = time.monotonic() + options.limit, options.to
 
     def say(self, line):
@@ -132,6 +217,9 @@ class Work:
 
     def run(self, row, who, command):
         """Whether it ended well. Every line of JSON that it writes is a measurement."""
+        if self.dry:
+            print(shlex.join(command))
+            return True
         left = min(self.each, self.ends - time.monotonic())
         if left < 15:
             self.say({"row": row, "who": who, "left_out": "no time was left"})
@@ -164,8 +252,10 @@ def main():
     parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()) / "fast", help="for what is written: 24 GB for `load`, 17 GB for `grpo`; what is there is not written again")
     parser.add_argument("--small", type=Path, help="a small folder of SD3's pipeline, for our part of `grpo`, as test-support's example `small_folder` writes it")
     parser.add_argument("--modes", nargs="+", default=["compile"], help="of PyTorch: compile, tuned, graphs, tuned-graphs, eager")
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS), help="of frozen weights, for `low-…` and `audit-…`")
     parser.add_argument("--captured", action="store_true", help="of our models only what is recorded and replayed")
     parser.add_argument("--only", choices=("ours", "peers"))
+    parser.add_argument("--dry", action="store_true", help="print the commands")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--limit", type=float, default=560, help="seconds of all")
     parser.add_argument("--each", type=float, default=200, help="seconds of a process")

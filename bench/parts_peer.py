@@ -3,7 +3,8 @@
     parts_peer.py decode [--batch B] [--side PIXELS]   the decoder of `AutoencoderKL` (Stable Diffusion 3, FLUX.1)
     parts_peer.py t5 [--batch B] [--tokens S]          the encoder of T5-XXL v1.1
     parts_peer.py check-t5                             that it is the encoder of `transformers`, in f32 on the CPU, small
-    parts_peer.py shards FOLDER [--shards N]           writes FLUX.1's transformer in bf16, as diffusers does: 24 GB
+    parts_peer.py shards FOLDER [--shards N]           writes FLUX.1's transformer in bf16, as diffusers does: 24 GB; with --model
+                                                       sd35-medium that of Stable Diffusion 3.5 medium, 5 GB
     parts_peer.py load FOLDER                          its weights from the system's cache to the device
 
 `load` prints a line for each way: `direct`, safetensors' own reading to the device, and `mapped`, `.to("cuda")` of mapped tensors;
@@ -175,12 +176,29 @@ def check_t5():
         raise SystemExit("this encoder is not that of transformers")
 
 
-def write_shards(options):
-    """Files of much the same size and the index that belongs to them."""
+def published(options):
+    """A model without values. `--in-channels` is for latents of another kind, as those of `bench/flux-shape.toml`."""
+    from models import Mmdit
     from two_streams import Flux, flux1_dev
 
+    other = {} if options.in_channels is None else {"in_channels": options.in_channels}
     with torch.device("meta"):
-        shapes = {name: value.shape for name, value in Flux(flux1_dev(128)).state_dict().items()}
+        if options.model == "flux1-dev":
+            return Flux(flux1_dev(128) | other)
+        from grpo_peer import SD35_MEDIUM
+
+        return Mmdit(SD35_MEDIUM | other)
+
+
+def drawn(name, shape):
+    value = torch.randn(shape, device="cuda") * 0.02
+    is_scale = len(shape) == 1 and "norm" in name and name.endswith(".weight")
+    return (value + 1.0 if is_scale else value).bfloat16().cpu()
+
+
+def write_shards(options):
+    """Files of much the same size and the index that belongs to them. What scales a norm is around 1."""
+    shapes = {name: value.shape for name, value in published(options).state_dict().items()}
     folder = Path(options.folder)
     folder.mkdir(parents=True, exist_ok=True)
     total, shards, size = sum(shape.numel() for shape in shapes.values()), [{}], 0
@@ -192,7 +210,7 @@ def write_shards(options):
     placed = {}
     for index, names in enumerate(shards):
         file = f"diffusion_pytorch_model-{index + 1:05}-of-{len(shards):05}.safetensors"
-        tensors = {name: (torch.randn(shape, device="cuda") * 0.02).bfloat16().cpu() for name, shape in names.items()}
+        tensors = {name: drawn(name, shape) for name, shape in names.items()}
         save_file(tensors, folder / file, metadata={"format": "pt"})
         placed |= dict.fromkeys(names, file)
     index = {"metadata": {"total_size": 2 * total}, "weight_map": placed}
@@ -265,6 +283,8 @@ def main():
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--modes", nargs="+", default=["eager", "compile", "tuned"])
     parser.add_argument("--shards", type=int, default=3)
+    parser.add_argument("--model", choices=("flux1-dev", "sd35-medium"), default="flux1-dev")
+    parser.add_argument("--in-channels", type=int, help="of the model; its own if none are given")
     parser.add_argument("--loads", type=int, default=3)
     options = parser.parse_args()
     if options.part in ("shards", "load"):

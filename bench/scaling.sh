@@ -3,24 +3,36 @@
 #
 #   FT=flow-train FOLDER=full-size-folder OUT=out bash bench/scaling.sh [PART ...]
 #
-# FT is the program (built with `--features cuda`); FOLDER a diffusers folder of SD3.5 medium's sizes
-# (`cargo run --release -p flow-pipeline --example full_size_folder -- SMALL FOLDER sd35-medium`). Rows go to $OUT/table.txt as soon as they are
-# known, and what programs say to $OUT/NAME.log. PyTorch and torchrun are those of `python3`.
+# FT is the program (built with `--features cuda`); FOLDER, which `lora` and `peers` need, a diffusers folder of SD3.5 medium's sizes
+# (`cargo run --release -p flow-pipeline --example full_size_folder -- SMALL FOLDER sd35-medium`). Rows go to $OUT/table.txt and $OUT/rows.jsonl as
+# soon as they are known, and what programs say to $OUT/NAME.log. PyTorch and torchrun are those of `python3`; FOLDER_OF_RUNS (/dev/shm/w) takes 60 GB.
 #
 # Parts, in the order in which they are worth something, each with its own limit of time:
-#   lora     GRPO of a LoRA, 16 pictures a rank        dit     GRPO of all weights of DiT-XL's size, 128 pictures a rank
-#   peers    the first in PyTorch under torchrun       bytes   the same pictures on 1, 2 and 4 ranks: metrics and weights
-#   killed   one rank killed, and half as many ranks go on
-#   sharded  `dit` in PyTorch: DistributedDataParallel on 1, 2, … ranks, and FSDP2 on all
+#   dit        GRPO of all weights of DiT-XL's size, 128 pictures a rank
+#   bytes      the same pictures on 1, 2 and 4 ranks: metrics and weights
+#   parts      `distributed.shard = "weights"` and "optimizer" for it: bytes, memory by card, time; and without shares, uncaptured as these are
+#   flux       FLUX.1's size in parts: a LoRA on 2 ranks beside 1 with all of it, and all weights trained on 4
+#   killed     one rank killed, weights being in parts, and half as many ranks go on
+#   sharded    `dit` in PyTorch: DistributedDataParallel on 1, 2, … ranks, and FSDP2 on all
+#   files      what `dit` and `flux` begin from, if it is not there
+#   optimizer  ZeRO-1 for `dit` on all ranks        nccl   `distributed.order = "nccl"` for it
+#   lora       GRPO of a LoRA, 16 pictures a rank   peers  the same in PyTorch under torchrun; both, and their bytes, only with FOLDER
 # LIMIT_S (400): no part begins later than that. ALONE=1: no two runs at the same time; otherwise those of fewer ranks than there are cards
-# run beside each other, on cards of their own.
+# run beside each other, on cards of their own. TASKSET=0-39: on these cores. DRY=1: says what would be started; CHECK=h100 beside it:
+# checks the runs for such cards, on any machine (GPUS=4), with weights in $FOLDER_OF_RUNS that may be holes.
 set -u
 cd "$(dirname "$0")/.." || exit 1
-: "${FT:?the program flow-train}" "${FOLDER:?a diffusers folder of full size}" "${OUT:?the folder of results}"
+: "${FT:?the program flow-train}" "${OUT:?the folder of results}"
 export FT OUT FOLDER_OF_RUNS="${FOLDER_OF_RUNS:-/dev/shm/w}" NCCL_NVLS_ENABLE=0
+FOLDER="${FOLDER:-}"
 GPUS="${GPUS:-$(nvidia-smi -L | wc -l)}"
 LIMIT_S="${LIMIT_S:-400}"
 DIT="$FOLDER_OF_RUNS/dit-xl.safetensors"
+FLUX="$FOLDER_OF_RUNS/flux"
+# Of weights in parts: nothing is recorded, and every block is computed again.
+IN_PARTS=(--set distributed.shard=weights --set checkpointing.policy=full
+    --set 'acceleration.shared=[{ name = "fused_kernels", params = { mode = "full" } }]')
+if [ -n "${TASKSET:-}" ]; then taskset -cp "$TASKSET" $$ >/dev/null; fi
 mkdir -p "$FOLDER_OF_RUNS/runs" "$OUT"
 
 # run LIMIT_S NAME RANKS FIRST_CARD PICTURES WHAT… ; WHAT is `run` or `peer`, its options, `--` and arguments.
@@ -69,9 +81,23 @@ dit_words() {
 # Weights of DiT-XL's size: one step of pretraining, on the last card.
 dit_weights() {
     [ -e "$DIT" ] && return
+    if [ -n "${DRY:-}" ]; then echo "pretrain to $DIT" && return; fi
     CUDA_VISIBLE_DEVICES=$((GPUS - 1)) timeout 90 "$FT" pretrain configs/shapes-grpo-h100.toml --quiet --set model.dit.patch=4 \
         --set model.dit.hidden=1152 --set model.dit.layers=28 --set model.dit.heads=16 --set pretrain.steps=1 --set pretrain.warmup=0 \
         --set "pretrain.output=$DIT" >"$OUT/dit-weights.log" 2>&1
+}
+
+# Weights of FLUX.1's size in bf16, by PyTorch: 24 GB.
+flux_weights() {
+    [ -e "$FLUX/diffusion_pytorch_model.safetensors.index.json" ] && return
+    if [ -n "${DRY:-}" ]; then echo "shards to $FLUX" && return; fi
+    CUDA_VISIBLE_DEVICES=$((GPUS - 1)) timeout 120 python3 bench/parts_peer.py shards "$FLUX" --in-channels 12 >"$OUT/flux-weights.log" 2>&1
+}
+
+# The arguments of a run of `$1` prompts of four pictures and `$2` iterations on FLUX.1's size; more after them.
+flux_words() {
+    WORDS=(bench/flux-shape.toml --quiet --set "model.weights=$FLUX" --set "sampling.prompts_per_step=$1" --set "run.steps=$2"
+        --set distributed.check_replicas_every=0 "${@:3}")
 }
 
 lora_of() {
@@ -79,9 +105,10 @@ lora_of() {
     run 110 "lora-weak-$1" "$1" "$2" $((16 * $1)) run -- "${WORDS[@]}"
 }
 
+# 128 pictures on each of `$1` ranks; `$3` and more words after it for a run that is not `dit-weak`. It is stopped: what is written at an end takes long.
 dit_of() {
-    dit_words $((8 * $1)) 6
-    run 80 "dit-weak-$1" "$1" "$2" $((128 * $1)) run -- "${WORDS[@]}"
+    dit_words $((8 * $1)) 9 "${@:4}"
+    run 80 "${3:-dit-weak}-$1" "$1" "$2" $((128 * $1)) run --stop 6 -- "${WORDS[@]}"
 }
 
 peer_of() {
@@ -98,19 +125,40 @@ lora_same() {
     run 100 "lora-same-$1" "$1" "$2" 32 run "${@:3}" -- "${WORDS[@]}"
 }
 
+# 256 pictures on `$1` ranks; `$3` behind the name, and more words after it.
 dit_same() {
-    dit_words 16 4 --set distributed.lanes=4
-    run 70 "dit-same-$1" "$1" "$2" 256 run -- "${WORDS[@]}"
+    dit_words 16 4 --set distributed.lanes=4 "${@:4}"
+    run 80 "dit-same-$1${3:-}" "$1" "$2" 256 run -- "${WORDS[@]}"
 }
 
-part_lora() { each_size lora_of; }
+# Compares `dit-same-1` and the same behind `$1`.
+dit_compared() { python3 bench/scaling_run.py same dit-same-1 "dit-same-$1"; }
+
+# Two prompts on two ranks, each with half of the weights, and on one with all of them.
+flux_lora_of() {
+    flux_words 2 5 --set distributed.lanes=2 "${@:3}"
+    run 120 "flux-lora-$1" "$1" "$2" 8 run -- "${WORDS[@]}"
+}
+
+part_lora() {
+    [ -n "$FOLDER" ] || return
+    each_size lora_of
+}
 
 part_dit() {
     dit_weights
     each_size dit_of
 }
 
-part_peers() { each_size peer_of; }
+part_peers() {
+    [ -n "$FOLDER" ] || return
+    each_size peer_of
+}
+
+part_files() {
+    dit_weights
+    flux_weights
+}
 
 part_sharded() {
     each_size dit_peer_of
@@ -120,32 +168,83 @@ part_sharded() {
 part_bytes() {
     dit_weights
     if [ -z "${ALONE:-}" ] && [ "$GPUS" -ge 4 ]; then
-        dit_same 1 0 & dit_same 2 2 & lora_same 1 1 &
+        dit_same 1 0 & dit_same 2 2 &
+        if [ -n "$FOLDER" ]; then lora_same 1 1 & fi
         wait
     else
         dit_same 1 0
-        lora_same 1 0
+        if [ -n "$FOLDER" ]; then lora_same 1 0; fi
         dit_same 2 0
     fi
+    dit_compared 2
+    if [ "$GPUS" -ge 4 ]; then
+        dit_same 4 0
+        dit_compared 4
+    fi
+    [ -n "$FOLDER" ] || return
     lora_same 2 0
-    python3 bench/scaling_run.py same dit-same-1 dit-same-2
     python3 bench/scaling_run.py same lora-same-1 lora-same-2
     [ "$GPUS" -ge 4 ] || return
-    dit_same 4 0
-    python3 bench/scaling_run.py same dit-same-1 dit-same-4
     lora_same 4 0
     python3 bench/scaling_run.py same lora-same-1 lora-same-4
 }
 
-# The last rank is killed in iteration 3 of 3; half as many go on, to the bytes of the run that nobody killed.
+part_parts() {
+    dit_weights
+    if [ -z "${ALONE:-}" ] && [ "$GPUS" -ge 4 ]; then
+        dit_same 2 0 -parts "${IN_PARTS[@]}" & dit_same 2 2 -optimizer --set distributed.shard=optimizer &
+        wait
+    else
+        dit_same 2 0 -parts "${IN_PARTS[@]}"
+        dit_same 2 0 -optimizer --set distributed.shard=optimizer
+    fi
+    dit_compared 2-parts
+    dit_compared 2-optimizer
+    if [ "$GPUS" -ge 4 ]; then
+        dit_same 4 0 -parts "${IN_PARTS[@]}"
+        dit_compared 4-parts
+    fi
+    dit_of "$(largest)" 0 dit-parts "${IN_PARTS[@]}"
+    # What recording and checkpointing are worth is no cost of the parts.
+    dit_of "$(largest)" 0 dit-whole "${IN_PARTS[@]}" --set distributed.shard=none
+}
+
+part_flux() {
+    flux_weights
+    if [ -z "${ALONE:-}" ] && [ "$GPUS" -ge 4 ]; then
+        flux_lora_of 2 0 --set distributed.shard=weights & flux_lora_of 1 2 &
+        wait
+    else
+        flux_lora_of 2 0 --set distributed.shard=weights
+        flux_lora_of 1 0
+    fi
+    python3 bench/scaling_run.py same flux-lora-1 flux-lora-2
+    [ "$GPUS" -ge 4 ] || return
+    # Of each rank one micro-batch: what `flux-shape.toml` says.
+    flux_words 4 9 --set distributed.lanes=4 --set distributed.shard=weights --set model.finetune=full
+    run 170 flux-full-4 4 0 16 run --stop 5 -- "${WORDS[@]}"
+}
+
+part_optimizer() {
+    dit_weights
+    dit_of "$(largest)" 0 dit-optimizer --set distributed.shard=optimizer
+}
+
+part_nccl() {
+    dit_weights
+    dit_of "$(largest)" 0 dit-nccl --set distributed.order=nccl
+}
+
+# The last rank is killed behind iteration 2 of 4, its weights being in parts; half as many go on, to the bytes of `bytes`.
 part_killed() {
     local ranks
+    dit_weights
     ranks=$(largest)
     [ "$ranks" -le 4 ] || ranks=4
-    lora_words 4 3 --set distributed.lanes=4 --set checkpoints.every=1
-    run 80 lora-killed "$ranks" 0 32 run --kill $((ranks - 1)) --after 2 -- "${WORDS[@]}"
-    run 80 lora-killed $((ranks / 2)) 0 32 run --resume -- "${WORDS[@]}"
-    python3 bench/scaling_run.py same lora-same-1 lora-killed
+    dit_words 16 4 --set distributed.lanes=4 "${IN_PARTS[@]}" --set checkpoints.every=1
+    run 100 dit-killed "$ranks" 0 256 run --kill $((ranks - 1)) --after 2 -- "${WORDS[@]}"
+    run 100 dit-killed $((ranks / 2)) 0 256 run --resume -- "${WORDS[@]}"
+    python3 bench/scaling_run.py same dit-same-1 dit-killed
 }
 
 if [ "$GPUS" -lt 2 ]; then
@@ -153,11 +252,11 @@ if [ "$GPUS" -lt 2 ]; then
     exit 1
 fi
 {
-    echo "# $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -1), $GPUS cards, $(nproc) cores, $(date -u +%F)"
+    echo "# $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -1), $GPUS cards, $(nproc) cores, $(date -u +%F)"
     echo "| run | ranks | pictures | ms an iteration: median after the first two (least to most) | pictures a second | s to the end of the first iteration | most GiB by card | |"
     echo "|---|---|---|---|---|---|---|---|"
 } >>"$OUT/table.txt"
-[ $# -gt 0 ] || set -- lora dit peers bytes killed sharded
+[ $# -gt 0 ] || set -- dit bytes parts flux killed sharded optimizer nccl lora peers
 for part in "$@"; do
     if [ $SECONDS -ge "$LIMIT_S" ]; then
         echo "| $part | not begun: $SECONDS s are over |" | tee -a "$OUT/table.txt"

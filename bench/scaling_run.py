@@ -1,21 +1,24 @@
 """One run of `bench/scaling.sh`: starts it, looks at the memory of its cards meanwhile, and appends a row to the table.
 
-    scaling_run.py run NAME --ranks N --cards 0,1 --pictures P [--resume] [--kill RANK --after ITERATION] -- ARGUMENTS
-                        `flow-train train ARGUMENTS`, under `flow-train launch` for several ranks; the run is NAME in FOLDER/runs
+    scaling_run.py run NAME --ranks N --cards 0,1 --pictures P [--resume] [--kill RANK --after ITERATION] [--stop ITERATION] -- ARGUMENTS
+                        `flow-train train ARGUMENTS`, under `flow-train launch` for several ranks; the run is NAME in FOLDER/runs. With
+                        --stop all of it is ended after that iteration, since a model that is trained in full takes long to be written
     scaling_run.py peer NAME --ranks N --cards 0,1 --pictures P -- PROGRAM ARGUMENTS
                         a program of this folder in PyTorch, under torchrun for several ranks; it prints lines of JSON
     scaling_run.py same NAME OTHER [...]
                         compares `metrics.jsonl` and the weights of runs, byte by byte; of weights what follows on the header,
                         which names the run
 
-Only Python's own library is needed. Environment: FT, the program; OUT, the folder of `table.txt` and the logs; FOLDER, that of the
-runs (/dev/shm/w). `--kill` ends one rank by SIGKILL after an iteration, and expects the others to end by themselves.
+Only Python's own library is needed. Environment: FT, the program; OUT, the folder of the logs, of `table.txt` and of the same rows as lines of
+JSON, `rows.jsonl`; FOLDER_OF_RUNS, that of the runs (/dev/shm/w). `--kill` ends one rank by SIGKILL after an iteration, and expects the others to end by
+themselves. With DRY=1 `run` and `peer` print what they would start; with CHECK=h100, too, runs are checked instead.
 """
 
 import argparse
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import statistics
@@ -33,11 +36,13 @@ WARM_UP = 2
 LOOK_S = 0.2
 
 
-def row(*cells):
-    """Appended in one call, since several runs write at a time."""
+def row(*cells, **facts):
+    """Appended in one call to each file, since several runs write at a time."""
     line = "| " + " | ".join(str(cell) for cell in cells) + " |\n"
     with open(OUT / "table.txt", "a") as table:
         table.write(line)
+    with open(OUT / "rows.jsonl", "a") as rows:
+        rows.write(json.dumps({"name": cells[0]} | facts) + "\n")
     print(line, end="", flush=True)
 
 
@@ -102,9 +107,9 @@ class Memory:
             except (OSError, ValueError, subprocess.TimeoutExpired):
                 continue
 
-    def words(self):
+    def most_gib(self):
         self.is_over.set()
-        return " ".join(f"{gib:.1f}" for gib in self.most)
+        return [round(gib, 1) for gib in self.most]
 
 
 def watched(command, options, environment, look):
@@ -122,35 +127,64 @@ def watched(command, options, environment, look):
             # Also where the time limit of the part has come.
             if process.poll() is None:
                 end(process)
-    return process.returncode, time.monotonic() - began, memory.words()
+    return process.returncode, time.monotonic() - began, memory.most_gib()
 
 
-def numbers(options, found_ms, first_s, memory, note):
+def numbers(options, found_ms, first_s, memory_gib, note, **facts):
     steady = found_ms[WARM_UP:]
+    facts |= {"ranks": options.ranks, "cards": options.cards, "pictures": options.pictures, "iterations_ms": found_ms}
+    facts |= {"first_s": first_s, "memory_gib": memory_gib, "note": note}
+    memory = " ".join(map(str, memory_gib))
+    first = "–" if first_s is None else f"{first_s:.1f}"
     if not steady:
-        row(options.name, options.ranks, options.pictures, "–", "–", f"{first_s:.1f}", memory, note or "no iteration after the first two")
+        note = note or "no iteration after the first two"
+        row(options.name, options.ranks, options.pictures, "–", "–", first, memory, note, **facts)
         return
     median_ms = statistics.median(steady)
     spread = f"{min(steady):.0f} to {max(steady):.0f}"
     speed = f"{1e3 * options.pictures / median_ms:.2f}"
-    row(options.name, options.ranks, options.pictures, f"{median_ms:.1f} ({spread})", speed, f"{first_s:.1f}", memory, note)
+    facts |= {"median_ms": median_ms}
+    row(options.name, options.ranks, options.pictures, f"{median_ms:.1f} ({spread})", speed, first, memory, note, **facts)
+
+
+def is_dry(command, options):
+    """Whether the command was printed and shall not be started. With CHECK=h100 a run is checked for such cards beforehand, anywhere."""
+    device = os.environ.get("CHECK")
+    if device and "train" in command:
+        at = command.index("train") + 1
+        check = [command[0], "check", *(word for word in command[at:] if word not in ("--quiet", "--resume", "latest"))]
+        said = subprocess.run([*check, "--ranks", str(options.ranks), "--device", device], capture_output=True, text=True)
+        print(f"{options.name} on {options.ranks}: {'ok' if said.returncode == 0 else said.stdout + said.stderr}", flush=True)
+    elif os.environ.get("DRY"):
+        print(f"CUDA_VISIBLE_DEVICES={options.cards} {shlex.join(map(str, command))}", flush=True)
+    return bool(device or os.environ.get("DRY"))
 
 
 def run(options):
     program = os.environ.get("FT", "flow-train")
-    if not options.resume:
-        shutil.rmtree(FOLDER / "runs" / options.name, ignore_errors=True)
     before = len(iterations_ms(options.name))
     launch = ["launch", "-n", str(options.ranks)] if options.ranks > 1 else []
     settings = [f"run.dir={FOLDER / 'runs'}", f"run.name={options.name}"]
     command = [program, *launch, "train", *options.arguments, *(word for each in settings for word in ("--set", each))]
     command += ["--resume", "latest"] if options.resume else []
-    first_s, killed_s = [], []
+    if is_dry(command, options):
+        return 0
+    if not options.resume:
+        shutil.rmtree(FOLDER / "runs" / options.name, ignore_errors=True)
+        before = 0
+    first_s, killed_s, stopped_s = [], [], []
 
     def look(process, seconds):
-        done = len(iterations_ms(options.name)) if not first_s or options.kill is not None else 0
+        done = 0
+        if not first_s or options.kill is not None or options.stop is not None:
+            done = len(iterations_ms(options.name))
         if not first_s and done > before:
             first_s.append(seconds)
+        if options.stop is not None and done >= options.stop:
+            stopped_s.append(seconds)
+            end(process)
+            process.wait()
+            return
         if options.kill is None or killed_s or done < options.after:
             return
         for each in children(process.pid):
@@ -164,8 +198,23 @@ def run(options):
         note = f"rank {options.kill} killed after iteration {options.after}; all ended {seconds - killed_s[0]:.1f} s later, exit code {code}"
     elif options.kill is not None:
         note = f"nobody was killed; {note}"
-    numbers(options, iterations_ms(options.name)[before:], (first_s or [float("nan")])[0], memory, note)
-    return 0 if code == 0 or killed_s else 1
+    elif stopped_s:
+        note = f"stopped after iteration {options.stop}"
+    facts = {"seconds": seconds, "ended_after_kill_s": seconds - killed_s[0] if killed_s else None} | left_by(options.name)
+    numbers(options, iterations_ms(options.name)[before:], (first_s or [None])[0], memory, note, **facts)
+    return 0 if code == 0 or killed_s or stopped_s else 1
+
+
+def left_by(name):
+    """What a run says of its parts, its ratios and its memory."""
+    last = lambda file, key: next((record for record in reversed(records(name, file)) if key in record), {})
+    found = {key: last("timing.jsonl", "update_s").get(key) for key in ("rollout_s", "rewards_s", "update_s")}
+    found["gradient_norm"] = last("metrics.jsonl", "gradient_norm").get("gradient_norm")
+    try:
+        summary = json.loads((FOLDER / "runs" / name / "summary.json").read_text())
+    except (OSError, ValueError):
+        return found
+    return found | {key: summary.get(key) for key in ("audit", "peak_memory_gib")}
 
 
 def peer(options):
@@ -181,6 +230,9 @@ def peer(options):
         # One run compiles for those after it.
         "TORCHINDUCTOR_CACHE_DIR": str(FOLDER / "inductor"),
     }
+    command = [*start, str(here / program), *arguments]
+    if is_dry(command, options):
+        return 0
     log, first_s = OUT / f"{options.name}.log", []
 
     def lines():
@@ -197,8 +249,9 @@ def peer(options):
         if not first_s and lines():
             first_s.append(seconds)
 
-    code, _, memory = watched([*start, str(here / program), *arguments], options, environment, look)
-    numbers(options, [1e3 * line["iteration_s"] for line in lines()], (first_s or [float("nan")])[0], memory, "" if code == 0 else f"exit code {code}")
+    code, seconds, memory = watched(command, options, environment, look)
+    found_ms = [1e3 * line["iteration_s"] for line in lines()]
+    numbers(options, found_ms, (first_s or [None])[0], memory, "" if code == 0 else f"exit code {code}", seconds=seconds)
     return 0 if code == 0 else 1
 
 
@@ -220,22 +273,29 @@ def left(name):
 
 
 def same(options):
+    if os.environ.get("DRY"):
+        return 0
     try:
         metrics, weights = left(options.name)
     except OSError as error:
-        row(f"bytes of {options.name}", f"not compared: {error}")
+        row(f"bytes of {options.name}", f"not compared: {error}", error=str(error))
         return 1
-    is_same = bool(weights) and bool(metrics)
+    is_same = bool(metrics) and bool(weights)
     for other in options.others:
+        pair = f"bytes of {options.name} and {other}"
         try:
             found = left(other)
         except OSError as error:
-            row(f"bytes of {options.name} and {other}", f"not compared: {error}")
+            row(pair, f"not compared: {error}", error=str(error))
             is_same = False
             continue
-        said = ["metrics " + ("equal" if found[0] == metrics else "DIFFER")]
-        said.append(f"{len(weights)} files of weights " + ("equal" if found[1] == weights and weights else "DIFFER"))
-        row(f"bytes of {options.name} and {other}", ", ".join(said))
+        same_metrics, same_weights = found[0] == metrics, bool(weights) and found[1] == weights
+        said = ["metrics " + ("equal" if same_metrics else "DIFFER")]
+        said.append(f"{len(weights)} files of weights " + ("equal" if same_weights else "DIFFER"))
+        # Of a gradient that is zero all bytes are equal, whatever was exchanged.
+        norm = left_by(other)["gradient_norm"]
+        said.append(f"norm of the last gradient {norm}")
+        row(pair, ", ".join(said), metrics=same_metrics, weights=same_weights, files=len(weights), gradient_norm=norm)
         is_same &= found == (metrics, weights)
     return 0 if is_same else 1
 
@@ -252,6 +312,7 @@ def main():
         command.add_argument("--resume", action="store_true")
         command.add_argument("--kill", type=int, help="the rank that is ended")
         command.add_argument("--after", type=int, default=2, help="iterations before it is")
+        command.add_argument("--stop", type=int, help="the iteration after which the run is ended")
         command.add_argument("arguments", nargs="+")
     command = commands.add_parser("same")
     command.add_argument("name")

@@ -5,7 +5,7 @@
 
 use burn::tensor::Tensor;
 use flow_accel::{Accelerator, AcceleratorStage, Engagement, Meter, Refusal, Safety, Target};
-use flow_core::low_precision::MIN_COLUMNS;
+use flow_core::model::MIN_LOW_PRECISION_COLUMNS;
 use flow_core::{
     Backends, Exec, FlowModel, LowPrecisionCompute, LowPrecisionFormat, LowPrecisionRule, ModelInput,
     VelocityDriver, Weights,
@@ -138,7 +138,7 @@ impl Accelerator for LowPrecisionAccelerator {
         Err(Refusal::new(
             format!(
                 "no weight of the run is stored in {}: it stores the frozen matrices of adapter runs (`model.finetune = \"lora\"`) in \
-                 the model's blocks, of {MIN_COLUMNS} input channels and more, that `keep` does not name",
+                 the model's blocks, of {MIN_LOW_PRECISION_COLUMNS} input channels and more, that `keep` does not name",
                 self.rule.format
             ),
             "Set `model.finetune = \"lora\"`, name fewer layers in `keep`, or remove the entry",

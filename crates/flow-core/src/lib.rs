@@ -29,8 +29,10 @@ pub use exec::{
     ReuseDriver, RowKey, RunAllBlocks, Site, Stack, StackDriver, Stage, TrainingPass, TrajectoryId,
     VelocityDriver,
 };
-pub use low_precision::{LowPrecision, LowPrecisionCompute, LowPrecisionFormat, LowPrecisionRule};
-pub use model::{AttentionShape, Condition, LatentShape, ModelInput, ModelSpec, RegionKind, TextWidth};
+pub use low_precision::{LowPrecision, LowPrecisionCompute, LowPrecisionFormat};
+pub use model::{
+    AttentionShape, Condition, LatentShape, LowPrecisionRule, ModelInput, ModelSpec, RegionKind, TextWidth,
+};
 pub use ops::{
     Activation, AdamWFactors, AdamWParam, AdamWScalars, AdamWStep, Attended, AttentionBackend, AttentionCall,
     AttentionCapability, AttentionSpec, ExpertOps, FeatureCacheOps, KernelOps, Kernels, KeyValue,

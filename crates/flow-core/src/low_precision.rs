@@ -17,11 +17,9 @@
 
 mod activations;
 mod format;
-mod rule;
 
 pub use activations::quantise_activations;
 pub use format::LowPrecisionFormat;
-pub use rule::{LowPrecisionRule, MIN_COLUMNS};
 
 use crate::tensors::{RawTensor, is_float, shape};
 use burn::tensor::{Int, Tensor};

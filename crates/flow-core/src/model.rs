@@ -1,6 +1,10 @@
 //! What a flow-matching model is, and what it is given, as data.
 
+mod low_precision_rule;
+
 pub use crate::latent::LatentShape;
+pub use low_precision_rule::{LowPrecisionRule, MIN_LOW_PRECISION_COLUMNS};
+
 use crate::params::Rows;
 use crate::tensors::select;
 use burn::tensor::{Int, Tensor};

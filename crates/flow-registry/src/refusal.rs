@@ -28,6 +28,28 @@ impl Refusal {
             help: None,
         }
     }
+
+    /// In one sentence, for an error that goes on with it: the reason, and after a semicolon the help, if there is one.
+    pub fn sentence(&self) -> String {
+        match &self.help {
+            Some(help) => format!("{}; {help}", self.why),
+            None => self.why.clone(),
+        }
+    }
+}
+
+/// Of one who does not know what asked.
+impl From<String> for Refusal {
+    fn from(why: String) -> Self {
+        Self::because(why)
+    }
+}
+
+/// Of one who does not know what asked.
+impl From<&str> for Refusal {
+    fn from(why: &str) -> Self {
+        Self::because(why)
+    }
 }
 
 impl fmt::Display for Refusal {

@@ -1,6 +1,6 @@
 //! What a registry says where it does not have a name.
 
-use crate::nearest;
+use crate::{Refusal, nearest};
 use std::fmt;
 
 /// A name that nothing has, with those there are.
@@ -28,23 +28,25 @@ impl UnknownName {
             nearest,
         }
     }
-}
 
-impl fmt::Display for UnknownName {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+    /// That the name is not there, and which names are.
+    pub fn refusal(&self) -> Refusal {
         let available = match &*self.available {
             [] => "none".to_owned(),
             names => names.join(", "),
         };
-        write!(
-            formatter,
-            "there is no {} `{}`; available: {available}",
-            self.what, self.asked
-        )?;
-        match &self.nearest {
-            Some(nearest) => write!(formatter, ". The nearest name is `{nearest}`"),
-            None => Ok(()),
-        }
+        let nearest = self.nearest.as_ref();
+        let nearest = nearest.map(|nearest| format!(". The nearest name is `{nearest}`"));
+        Refusal::new(
+            format!("there is no {} `{}`", self.what, self.asked),
+            format!("available: {available}{}", nearest.unwrap_or_default()),
+        )
+    }
+}
+
+impl fmt::Display for UnknownName {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.refusal().sentence())
     }
 }
 

@@ -1,6 +1,7 @@
 //! Why a file is not a usable checkpoint.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
@@ -11,7 +12,6 @@ use crate::container::VERSION;
 #[non_exhaustive]
 pub enum CheckpointError {
     /// The file cannot be read.
-    #[error("cannot read checkpoint `{}`: {source}", path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,
@@ -19,7 +19,6 @@ pub enum CheckpointError {
         source: io::Error,
     },
     /// The file is something else.
-    #[error("`{}` is not a flow-train checkpoint: {looks_like}\n  help: checkpoints are the `step-….ckpt` files in `checkpoints/` of a run", path.display())]
     Foreign {
         /// The file.
         path: PathBuf,
@@ -27,7 +26,6 @@ pub enum CheckpointError {
         looks_like: String,
     },
     /// The file comes from a newer version of the tool.
-    #[error("checkpoint `{}` has container version {found}, this build reads up to {VERSION}\n  help: use the version of flow-train that wrote it (see run.json), or a newer one", path.display())]
     Newer {
         /// The file.
         path: PathBuf,
@@ -35,7 +33,6 @@ pub enum CheckpointError {
         found: u32,
     },
     /// The file ends too early or goes on too long.
-    #[error("checkpoint `{}` is {problem}: it has {found} bytes and should have {expected}\n  help: resume from an older checkpoint, `--resume latest` finds the newest valid one", path.display())]
     Length {
         /// The file.
         path: PathBuf,
@@ -47,7 +44,6 @@ pub enum CheckpointError {
         expected: u64,
     },
     /// The content is not what was written.
-    #[error("checkpoint `{}` is corrupt: {problem}\n  help: resume from an older checkpoint, `--resume latest` finds the newest valid one", path.display())]
     Corrupt {
         /// The file.
         path: PathBuf,
@@ -55,7 +51,6 @@ pub enum CheckpointError {
         problem: String,
     },
     /// A section that the reader asks for is not in the file.
-    #[error("checkpoint `{}` has no section {name:?}; it has {}\n  help: the checkpoint was written with another model, trainer or option than the ones now configured", path.display(), kinds_of(present))]
     MissingSection {
         /// The file.
         path: PathBuf,
@@ -65,7 +60,6 @@ pub enum CheckpointError {
         present: Vec<String>,
     },
     /// The writer was given two sections of one name, or a section of another length than announced.
-    #[error("checkpoint section {name:?} {problem}")]
     Section {
         /// The section.
         name: String,
@@ -77,8 +71,66 @@ pub enum CheckpointError {
 impl CheckpointError {
     /// What is wrong, without the advice: for a reader who goes on with another checkpoint already.
     pub fn problem(&self) -> String {
-        let text = self.to_string();
-        text.lines().next().unwrap_or_default().to_owned()
+        match self {
+            Self::Unreadable { path, source } => {
+                format!("cannot read checkpoint `{}`: {source}", path.display())
+            }
+            Self::Foreign { path, looks_like } => {
+                format!(
+                    "`{}` is not a flow-train checkpoint: {looks_like}",
+                    path.display()
+                )
+            }
+            Self::Newer { path, found } => format!(
+                "checkpoint `{}` has container version {found}, this build reads up to {VERSION}",
+                path.display()
+            ),
+            Self::Length {
+                path,
+                problem,
+                found,
+                expected,
+            } => format!(
+                "checkpoint `{}` is {problem}: it has {found} bytes and should have {expected}",
+                path.display()
+            ),
+            Self::Corrupt { path, problem } => {
+                format!("checkpoint `{}` is corrupt: {problem}", path.display())
+            }
+            Self::MissingSection { path, name, present } => format!(
+                "checkpoint `{}` has no section {name:?}; it has {}",
+                path.display(),
+                kinds_of(present)
+            ),
+            Self::Section { name, problem } => format!("checkpoint section {name:?} {problem}"),
+        }
+    }
+
+    /// What to do, where it is always the same.
+    pub fn help(&self) -> Option<&'static str> {
+        Some(match self {
+            Self::Foreign { .. } => "checkpoints are the `step-….ckpt` files in `checkpoints/` of a run",
+            Self::Newer { .. } => {
+                "use the version of flow-train that wrote it (see run.json), or a newer one"
+            }
+            Self::Length { .. } | Self::Corrupt { .. } => {
+                "resume from an older checkpoint, `--resume latest` finds the newest valid one"
+            }
+            Self::MissingSection { .. } => {
+                "the checkpoint was written with another model, trainer or option than the ones now configured"
+            }
+            Self::Unreadable { .. } | Self::Section { .. } => return None,
+        })
+    }
+}
+
+impl fmt::Display for CheckpointError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.problem())?;
+        match self.help() {
+            Some(help) => write!(formatter, "\n  help: {help}"),
+            None => Ok(()),
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use crate::memory::{IMAGE_SIDE, memory};
 use crate::pixels::Resizing;
 use crate::problem::Refused;
 use crate::weight_file::{Placed, WeightFile};
-use flow_registry::NameTaken;
+use flow_registry::{NameTaken, Refusal};
 use flow_rewards::{
     Reward, RewardContext, RewardError, RewardFactory, RewardKind, RewardRegistry, RewardSample,
 };
@@ -81,10 +81,10 @@ impl Affine {
     /// The five layers called `PREFIXlayers.N` among `tensors`, which are those of `file`, as one.
     pub fn of(file: &Path, tensors: &[Placed<'_>], prefix: &str) -> Result<Self, Refused> {
         let wrong = |problem: String| {
-            Refused::Files(format!(
+            Refused::Files(Refusal::because(format!(
                 "`{}` is no head of five linear layers (`layers.0` to `layers.7`): {problem}",
                 file.display()
-            ))
+            )))
         };
         let values = |name: String| {
             let found = tensors.iter().find(|(_, tensor)| tensor.name == name);
@@ -167,18 +167,20 @@ impl Aesthetic {
 
     fn build(settings: &AestheticSettings, computation: &Computation) -> Result<Self, Refused> {
         if let Some(problem) = batch_problem(settings.batch_size) {
-            return Err(Refused::Params(problem));
+            return Err(Refused::Params(problem.into()));
         }
         let head = Affine::read(&settings.head, "")?;
         let images = ImageTower::open(&settings.path, Resizing::Pillow, computation)?;
         if images.channels() != head.weights.len() {
-            return Err(Refused::Files(format!(
-                "the head `{}` reads {} features, the CLIP in `{}` makes {}; the head of LAION is for `openai/clip-vit-large-patch14`",
+            let problem = format!(
+                "the head `{}` reads {} features, the CLIP in `{}` makes {}",
                 settings.head.display(),
                 head.weights.len(),
                 settings.path.display(),
                 images.channels()
-            )));
+            );
+            let help = "the head of LAION is for `openai/clip-vit-large-patch14`";
+            return Err(Refusal::new(problem, help).into());
         }
         Ok(Self {
             images,

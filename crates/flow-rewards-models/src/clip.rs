@@ -10,6 +10,7 @@ use flow_core::exec::{CallContext, Exec, InferencePass, Stage};
 use flow_core::tensors::{cast, plain};
 use flow_core::{Weights, cpu};
 use flow_data::Image;
+use flow_registry::Refusal;
 use flow_text_encoder::weights::{Wanted, load_tensors};
 use flow_text_encoder::{ClipConfig, ClipText, ClipVision, ClipVisionConfig, TextEncoder, Tokens};
 use flow_tokenizer::{Length, Tokenizer, TokenizerClass};
@@ -180,7 +181,7 @@ impl Clip {
         let weights = WeightFile::open(file)?;
         let published = weights.tensors()?;
         let towers = open_clip::towers(&published).map_err(|problem| {
-            Refused::Files(format!(
+            Refusal::because(format!(
                 "`{}` holds no CLIP as open_clip writes it: {problem}",
                 file.display()
             ))
@@ -221,28 +222,30 @@ impl Loading<'_> {
         computation: &Computation,
     ) -> Result<Clip, Refused> {
         if towers.text.projection != towers.vision.projection || towers.text.projection.is_none() {
-            return Err(Refused::Files(format!(
-                "`{}`: its towers make features of {:?} (texts) and {:?} (images) channels; a score needs both alike. Name the folder of \
-                 a whole CLIP (`CLIPModel`)",
+            let problem = format!(
+                "`{}`: its towers make features of {:?} (texts) and {:?} (images) channels",
                 self.from.display(),
                 towers.text.projection,
                 towers.vision.projection
-            )));
+            );
+            let help = "a score needs both alike. Name the folder of a whole CLIP (`CLIPModel`)";
+            return Err(Refusal::new(problem, help).into());
         }
         if tokenizer.vocabulary_size() > towers.text.vocabulary {
-            return Err(Refused::Files(format!(
-                "the tokenizer has {} tokens, the text tower of `{}` has {}; it is the tokenizer of another model",
+            let problem = format!(
+                "the tokenizer has {} tokens, the text tower of `{}` has {}",
                 tokenizer.vocabulary_size(),
                 self.from.display(),
                 towers.text.vocabulary
-            )));
+            );
+            return Err(Refusal::new(problem, "it is the tokenizer of another model").into());
         }
         let scale = self.tensors.iter().find(|(_, tensor)| tensor.name == LOGIT_SCALE);
         let logit_scale = scale
             .and_then(|(_, tensor)| tensor.scalar())
             .filter(|scale| scale.is_finite());
         let logit_scale = logit_scale.ok_or_else(|| {
-            Refused::Files(format!(
+            Refusal::because(format!(
                 "`{}` has no number `{LOGIT_SCALE}`, which a whole CLIP has",
                 self.from.display()
             ))
@@ -348,9 +351,9 @@ fn config_of(folder: &Path) -> Result<(std::path::PathBuf, Value), Refused> {
 /// CLIP's tokenizer in `folder`.
 fn open_tokenizer(folder: &Path) -> Result<Tokenizer, Refused> {
     Tokenizer::open_as(folder, TokenizerClass::Clip).map_err(|error| {
-        Refused::Files(format!(
+        Refused::Files(Refusal::because(format!(
             "{error}. `tokenizer` may name another folder with CLIP's tokenizer, such as that of `openai/clip-vit-large-patch14`"
-        ))
+        )))
     })
 }
 
@@ -364,14 +367,21 @@ fn preprocessor(folder: &Path, resizing: Resizing, side: usize) -> Result<Prepro
     if !path.exists() || resizing != Resizing::Pillow {
         return Ok(usual);
     }
-    let wrong = |problem: String| Refused::Files(format!("`{}`: {problem}", path.display()));
-    let text = fs::read(&path).map_err(|error| wrong(format!("cannot be read: {error}")))?;
+    let wrong = |problem: String, help: Option<String>| {
+        let why = format!("`{}`: {problem}", path.display());
+        Refused::Files(Refusal { why, help })
+    };
+    let text = fs::read(&path).map_err(|error| wrong(format!("cannot be read: {error}"), None))?;
     let config: Value =
-        serde_json::from_slice(&text).map_err(|error| wrong(format!("is no JSON: {error}")))?;
+        serde_json::from_slice(&text).map_err(|error| wrong(format!("is no JSON: {error}"), None))?;
     let colours = |key: &str, usual: [f32; 3]| match config.get(key) {
         None | Some(Value::Null) => Ok(usual),
-        Some(value) => serde_json::from_value(value.clone())
-            .map_err(|_| wrong(format!("`{key}` is {value}; it must be three numbers"))),
+        Some(value) => serde_json::from_value(value.clone()).map_err(|_| {
+            wrong(
+                format!("`{key}` is {value}"),
+                Some("it must be three numbers".into()),
+            )
+        }),
     };
     // A number, or a table of them.
     let sizes = |key: &str| match config.get(key) {
@@ -381,18 +391,20 @@ fn preprocessor(folder: &Path, resizing: Resizing, side: usize) -> Result<Prepro
     };
     for key in ["size", "crop_size"] {
         if let Some(other) = sizes(key).into_iter().find(|size| *size != side as u64) {
-            return Err(wrong(format!(
-                "`{key}` is {other}; the network reads images of {side}"
-            )));
+            return Err(wrong(
+                format!("`{key}` is {other}"),
+                Some(format!("the network reads images of {side}")),
+            ));
         }
     }
     const BICUBIC: u64 = 3;
     match config.get("resample").and_then(Value::as_u64) {
         None | Some(BICUBIC) => {}
         Some(other) => {
-            return Err(wrong(format!(
-                "`resample` is {other}; CLIP's bicubic filter, {BICUBIC}, is computed here"
-            )));
+            return Err(wrong(
+                format!("`resample` is {other}"),
+                Some(format!("CLIP's bicubic filter, {BICUBIC}, is computed here")),
+            ));
         }
     }
     Ok(Preprocessor {

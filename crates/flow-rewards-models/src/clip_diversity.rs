@@ -66,7 +66,7 @@ impl ClipDiversity {
 
     fn build(settings: &ClipDiversitySettings, computation: &Computation) -> Result<Self, Refused> {
         if let Some(problem) = batch_problem(settings.batch_size) {
-            return Err(Refused::Params(problem));
+            return Err(Refused::Params(problem.into()));
         }
         Ok(Self {
             images: ImageTower::open(&settings.path, Resizing::Pillow, computation)?,

@@ -124,7 +124,7 @@ impl ClipScore {
 
     fn build(settings: &ClipScoreSettings, computation: &Computation) -> Result<Self, Refused> {
         if let Some(problem) = settings.problem() {
-            return Err(Refused::Params(problem));
+            return Err(Refused::Params(problem.into()));
         }
         let tokenizer = settings.tokenizer.as_ref().unwrap_or(&settings.path);
         let resizing = match settings.preprocessing {

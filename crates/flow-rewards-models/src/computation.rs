@@ -5,6 +5,7 @@ use flow_attention::CpuAttention;
 use flow_core::Backends;
 use flow_core::device::ComputeDevice;
 use flow_kernels::CpuKernels;
+use flow_registry::Refusal;
 use flow_rewards::RewardContext;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -36,10 +37,10 @@ impl Computation {
         match device {
             RewardDevice::Cpu => Ok(Self::processor()),
             RewardDevice::Run => context.lent.get::<Self>().cloned().ok_or_else(|| {
-                Refused::Params(
-                    "`device`: \"run\" is the device of a training run, and this program lends none to its rewards; set \"cpu\""
-                        .to_owned(),
-                )
+                Refused::Params(Refusal::new(
+                    "`device`: \"run\" is the device of a training run, and this program lends none to its rewards",
+                    "set \"cpu\"",
+                ))
             }),
         }
     }

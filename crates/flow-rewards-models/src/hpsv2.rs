@@ -10,7 +10,7 @@ use crate::memory::{ALL, memory};
 use crate::pixels::Resizing;
 use crate::problem::Refused;
 use crate::weight_file::absent;
-use flow_registry::NameTaken;
+use flow_registry::{NameTaken, Refusal};
 use flow_rewards::{
     Reward, RewardContext, RewardError, RewardFactory, RewardKind, RewardRegistry, RewardSample,
 };
@@ -73,7 +73,7 @@ impl HpsV2 {
 
     fn build(settings: &HpsV2Settings, computation: &Computation) -> Result<Self, Refused> {
         if let Some(problem) = batch_problem(settings.batch_size) {
-            return Err(Refused::Params(problem));
+            return Err(Refused::Params(problem.into()));
         }
         let (path, resizing) = (&settings.path, Resizing::TensorBicubic);
         if !path.exists() {
@@ -84,11 +84,10 @@ impl HpsV2 {
             Clip::open(path, tokenizer, resizing, computation)?
         } else {
             let tokenizer = settings.tokenizer.as_ref().ok_or_else(|| {
-                Refused::Params(
-                    "`tokenizer`: is missing, and a file of HPSv2 holds none; set it to a folder with CLIP's tokenizer, such as that of \
-                     `openai/clip-vit-large-patch14`"
-                        .to_owned(),
-                )
+                Refused::Params(Refusal::new(
+                    "`tokenizer`: is missing, and a file of HPSv2 holds none",
+                    "set it to a folder with CLIP's tokenizer, such as that of `openai/clip-vit-large-patch14`",
+                ))
             })?;
             Clip::open_of_open_clip(path, tokenizer, resizing, computation)?
         };

@@ -14,7 +14,7 @@ use crate::problem::Refused;
 use crate::weight_file::{Placed, WeightFile, absent};
 use flow_core::tensors::plain;
 use flow_core::{Weights, cpu};
-use flow_registry::NameTaken;
+use flow_registry::{NameTaken, Refusal};
 use flow_rewards::{
     Reward, RewardContext, RewardError, RewardFactory, RewardKind, RewardRegistry, RewardSample,
 };
@@ -97,33 +97,31 @@ impl ImageReward {
 
     fn build(settings: &ImageRewardSettings, computation: &Computation) -> Result<Self, Refused> {
         if let Some(problem) = batch_problem(settings.batch_size) {
-            return Err(Refused::Params(problem));
+            return Err(Refused::Params(problem.into()));
         }
         let path = &settings.path;
         if !path.exists() {
             return Err(absent(path));
         }
         if path.is_dir() {
-            return Err(Refused::Files(format!(
-                "`{}` is a folder; name the file `ImageReward.pt` in it",
-                path.display()
-            )));
+            let problem = format!("`{}` is a folder", path.display());
+            return Err(Refusal::new(problem, "name the file `ImageReward.pt` in it").into());
         }
         let file = WeightFile::open(path)?;
         let tensors = file.tensors()?;
         let (vision, text) = towers(&tensors).map_err(|problem| {
-            Refused::Files(format!("`{}` holds no ImageReward: {problem}", path.display()))
+            Refusal::because(format!("`{}` holds no ImageReward: {problem}", path.display()))
         })?;
         let (vision, text) = (BlipVision::new(vision), BlipText::new(text));
         let tokenizer = tokenizer(&settings.tokenizer, text.config())?;
         let head = Affine::of(path, &tensors, HEAD)?;
         if head.weights.len() != text.config().width {
-            return Err(Refused::Files(format!(
+            return Err(Refused::Files(Refusal::because(format!(
                 "`{}`: its layers read {} features, and its BERT makes {}",
                 path.display(),
                 head.weights.len(),
                 text.config().width
-            )));
+            ))));
         }
         let load = |wanted: Wanted<'_>| {
             let loaded = load_tensors(
@@ -214,17 +212,18 @@ impl Reward for ImageReward {
 /// BERT's tokenizer in `folder`, whose tokens `config` has embeddings of.
 fn tokenizer(folder: &Path, config: &BlipTextConfig) -> Result<Tokenizer, Refused> {
     let tokenizer = Tokenizer::open_as(folder, TokenizerClass::Bert).map_err(|error| {
-        Refused::Files(format!(
+        Refusal::because(format!(
             "{error}. `tokenizer` names a folder with BERT's tokenizer, such as that of `google-bert/bert-base-uncased`"
         ))
     })?;
     if tokenizer.vocabulary_size() > config.vocabulary {
-        return Err(Refused::Files(format!(
-            "the tokenizer in `{}` has {} tokens, and the network has embeddings of {}; it is the tokenizer of another model",
+        let problem = format!(
+            "the tokenizer in `{}` has {} tokens, and the network has embeddings of {}",
             folder.display(),
             tokenizer.vocabulary_size(),
             config.vocabulary
-        )));
+        );
+        return Err(Refusal::new(problem, "it is the tokenizer of another model").into());
     }
     Ok(tokenizer)
 }

@@ -77,7 +77,7 @@ impl PickScore {
 
     fn build(settings: &PickScoreSettings, computation: &Computation) -> Result<Self, Refused> {
         if let Some(problem) = batch_problem(settings.batch_size) {
-            return Err(Refused::Params(problem));
+            return Err(Refused::Params(problem.into()));
         }
         let tokenizer = settings.tokenizer.as_ref().unwrap_or(&settings.path);
         let clip = Clip::open(&settings.path, tokenizer, Resizing::Pillow, computation)?;

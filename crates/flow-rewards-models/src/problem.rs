@@ -2,6 +2,7 @@
 
 use flow_core::CoreError;
 use flow_models::ModelError;
+use flow_registry::Refusal;
 use flow_rewards::RewardError;
 use flow_text_encoder::EncoderError;
 use flow_tokenizer::TokenizerError;
@@ -10,9 +11,9 @@ use flow_tokenizer::TokenizerError;
 #[derive(Debug)]
 pub enum Refused {
     /// A parameter, with what is allowed.
-    Params(String),
+    Params(Refusal),
     /// Files.
-    Files(String),
+    Files(Refusal),
 }
 
 impl Refused {
@@ -26,8 +27,8 @@ impl Refused {
     }
 }
 
-impl From<String> for Refused {
-    fn from(problem: String) -> Self {
+impl From<Refusal> for Refused {
+    fn from(problem: Refusal) -> Self {
         Self::Files(problem)
     }
 }
@@ -36,7 +37,7 @@ macro_rules! told_as_it_is {
     ($($error:ty),*) => {$(
         impl From<$error> for Refused {
             fn from(error: $error) -> Self {
-                Self::Files(error.to_string())
+                Self::Files(error.to_string().into())
             }
         }
     )*};

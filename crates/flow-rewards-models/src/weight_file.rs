@@ -3,6 +3,7 @@
 use crate::pickle::PickledWeights;
 use crate::problem::Refused;
 use flow_models::weights::{FileMap, Source, StoredTensor};
+use flow_registry::Refusal;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -34,8 +35,8 @@ impl WeightFile {
         if PickledWeights::is_one(&file) {
             return Ok(Self::Pickled(PickledWeights::read(file)?));
         }
-        if let Some(problem) = foreign(&file.bytes) {
-            return Err(Refused::Files(format!("`{}` {problem}", path.display())));
+        if let Some((what, help)) = foreign(&file.bytes) {
+            return Err(Refusal::new(format!("`{}` {what}", path.display()), help).into());
         }
         drop(file);
         Ok(Self::Safetensors(Source::open(path)?))
@@ -82,36 +83,38 @@ impl WeightFile {
 
 /// That nothing is at `path`.
 pub fn absent(path: &Path) -> Refused {
-    Refused::Files(format!(
+    let problem = format!(
         "there is nothing at `{}`. Nothing is downloaded here: `flow-train fetch NAME` makes a folder of a repository of the Hugging \
-         Face hub; name that folder",
+         Face hub",
         path.display()
-    ))
+    );
+    Refusal::new(problem, "name that folder").into()
 }
 
-/// What a file is, as the rest of a sentence, that begins with `bytes` and holds no weights.
-fn foreign(bytes: &[u8]) -> Option<&'static str> {
+/// What a file is, as the rest of a sentence, that begins with `bytes` and holds no weights; and what to do.
+fn foreign(bytes: &[u8]) -> Option<(&'static str, &'static str)> {
     let begins = |with: &[u8]| {
         bytes
             .get(..with.len())
             .is_some_and(|head| head.eq_ignore_ascii_case(with))
     };
     if begins(b"version https://git-lfs") {
-        return Some(
-            "is a pointer of Git LFS, not the file that it stands for; run `git lfs pull` in its folder, or fetch the file again",
-        );
+        return Some((
+            "is a pointer of Git LFS, not the file that it stands for",
+            "run `git lfs pull` in its folder, or fetch the file again",
+        ));
     }
     if begins(b"<!doctype") || begins(b"<html") {
-        return Some(
-            "is a web page, as comes where a repository asks for its licence to be accepted first; accept it in a browser, log in, \
-             and fetch the file again",
-        );
+        return Some((
+            "is a web page, as comes where a repository asks for its licence to be accepted first",
+            "accept it in a browser, log in, and fetch the file again",
+        ));
     }
     if begins(b"\x80\x02") {
-        return Some(
-            "is a file of `torch.save` as it was before PyTorch 1.6, which is not read here; save it again, in Python: \
-             `torch.save(torch.load(FILE, weights_only=True), FILE)`",
-        );
+        return Some((
+            "is a file of `torch.save` as it was before PyTorch 1.6, which is not read here",
+            "save it again, in Python: `torch.save(torch.load(FILE, weights_only=True), FILE)`",
+        ));
     }
     None
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
+use flow_registry::Refusal;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -147,22 +148,20 @@ impl OcrSettings {
     }
 
     /// What is wrong with them, with the name of the parameter.
-    pub(crate) fn problem(&self) -> Option<String> {
+    pub(crate) fn problem(&self) -> Option<Refusal> {
         let not_hex =
             |hash: &String| hash.len() != 64 || !hash.bytes().all(|digit| digit.is_ascii_hexdigit());
         if let Some((name, hash)) = self.sha256.iter().find(|(_, hash)| not_hex(hash)) {
-            Some(format!(
-                "`sha256`: \"{hash}\" of \"{name}\" is no SHA-256; it has 64 hexadecimal digits, as `sha256sum` prints"
+            Some(Refusal::new(
+                format!("`sha256`: \"{hash}\" of \"{name}\" is no SHA-256"),
+                "it has 64 hexadecimal digits, as `sha256sum` prints",
             ))
         } else if !(0.0..=1.0).contains(&self.confidence()) {
-            Some(format!(
-                "`min_confidence`: {} is not from 0 to 1",
-                self.confidence()
-            ))
+            Some(format!("`min_confidence`: {} is not from 0 to 1", self.confidence()).into())
         } else if !(8..=usual_min_width()).contains(&self.min_width) {
-            Some(format!("`min_width`: {} is not from 8 to 320", self.min_width))
+            Some(format!("`min_width`: {} is not from 8 to 320", self.min_width).into())
         } else if !(1..=256).contains(&self.batch) {
-            Some(format!("`batch`: {} is not from 1 to 256", self.batch))
+            Some(format!("`batch`: {} is not from 1 to 256", self.batch).into())
         } else {
             None
         }

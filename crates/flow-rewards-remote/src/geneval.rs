@@ -56,7 +56,7 @@ impl GenEval {
     ) -> Result<Self, RewardError> {
         let refused = |problem: String| RewardError::Params {
             reward: NAME.to_owned(),
-            problem,
+            problem: problem.into(),
         };
         if let Some(problem) = settings.problem() {
             return Err(refused(problem));

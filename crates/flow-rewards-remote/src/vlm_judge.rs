@@ -67,7 +67,7 @@ impl VlmJudge {
     ) -> Result<Self, RewardError> {
         let refused = |problem: String| RewardError::Params {
             reward: NAME.to_owned(),
-            problem,
+            problem: problem.into(),
         };
         if let Some((key, problem)) = settings.problems().into_iter().next() {
             return Err(refused(format!("`{key}`: {problem}")));

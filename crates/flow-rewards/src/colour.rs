@@ -64,7 +64,7 @@ impl TargetColour {
                 let problem = format!("`rgb[{channel}]`: {value} is not from 0 to 1");
                 return Err(RewardError::Params {
                     reward: NAME.to_owned(),
-                    problem,
+                    problem: problem.into(),
                 });
             }
         }

@@ -81,7 +81,7 @@ impl DiversityInGroup {
         if !(1..=256).contains(&settings.side) {
             return Err(RewardError::Params {
                 reward: NAME.to_owned(),
-                problem: format!("`side`: {} is not from 1 to 256", settings.side),
+                problem: format!("`side`: {} is not from 1 to 256", settings.side).into(),
             });
         }
         Ok(Self { settings })

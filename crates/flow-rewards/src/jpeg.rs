@@ -77,7 +77,7 @@ impl JpegCompressibility {
         };
         Err(RewardError::Params {
             reward: NAME.to_owned(),
-            problem,
+            problem: problem.into(),
         })
     }
 

@@ -86,7 +86,7 @@ impl RewardFactory {
         let build = move |context: &RewardContext<'_>, params: &Params| {
             let params = reader.read(params).map_err(|error| RewardError::Params {
                 reward: reader.name().to_owned(),
-                problem: error.to_string(),
+                problem: error.to_string().into(),
             })?;
             build(context, params)
         };
@@ -116,7 +116,7 @@ impl RewardFactory {
         self.memory = Some(Arc::new(move |params| {
             let params = reader.read(params).map_err(|error| RewardError::Params {
                 reward: reader.name().to_owned(),
-                problem: error.to_string(),
+                problem: error.to_string().into(),
             })?;
             memory(&params)
         }));

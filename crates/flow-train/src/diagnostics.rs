@@ -1,7 +1,5 @@
 //! Diagnostics of a config as people see them: file, line, the place underlined, and how to mend it.
 
-use crate::failure::Failure;
-use crate::terminal;
 use flow_config::{Report, Severity};
 use miette::{GraphicalReportHandler, GraphicalTheme, LabeledSpan, NamedSource, SourceCode};
 use std::fmt;
@@ -115,17 +113,4 @@ pub fn render(report: &Report, colour: bool) -> String {
         counts.into_iter().flatten().collect::<Vec<_>>().join(", ")
     ));
     text
-}
-
-/// Shows warnings; errors become a failure.
-pub fn settle(report: &Report) -> Result<(), Failure> {
-    if report.diagnostics.is_empty() {
-        return Ok(());
-    }
-    let text = render(report, terminal::stderr_is_terminal());
-    if report.has_errors() {
-        return Err(Failure::Input(format!("{}{text}", terminal::RENDERED)));
-    }
-    terminal::note(text.trim_end());
-    Ok(())
 }

@@ -1,6 +1,7 @@
 //! How a command fails: a message for a person and an exit code.
 
-use crate::terminal;
+use crate::{diagnostics, terminal};
+use flow_config::Report;
 use flow_core::Stopped;
 use std::error::Error;
 use std::fmt;
@@ -11,6 +12,8 @@ use std::process::ExitCode;
 pub enum Failure {
     /// The input cannot be used; nothing was run. Exit code 2.
     Input(String),
+    /// As [`Failure::Input`], with everything that is wrong with a config.
+    Config(Box<Report>),
     /// As [`Failure::Input`], and the result says so already.
     Said,
     /// The run failed. Exit code 1.
@@ -34,6 +37,10 @@ impl Failure {
                 terminal::error(message);
                 ExitCode::from(2)
             }
+            Self::Config(report) => {
+                terminal::note(diagnostics::render(report, terminal::stderr_is_terminal()).trim_end());
+                ExitCode::from(2)
+            }
             Self::Run(message) => {
                 terminal::error(message);
                 ExitCode::from(1)
@@ -55,14 +62,25 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Input(message) | Self::Run(message) | Self::Defect(message) => {
-                f.write_str(message.trim_start_matches(terminal::RENDERED))
-            }
+            Self::Input(message) | Self::Run(message) | Self::Defect(message) => f.write_str(message),
+            Self::Config(report) => f.write_str(&diagnostics::render(report, false)),
             Self::Said => f.write_str("the input cannot be used"),
             Self::Interrupted => f.write_str("interrupted"),
             Self::Unread | Self::CutOff => f.write_str("nobody reads standard output"),
         }
     }
+}
+
+/// Shows the warnings of a config; errors become a failure.
+pub fn settle(report: &Report) -> Result<(), Failure> {
+    if report.diagnostics.is_empty() {
+        return Ok(());
+    }
+    if report.has_errors() {
+        return Err(Failure::Config(Box::new(report.clone())));
+    }
+    terminal::note(diagnostics::render(report, terminal::stderr_is_terminal()).trim_end());
+    Ok(())
 }
 
 impl From<Stopped> for Failure {

@@ -27,22 +27,16 @@ pub fn note(text: &str) {
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
-/// Writes an error; what is rendered already stays as it is.
+/// Writes an error.
 pub fn error(text: &str) {
     let mark = if stderr_is_terminal() {
         "\u{1b}[31merror:\u{1b}[0m"
     } else {
         "error:"
     };
-    match text.strip_prefix(RENDERED) {
-        Some(rendered) => note(rendered.trim_end()),
-        // Texts of users stand in it, which a terminal is to show and not to obey.
-        None => note(&format!("{mark} {}", flow_config::printable(text))),
-    }
+    // Texts of users stand in it, which a terminal is to show and not to obey.
+    note(&format!("{mark} {}", flow_config::printable(text)));
 }
-
-/// Begins a message that needs no `error:` before it.
-pub const RENDERED: &str = "\0";
 
 /// Whether a person reads standard error as it is written.
 pub fn stderr_is_terminal() -> bool {

@@ -61,7 +61,7 @@ impl Train<'_> {
         let trainer = setup::trainer(self.config, self.environment, algorithm)?;
         let directory = RunDirectory::open(&run.dir, &run.name, OnExists::New)?;
         let config =
-            serde_json::to_value(self.config).map_err(|error| TrainError::Setting(error.to_string()))?;
+            serde_json::to_value(self.config).map_err(|error| TrainError::setting(error.to_string()))?;
         let manifest = Manifest::new(
             &directory.name(),
             std::env::args().collect(),

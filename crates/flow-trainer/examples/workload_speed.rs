@@ -16,6 +16,7 @@
 //!   --moments f32|bf16    what AdamW's moments are stored as (time; default f32)
 //!   --gradients f32|bf16  what gradients of matrices are stored as (time; default f32)
 //!   --weights f32|bf16    what trained weights are stored as (time; default f32, in halves on a GPU)
+//!   --low-precision fp8|storage-fp8|storage-int8|storage-nf4   frozen matrices of the blocks, under adapters (time)
 //!   --learning-rate X     of the updates (time; default 1e-8, so that each is of the same data)
 //!   --layers N            of that many blocks, for a look at one of them
 //!   --batch N             of so many samples
@@ -169,10 +170,17 @@ impl Job {
             true => opening::captured(plan, model.spec())?,
             false => plan,
         });
+        let forms = match &options.low_precision {
+            Some(rule) => rule.select(&layout, model.spec()),
+            None => Arc::from([]),
+        };
+        if options.low_precision.is_some() && !forms.iter().any(Option::is_some) {
+            return Err("`--low-precision` is for workloads with adapters".into());
+        }
         let mut weights = match from {
             Origin::File(file) => {
                 // As a run has it: what is frozen never lies on the device in f32.
-                let forms = Arc::from([]);
+                let forms = forms.clone();
                 let mut weights =
                     Weights::init_adapters_on_frozen(layout.clone(), 0, &device, &trained, forms);
                 load_into(&mut weights, file)?;
@@ -190,6 +198,7 @@ impl Job {
             }
             Origin::Made => made::weights(&layout, &trained, &device)?,
         };
+        weights.store_in_low_precision(forms)?;
         let storage = match options.weights {
             FloatDType::BF16 => WeightStorage::Narrow,
             _ => WeightStorage::SplitF32,
@@ -512,8 +521,8 @@ fn time(workload: Workload, folder: &Path, part: &str, options: &Options) -> Res
             "part": part,
             "mode": job.plan.describe(),
             "checkpoint": options.checkpoint,
-            "batch": job.samples.len(),
-            "device": job.device.name(),
+            "low_precision": options.low_precision.as_ref().map(|rule| format!("{:?} {}", rule.compute, rule.format)),
+            "batch": job.samples.len(), "device": job.device.name(),
             if part == "step" { "loss" } else { "root_mean_square" }: result,
             "median_ms": at(0.5), "least_ms": at(0.0), "p10_ms": at(0.1), "p90_ms": at(0.9), "samples": wall_ms.len(),
             "last_loss": last_loss.map(|loss| cpu::to_host(&loss)[0]),

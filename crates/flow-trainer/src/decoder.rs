@@ -120,7 +120,7 @@ impl ImageDecoder {
     pub fn decode_finite(&self, latents_bn: &RawTensor) -> Result<Vec<Decoded>, TrainError> {
         let all: Option<Vec<Decoded>> = self.decode(latents_bn)?.into_iter().collect();
         all.ok_or_else(|| {
-            TrainError::Setting("the model made a value that is not finite; its weights are unusable".into())
+            TrainError::setting("the model made a value that is not finite; its weights are unusable")
         })
     }
 

@@ -74,7 +74,7 @@ impl Distribution {
         let found = flow_validate::lanes(ranks, lanes, geometry.micro_batches_per_update());
         match found {
             None => Ok(()),
-            Some((problem, help)) => Err(TrainError::Setting(format!("{problem}; {help}"))),
+            Some((problem, help)) => Err(TrainError::setting(problem).with_help(help)),
         }
     }
 
@@ -219,9 +219,8 @@ pub(crate) fn gathered<T: Serialize + for<'a> Deserialize<'a>>(
     mine: &T,
 ) -> Result<Vec<T>, TrainError> {
     let unreadable = |error: serde_json::Error| {
-        TrainError::Setting(format!(
-            "what another rank says cannot be read ({error}); run the same build of flow-train on all ranks"
-        ))
+        TrainError::setting(format!("what another rank says cannot be read ({error})"))
+            .with_help("run the same build of flow-train on all ranks")
     };
     let mine = serde_json::to_vec(mine).map_err(unreadable)?;
     let all = exchange.gather(&mine)?;

@@ -3,12 +3,53 @@
 use crate::audit::Deviation;
 use crate::description::Change;
 use crate::optimizer::NonFiniteGradient;
+use flow_registry::Refusal;
 use std::path::{Path, PathBuf};
 
 /// Changes that are listed at most.
 const LISTED: usize = 8;
 
 impl TrainError {
+    /// A setting that fits no other: what is wrong, in the user's names and values, without a full stop.
+    pub fn setting(problem: impl Into<Refusal>) -> Self {
+        Self::Setting {
+            key: None,
+            refusal: problem.into(),
+        }
+    }
+
+    /// A [`Setting`](Self::Setting) with what to do; any other error has said it already.
+    #[must_use]
+    pub fn with_help(mut self, help: impl Into<String>) -> Self {
+        if let Self::Setting { refusal, .. } = &mut self {
+            refusal.help = Some(help.into());
+        }
+        self
+    }
+
+    /// A [`Setting`](Self::Setting) with the key of the config that it is about; any other error knows its own.
+    #[must_use]
+    pub fn about(mut self, about: impl Into<String>) -> Self {
+        if let Self::Setting { key, .. } = &mut self {
+            *key = Some(about.into());
+        }
+        self
+    }
+
+    /// What is wrong, and how to mend it where the error says that apart.
+    pub fn refusal(&self) -> Refusal {
+        match self {
+            Self::NoWeights { file, help } => no_weights(file, help),
+            Self::Setting { refusal, .. } => refusal.clone(),
+            Self::Reward(error) => error.refusal(),
+            Self::Checkpoint(error) => Refusal {
+                why: error.problem(),
+                help: error.help().map(str::to_owned),
+            },
+            error => Refusal::because(error.to_string()),
+        }
+    }
+
     /// The error that changes which a run does not survive are, if there are any.
     pub fn if_other_run(checkpoint: &Path, forbidden: &[&Change]) -> Result<(), Self> {
         if forbidden.is_empty() {
@@ -27,6 +68,14 @@ impl TrainError {
             back: back.join(", "),
         })
     }
+}
+
+fn no_weights(file: &Path, help: &str) -> Refusal {
+    let why = format!(
+        "there are no weights at `{}`, which `model.weights` names",
+        file.display()
+    );
+    Refusal::new(why, help)
 }
 
 /// Why a run stopped. Every message says what, where, and how to mend it.
@@ -113,7 +162,7 @@ pub enum TrainError {
     #[error(transparent)]
     Stopped(#[from] flow_core::Stopped),
     /// The file of weights is not there.
-    #[error("there are no weights at `{}`, which `model.weights` names. {help}", file.display())]
+    #[error("{}", no_weights(file, help))]
     NoWeights {
         /// The file or folder.
         file: PathBuf,
@@ -238,8 +287,13 @@ pub enum TrainError {
         directory: PathBuf,
     },
     /// A setting that fits no other.
-    #[error("{0}")]
-    Setting(String),
+    #[error("{}", refusal.sentence())]
+    Setting {
+        /// The key of the config that it is about, where it is about one: `model.path`.
+        key: Option<String>,
+        /// What is wrong, and how to mend it where somebody knows.
+        refusal: Refusal,
+    },
     /// A reward that cannot be built, or failed outside of a run's iterations.
     #[error(transparent)]
     Reward(#[from] flow_rewards::RewardError),

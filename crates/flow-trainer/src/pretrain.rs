@@ -19,7 +19,7 @@ use crate::conditions::Conditioner;
 use crate::distributed::{Distribution, Shard, on_some_rank};
 use crate::error::TrainError;
 use crate::observer::{IterationSummary, Observer, Phase};
-use crate::optimizer::{Accumulated, AdamW, AdamWSettings};
+use crate::optimizer::{Accumulated, AdamW, AdamWSettings, NonFiniteGradient, StepReport};
 use crate::timesteps::standard_normal_quantile;
 use burn::tensor::{DType, Tensor};
 use flow_core::device::ComputeDevice;
@@ -151,18 +151,20 @@ impl Pretraining<'_> {
     fn fit(&self) -> Result<(), TrainError> {
         let (buckets, models) = (self.dataset.buckets(), self.models.len());
         if self.dataset.is_empty() {
-            return Err(TrainError::Setting("there is no example to learn from".into()));
+            return Err(TrainError::setting("there is no example to learn from"));
         }
         if self.distribution.shard == Shard::Weights && self.distribution.exchange.world().is_several() {
-            return Err(TrainError::Setting(
-                "`distributed.shard = \"weights\"` is for reinforcement learning; a pretraining shares out the optimizer's state alone, with \
-                 `distributed.shard = \"optimizer\"`"
-                    .into(),
-            ));
+            return Err(TrainError::setting(
+                "`distributed.shard = \"weights\"` is for reinforcement learning",
+            )
+            .with_help(
+                "a pretraining shares out the optimizer's state alone, with `distributed.shard = \"optimizer\"`",
+            )
+            .about("distributed.shard"));
         }
         match buckets == models {
             true => Ok(()),
-            false => Err(TrainError::Setting(format!(
+            false => Err(TrainError::setting(format!(
                 "the examples have {buckets} sizes, and there are models of {models}"
             ))),
         }
@@ -256,12 +258,16 @@ impl Share {
     fn of(batch: usize, distribution: &Distribution, device: &ComputeDevice) -> Result<Self, TrainError> {
         let (lanes, world) = (distribution.lanes.count(), distribution.exchange.world());
         if !batch.is_multiple_of(lanes) {
-            return Err(TrainError::Setting(format!(
-                "`pretrain.batch = {batch}` cannot be cut into {lanes} equal lanes; make it a multiple of {lanes}, or set `distributed.lanes`"
-            )));
+            return Err(TrainError::setting(format!(
+                "`pretrain.batch = {batch}` cannot be cut into {lanes} equal lanes"
+            ))
+            .with_help(format!(
+                "make it a multiple of {lanes}, or set `distributed.lanes`"
+            ))
+            .about("pretrain.batch"));
         }
         if let Some((problem, help)) = flow_validate::lanes(world.ranks, lanes, batch) {
-            return Err(TrainError::Setting(format!("{problem}; {help}")));
+            return Err(TrainError::setting(problem).with_help(help));
         }
         let pieces = pieces(batch, lanes, device);
         let own = distribution.lanes.of_rank(world.rank, world.ranks);
@@ -303,6 +309,166 @@ fn sum_over_ranks(
     Ok((losses.map(f32::from_bits).collect(), present))
 }
 
+/// What stays the same from step to step.
+struct Steps<'a> {
+    parts: &'a Pretraining<'a>,
+    settings: &'a PretrainSettings,
+    trained: Arc<[bool]>,
+    share: Share,
+}
+
+/// What a step leaves beside the state.
+struct Taken {
+    loss: f32,
+    report: StepReport,
+    /// The batch of the step after it, if there is to be one.
+    next: Option<Result<Batch, TrainError>>,
+}
+
+impl Steps<'_> {
+    /// The rows of this rank of the batch of a step.
+    fn batch(&self, step: u64, places: Places) -> Result<Batch, TrainError> {
+        let own = self.share.own_rows();
+        batch(self.parts.dataset, self.settings, step, (places, own))
+    }
+
+    /// Takes a step; the batch of the one after it, at `places`, is made beside it.
+    ///
+    /// # Errors
+    /// A loss or gradient that is not finite, or a rank that is lost.
+    fn take(&self, state: &mut State, current: &Batch, places: Option<Places>) -> Result<Taken, TrainError> {
+        let (settings, step) = (self.settings, state.step);
+        let State {
+            weights, optimizer, ..
+        } = state;
+        optimizer.set_settings(AdamWSettings {
+            learning_rate: settings.optimizer.learning_rate * cosine(step, settings.steps),
+            ..settings.optimizer.clone()
+        });
+        let learn = || self.learn(weights, optimizer, current);
+        let following = || places.map(|places| self.batch(step + 1, places));
+        let (learnt, next) = rayon::join(learn, following);
+        let (loss, report) = learnt?;
+        if !loss.is_finite() {
+            let position = "a pretraining step".into();
+            return Err(TrainError::NonFiniteLoss {
+                iteration: step + 1,
+                micro_batch: 0,
+                position,
+                value: loss,
+            });
+        }
+        let report = report.map_err(|source| TrainError::NonFiniteGradient {
+            iteration: step + 1,
+            source,
+        })?;
+        self.follow_average(state);
+        state.losses.push(loss);
+        state.step = step + 1;
+        Ok(Taken { loss, report, next })
+    }
+
+    /// The mean loss of all ranks' rows, and what the optimizer did with their gradients.
+    fn learn(
+        &self,
+        weights: &mut Weights,
+        optimizer: &mut AdamW,
+        current: &Batch,
+    ) -> Result<(f32, Result<StepReport, NonFiniteGradient>), TrainError> {
+        let Self { parts, share, .. } = self;
+        let Pretraining {
+            device, distribution, ..
+        } = **parts;
+        let kernels = &*parts.plan.kernels;
+        // Beside one another, added up in order.
+        let units = device.concurrently(share.own.len(), |index| {
+            let rows = index * share.rows..(index + 1) * share.rows;
+            parts.unit(weights, &self.trained, current, rows, self.settings)
+        });
+        let mut accumulated = Accumulated::in_lanes(share.pieces, distribution.lanes);
+        let mut values = Vec::with_capacity(share.own.len());
+        for (piece, (value, gradients)) in share.own.clone().zip(units) {
+            values.push(value);
+            let lane = piece * distribution.lanes.count() / share.pieces;
+            accumulated.add_to(lane, kernels, gradients);
+        }
+        let read = |values: &[RawTensor]| -> Vec<f32> {
+            values.iter().map(|value| cpu::to_host(value)[0]).collect()
+        };
+        let (losses, report) = match distribution.exchange.world().is_several() {
+            true => {
+                let layout = weights.layout().clone();
+                let context = (kernels, &*layout, device);
+                let (losses, present) =
+                    sum_over_ranks(distribution, &read(&values), &mut accumulated, context)?;
+                let report = optimizer.step(kernels, device, weights, accumulated);
+                if report.is_ok() {
+                    optimizer.share(&*distribution.exchange, weights, &present, (kernels, device))?;
+                }
+                (losses, report)
+            }
+            false => {
+                let report = optimizer.step(kernels, device, weights, accumulated);
+                // Read after all is launched: the device need not wait for the host.
+                (read(&values), report)
+            }
+        };
+        let sum: f32 = losses.iter().sum();
+        Ok((sum / share.pieces as f32, report))
+    }
+
+    /// Moves the average of the weights towards those that the step at hand left.
+    fn follow_average(&self, state: &mut State) {
+        let (device, step) = (self.parts.device, state.step as f64);
+        let kernels = &*self.parts.plan.kernels;
+        // Follows closely at first, as in the power schedule of averages.
+        let decay = self.settings.average_decay.min((1.0 + step) / (10.0 + step));
+        let decay = device.plain(vec![decay as f32], &[1]);
+        let State { weights, average, .. } = state;
+        // What is not trained stays one copy, of both.
+        let pairs = average
+            .values_mut()
+            .iter_mut()
+            .zip(weights.stored())
+            .zip(&*self.trained);
+        let pairs = pairs.filter_map(|(pair, trained)| trained.then_some(pair));
+        device.with_persistent_allocation(|| kernels.ops().optimizer.average_all(pairs.collect(), &decay));
+    }
+}
+
+/// The state before the first step, and which weights are trained.
+fn begin(
+    parts: &Pretraining<'_>,
+    weights: Weights,
+    settings: &PretrainSettings,
+) -> Result<(State, Arc<[bool]>), TrainError> {
+    let layout = weights.layout().clone();
+    let trained = trained_mask(
+        &layout,
+        match layout.has_adapters() {
+            true => Trained::Lora,
+            false => Trained::Full,
+        },
+    )?;
+    // In one piece, as its average is.
+    let weights = weights.whole(&*parts.plan.kernels);
+    let shards = parts.distribution.shards(&weights, &trained);
+    let state = State {
+        step: 0,
+        average: weights.clone(),
+        weights,
+        optimizer: AdamW::sharded(
+            settings.optimizer.clone(),
+            &layout,
+            trained.to_vec(),
+            shards,
+            parts.device,
+        ),
+        losses: Vec::new(),
+    };
+    Ok((state, trained))
+}
+
 /// Trains `weights`: the adapters if there are some, and all otherwise. What `keeping` goes on from takes their place; without it, nothing is written.
 /// It is given on all ranks or on none; the first one writes.
 ///
@@ -317,143 +483,43 @@ pub fn pretrain(
     observer: &mut dyn Observer,
 ) -> Result<Pretrained, TrainError> {
     let Pretraining {
-        plan,
         dataset,
         device,
         distribution,
         ..
     } = *parts;
     parts.fit()?;
-    let layout = weights.layout().clone();
-    let trained = trained_mask(
-        &layout,
-        match layout.has_adapters() {
-            true => Trained::Lora,
-            false => Trained::Full,
-        },
-    )?;
-    let kernels = &*plan.kernels;
-    // In one piece, as its average is.
-    let weights = weights.whole(kernels);
-    let shards = distribution.shards(&weights, &trained);
-    let mut state = State {
-        step: 0,
-        average: weights.clone(),
-        weights,
-        optimizer: AdamW::sharded(
-            settings.optimizer.clone(),
-            &layout,
-            trained.to_vec(),
-            shards,
-            device,
-        ),
-        losses: Vec::new(),
-    };
+    let (mut state, trained) = begin(parts, weights, settings)?;
     let contents = dataset.contents();
     if let Some(from) = keeping.and_then(|keeping| keeping.from.as_ref()) {
         from.expect_contents(contents.as_deref())?;
         from.restore(&mut state, &trained, device)?;
     }
-    let share = Share::of(settings.batch, distribution, device)?;
+    let steps = Steps {
+        parts,
+        settings,
+        trained,
+        share: Share::of(settings.batch, distribution, device)?,
+    };
     observer.phase(Phase::Pretraining, settings.steps as usize);
-    let begin = state.step;
-    observer.advance(begin as usize);
+    observer.advance(state.step as usize);
     let saves = keeping.filter(|_| distribution.is_first());
     let exchange = &*distribution.exchange;
-    let mut savings = saves.map(|keeping| Savings::new(keeping, (&*trained, exchange), contents));
+    let mut savings = saves.map(|keeping| Savings::new(keeping, (&*steps.trained, exchange), contents));
     let mut order = BatchOrder::new(dataset, settings.batch, settings.seed);
     // What was shown before.
-    (0..begin).for_each(|_| drop(order.next_batch()));
-    let mut upcoming = batch(dataset, settings, begin, (order.next_batch(), share.own_rows()));
-    for step in begin..settings.steps {
+    (0..state.step).for_each(|_| drop(order.next_batch()));
+    let mut upcoming = steps.batch(state.step, order.next_batch());
+    while state.step < settings.steps {
         let watch = Stopwatch::start();
         let current = upcoming?;
-        let State {
-            weights,
-            average,
-            optimizer,
-            losses,
-            ..
-        } = &mut state;
-        optimizer.set_settings(AdamWSettings {
-            learning_rate: settings.optimizer.learning_rate * cosine(step, settings.steps),
-            ..settings.optimizer.clone()
-        });
-        let learn = || {
-            // Beside one another, added up in order.
-            let units = device.concurrently(share.own.len(), |index| {
-                let rows = index * share.rows..(index + 1) * share.rows;
-                parts.unit(weights, &trained, &current, rows, settings)
-            });
-            let mut accumulated = Accumulated::in_lanes(share.pieces, distribution.lanes);
-            let mut values = Vec::with_capacity(share.own.len());
-            for (piece, (value, gradients)) in share.own.clone().zip(units) {
-                values.push(value);
-                let lane = piece * distribution.lanes.count() / share.pieces;
-                accumulated.add_to(lane, kernels, gradients);
-            }
-            let read = |values: &[RawTensor]| -> Vec<f32> {
-                values.iter().map(|value| cpu::to_host(value)[0]).collect()
-            };
-            let (losses, report) = match distribution.exchange.world().is_several() {
-                true => {
-                    let context = (kernels, &*layout, device);
-                    let (losses, present) =
-                        sum_over_ranks(distribution, &read(&values), &mut accumulated, context)?;
-                    let report = optimizer.step(kernels, device, weights, accumulated);
-                    if report.is_ok() {
-                        optimizer.share(&*distribution.exchange, weights, &present, (kernels, device))?;
-                    }
-                    (losses, report)
-                }
-                false => {
-                    let report = optimizer.step(kernels, device, weights, accumulated);
-                    // Read after all is launched: the device need not wait for the host.
-                    (read(&values), report)
-                }
-            };
-            let sum: f32 = losses.iter().sum();
-            Ok::<_, TrainError>((sum / share.pieces as f32, report))
-        };
-        // The next batch is made beside it.
-        let places = (step + 1 < settings.steps).then(|| order.next_batch());
-        let own = share.own_rows();
-        let following = || places.map(|places| batch(dataset, settings, step + 1, (places, own)));
-        let (learnt, next) = rayon::join(learn, following);
-        let (value, report) = learnt?;
-        if !value.is_finite() {
-            let position = "a pretraining step".into();
-            return Err(TrainError::NonFiniteLoss {
-                iteration: step + 1,
-                micro_batch: 0,
-                position,
-                value,
-            });
-        }
-        let report = report.map_err(|source| TrainError::NonFiniteGradient {
-            iteration: step + 1,
-            source,
-        })?;
-        // Follows closely at first, as in the power schedule of averages.
-        let decay = settings
-            .average_decay
-            .min((1.0 + step as f64) / (10.0 + step as f64));
-        let decay = device.plain(vec![decay as f32], &[1]);
-        // What is not trained stays one copy, of both.
-        let pairs = average
-            .values_mut()
-            .iter_mut()
-            .zip(weights.stored())
-            .zip(&*trained);
-        let pairs = pairs.filter_map(|(pair, trained)| trained.then_some(pair));
-        device.with_persistent_allocation(|| kernels.ops().optimizer.average_all(pairs.collect(), &decay));
-        losses.push(value);
-        state.step = step + 1;
+        let places = (state.step + 1 < settings.steps).then(|| order.next_batch());
+        let Taken { loss, report, next } = steps.take(&mut state, &current, places)?;
         observer.advance(1);
         observer.iteration(&IterationSummary {
-            done: step + 1,
+            done: state.step,
             total: settings.steps,
-            loss: f64::from(value),
+            loss: f64::from(loss),
             gradient_norm: report.gradient_norm,
             learning_rate: report.learning_rate,
             images: settings.batch,
@@ -479,14 +545,20 @@ pub fn pretrain(
         // The weights are there, and worth more than what they could be made from once more.
         observer.notice(&format!("the state after the last step was not saved: {error}"));
     }
-    let State { average, losses, .. } = state;
-    let tail = &losses[losses.len() - (losses.len() / 100).max(1).min(losses.len())..];
-    let final_loss = tail.iter().map(|loss| f64::from(*loss)).sum::<f64>() / tail.len().max(1) as f64;
-    Ok(Pretrained {
-        weights: average,
-        final_loss,
-        losses,
-    })
+    Ok(Pretrained::of(state))
+}
+
+impl Pretrained {
+    fn of(state: State) -> Self {
+        let State { average, losses, .. } = state;
+        let tail = &losses[losses.len() - (losses.len() / 100).max(1).min(losses.len())..];
+        let final_loss = tail.iter().map(|loss| f64::from(*loss)).sum::<f64>() / tail.len().max(1) as f64;
+        Self {
+            weights: average,
+            final_loss,
+            losses,
+        }
+    }
 }
 
 /// Falls from 1 to 0.1 along half a cosine.

@@ -7,6 +7,7 @@ use crate::pretrain::{Examples, LatentExamples, PixelExamples};
 use crate::setup::{Environment, LatentSource};
 use flow_config::Config;
 use flow_data::{CaptionedImages, CaptionedPictures, Dataset, Prompt};
+use flow_registry::Refusal;
 use flow_report::ContentHash;
 use std::sync::Arc;
 
@@ -30,25 +31,46 @@ impl RecordKind {
     /// That `dataset` has no such records, and what to do.
     fn missing(self, algorithm: &str, dataset: &dyn Dataset) -> TrainError {
         let name = dataset.name();
-        TrainError::Setting(match self {
-            Self::Examples if dataset.preferences().is_some() => format!(
-                "`algorithm.kind = \"{algorithm}\"` learns from images with captions, and the data set `{name}` has pairs of images; to \
-                 learn from the better ones, read its file with `data.kind = \"images\"`, `data.image_key = \"chosen\"` and \
-                 `data.caption_key = \"prompt\"`"
+        let (key, refusal) = match self {
+            Self::Examples if dataset.preferences().is_some() => (
+                "data.kind",
+                Refusal::new(
+                    format!(
+                        "`algorithm.kind = \"{algorithm}\"` learns from images with captions, and the data set `{name}` has pairs of images"
+                    ),
+                    "to learn from the better ones, read its file with `data.kind = \"images\"`, `data.image_key = \"chosen\"` and \
+                     `data.caption_key = \"prompt\"`",
+                ),
             ),
-            Self::Examples => format!(
-                "`algorithm.kind = \"{algorithm}\"` learns from images with captions, and the data set `{name}` has none; set \
-                 `data.kind = \"images\"` and `data.path`"
+            Self::Examples => (
+                "data.kind",
+                Refusal::new(
+                    format!(
+                        "`algorithm.kind = \"{algorithm}\"` learns from images with captions, and the data set `{name}` has none"
+                    ),
+                    "set `data.kind = \"images\"` and `data.path`",
+                ),
             ),
-            Self::Preferences if dataset.preferences().is_some() => format!(
-                "a model of pixels takes images of one size; set `data.width` and `data.height` of the data set `{name}`, or `model.path` \
-                 to a diffusers folder"
+            Self::Preferences if dataset.preferences().is_some() => (
+                "data",
+                Refusal::new(
+                    "a model of pixels takes images of one size",
+                    format!(
+                        "set `data.width` and `data.height` of the data set `{name}`, or `model.path` to a diffusers folder"
+                    ),
+                ),
             ),
-            Self::Preferences => format!(
-                "`algorithm.kind = \"{algorithm}\"` learns from pairs of images, and the data set `{name}` has none; set \
-                 `data.kind = \"preferences\"`, and `data.path` to a `.jsonl` with `prompt`, `chosen` and `rejected` in each line"
+            Self::Preferences => (
+                "data.kind",
+                Refusal::new(
+                    format!(
+                        "`algorithm.kind = \"{algorithm}\"` learns from pairs of images, and the data set `{name}` has none"
+                    ),
+                    "set `data.kind = \"preferences\"`, and `data.path` to a `.jsonl` with `prompt`, `chosen` and `rejected` in each line",
+                ),
             ),
-        })
+        };
+        TrainError::setting(refusal).about(key)
     }
 }
 
@@ -90,13 +112,15 @@ impl Records {
         };
         let (sampling, rows) = (&config.sampling, kind.rows());
         if sampling.group_size != rows || !sampling.micro_batch.is_multiple_of(rows) {
-            return Err(TrainError::Setting(format!(
-                "a record from which `algorithm.kind = \"{}\"` learns has {rows} image(s); set `sampling.group_size = {rows}` (it is {}), and \
-                 `sampling.micro_batch` to a multiple of that (it is {})",
-                algorithm.name(),
-                sampling.group_size,
-                sampling.micro_batch
-            )));
+            return Err(TrainError::setting(format!(
+                "a record from which `algorithm.kind = \"{}\"` learns has {rows} image(s)",
+                algorithm.name()
+            ))
+            .with_help(format!(
+                "set `sampling.group_size = {rows}` (it is {}), and `sampling.micro_batch` to a multiple of that (it is {})",
+                sampling.group_size, sampling.micro_batch
+            ))
+            .about("sampling.group_size"));
         }
         let missing = || kind.missing(algorithm.name(), &**dataset);
         let (source, rows) = match config.model.path {
@@ -107,10 +131,11 @@ impl Records {
             Some(_) => {
                 let pictures = kind.pictures(&**dataset).ok_or_else(missing)?;
                 if pictures.buckets().is_some() {
-                    return Err(TrainError::Setting(
-                        "`data.buckets` is for `flow-train pretrain`: `train` fits all pictures to `model.width` by `model.height`; remove it"
-                            .into(),
-                    ));
+                    return Err(TrainError::setting(
+                        "`data.buckets` is for `flow-train pretrain`: `train` fits all pictures to `model.width` by `model.height`",
+                    )
+                    .with_help("remove it")
+                    .about("data.buckets"));
                 }
                 let source = LatentSource::of(config, environment, dataset, kind)?;
                 (Source::Pictures(Box::new(source)), pictures.len())
@@ -149,11 +174,10 @@ impl Records {
         let (examples, notices) = source.encode(&mut |_| {})?;
         self.source = Source::Latents(examples);
         match self.expected.zip(self.contents()) {
-            Some((then, now)) if then != now => Err(TrainError::Setting(
-                "the pictures or captions are others, or in another order, than when the checkpoint was saved; bring the data back, or \
-                 start a new run from the exported weights"
-                    .into(),
-            )),
+            Some((then, now)) if then != now => Err(TrainError::setting(
+                "the pictures or captions are others, or in another order, than when the checkpoint was saved",
+            )
+            .with_help("bring the data back, or start a new run from the exported weights")),
             _ => Ok(notices),
         }
     }
@@ -191,7 +215,7 @@ impl Records {
     /// If there is no such row, it cannot be read, or it is not encoded yet.
     pub(crate) fn row(&self, row: u64) -> Result<(Vec<f32>, Prompt), TrainError> {
         let unprepared =
-            || TrainError::Setting("the pictures are not encoded; `Trainer::set_up` does that".into());
+            || TrainError::setting("the pictures are not encoded").with_help("`Trainer::set_up` does that");
         match &self.source {
             Source::Pixels => {
                 let images = self.kind.images(&*self.dataset).ok_or_else(unprepared)?;

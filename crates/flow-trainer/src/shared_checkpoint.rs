@@ -151,10 +151,11 @@ pub fn take(
         }
     }
     own.map(|own| own.reader).ok_or_else(|| {
-        TrainError::Setting(format!(
-            "process {rank} was not sent the checkpoint `{}`; run the same build of flow-train on all machines",
+        TrainError::setting(format!(
+            "process {rank} was not sent the checkpoint `{}`",
             offer.path
         ))
+        .with_help("run the same build of flow-train on all machines")
     })
 }
 
@@ -222,7 +223,7 @@ impl NotReceived {
     fn into_error(self) -> TrainError {
         match self {
             Self::Lost(lost) => lost.into(),
-            Self::Disk(error) => TrainError::Setting(error.to_string()),
+            Self::Disk(error) => TrainError::setting(error.to_string()),
         }
     }
 }

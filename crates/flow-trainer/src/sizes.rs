@@ -153,10 +153,8 @@ impl PromptSizes {
 fn size_of(prompt: &Prompt) -> Result<Option<[usize; 2]>, TrainError> {
     let found = KEYS.map(|key| prompt.metadata.get(key));
     let wrong = |problem: String| {
-        TrainError::Setting(format!(
-            "the prompt \"{}\": {problem}; give it `width` and `height` in pixels, or neither",
-            prompt.text
-        ))
+        TrainError::setting(format!("the prompt \"{}\": {problem}", prompt.text))
+            .with_help("give it `width` and `height` in pixels, or neither")
     };
     let pixels = |value: &Value| match value {
         Value::String(text) => text.trim().parse().ok(),

@@ -5,7 +5,7 @@ use crate::check::path;
 use crate::codes::{OTHER_POLICY, REFUSED};
 use flow_accel::{AcceleratorRegistry, Slot};
 use flow_config::{AcceleratorEntry, Config, Diagnostic, Finetune};
-use flow_core::low_precision::MIN_COLUMNS;
+use flow_core::model::MIN_LOW_PRECISION_COLUMNS;
 use flow_core::{LowPrecisionCompute, LowPrecisionRule, ModelSpec, ParamLayout, ParamSpec};
 
 /// Frozen weights in low precision; the default is none.
@@ -116,8 +116,8 @@ pub(crate) fn of_model(
         .collect();
     if rule.select(model.layout, model.spec).iter().all(Option::is_none) {
         let message = format!(
-            "no layer of the model is stored in {}: those are the layers of its blocks of {MIN_COLUMNS} input channels and more that \
-             `keep` does not name",
+            "no layer of the model is stored in {}: those are the layers of its blocks of {MIN_LOW_PRECISION_COLUMNS} input channels \
+             and more that `keep` does not name",
             rule.format
         );
         found.push(

@@ -11,6 +11,7 @@ mod machine;
 mod tensors;
 
 use flow_models::weights::{FileMap, StoredTensor};
+use flow_registry::Refusal;
 use std::path::Path;
 use tensors::TensorPlace;
 
@@ -34,8 +35,8 @@ impl PickledWeights {
     ///
     /// # Errors
     /// What is wrong with the file, and how to mend it.
-    pub fn read(file: FileMap) -> Result<Self, String> {
-        let wrong = |problem: String| format!("`{}`: {problem}; {MEND}", file.path.display());
+    pub fn read(file: FileMap) -> Result<Self, Refusal> {
+        let wrong = |problem: String| Refusal::new(format!("`{}`: {problem}", file.path.display()), MEND);
         let tensors = entries::of_zip(&file.bytes).and_then(|entries| tensors::places(&file.bytes, &entries));
         match tensors {
             Ok(tensors) => Ok(Self { tensors, file }),

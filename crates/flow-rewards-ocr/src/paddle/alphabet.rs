@@ -1,5 +1,6 @@
 //! The recogniser's characters and its classes: class 0 is the blank, class `i` the character `i - 1`.
 
+use flow_registry::Refusal;
 use std::collections::HashMap;
 
 /// Classes of a recogniser.
@@ -21,7 +22,7 @@ impl Alphabet {
     ///
     /// # Errors
     /// If the numbers do not fit.
-    pub fn new(lines: &str, classes: usize) -> Result<Self, String> {
+    pub fn new(lines: &str, classes: usize) -> Result<Self, Refusal> {
         let lines = lines.strip_suffix('\n').unwrap_or(lines);
         let mut characters: Vec<String> = std::iter::once("")
             .chain(
@@ -35,9 +36,11 @@ impl Alphabet {
         if found + 2 == classes {
             characters.push(" ".to_owned());
         } else if found + 1 != classes {
-            return Err(format!(
-                "there are {found} characters, and the recogniser has {classes} classes: a blank, the characters, and at most a \
-                 space; it is the dictionary of another recogniser"
+            return Err(Refusal::new(
+                format!(
+                    "there are {found} characters, and the recogniser has {classes} classes: a blank, the characters, and at most a space"
+                ),
+                "it is the dictionary of another recogniser",
             ));
         }
         let mut of_letter: HashMap<char, Vec<usize>> = HashMap::new();
@@ -107,7 +110,7 @@ mod tests {
             assert_eq!(alphabet.text(&[1, classes - 1]), format!("a{last}"));
         }
         for classes in [1, 2, 5] {
-            let problem = Alphabet::new("a\nB\n", classes).unwrap_err();
+            let problem = Alphabet::new("a\nB\n", classes).unwrap_err().to_string();
             assert!(
                 problem.contains("2 characters") && problem.contains(&classes.to_string()),
                 "{problem}"

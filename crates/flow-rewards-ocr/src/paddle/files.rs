@@ -4,11 +4,15 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use flow_registry::Refusal;
 use flow_rewards::RewardError;
 use sha2::{Digest, Sha256};
 
 use crate::reward::NAME;
 use crate::settings::OcrSettings;
+
+/// What to do about a file that is not there.
+const FETCH: &str = "the page on rewards says where PP-OCR's files can be had";
 
 /// The contents of PP-OCR's files.
 pub(super) struct Files {
@@ -26,12 +30,12 @@ pub(super) struct Content {
 
 impl Content {
     /// An error about this file.
-    pub fn refused(&self, problem: String) -> RewardError {
+    pub fn refused(&self, problem: Refusal) -> RewardError {
         refused(&self.path, problem)
     }
 }
 
-fn refused(path: &Path, problem: impl Into<String>) -> RewardError {
+fn refused(path: &Path, problem: impl Into<Refusal>) -> RewardError {
     RewardError::File {
         reward: NAME.to_owned(),
         file: path.display().to_string(),
@@ -87,10 +91,7 @@ struct Verifying<'a> {
 impl Verifying<'_> {
     fn read(&mut self, path: &Path) -> Result<Content, RewardError> {
         let bytes = fs::read(path).map_err(|error| match error.kind() {
-            std::io::ErrorKind::NotFound => refused(
-                path,
-                "it is not there; the page on rewards says where PP-OCR's files can be had",
-            ),
+            std::io::ErrorKind::NotFound => refused(path, Refusal::new("it is not there", FETCH)),
             _ => refused(path, format!("it cannot be read: {error}")),
         })?;
         let name = path
@@ -106,8 +107,9 @@ impl Verifying<'_> {
             if !found.eq_ignore_ascii_case(wanted) {
                 return Err(refused(
                     path,
-                    format!(
-                        "its SHA-256 is {found}, and `sha256` says {wanted}; it is another file, or one that is damaged"
+                    Refusal::new(
+                        format!("its SHA-256 is {found}, and `sha256` says {wanted}"),
+                        "it is another file, or one that is damaged",
                     ),
                 ));
             }
@@ -132,9 +134,12 @@ impl Verifying<'_> {
         let read: Vec<String> = self.read.iter().map(|name| format!("`{name}`")).collect();
         Err(RewardError::Params {
             reward: NAME.to_owned(),
-            problem: format!(
-                "`sha256` has `{name}`, and files of other names are read: {}; correct the name, or take it out",
-                read.join(", ")
+            problem: Refusal::new(
+                format!(
+                    "`sha256` has `{name}`, and files of other names are read: {}",
+                    read.join(", ")
+                ),
+                "correct the name, or take it out",
             ),
         })
     }
@@ -148,10 +153,7 @@ fn network(folder: &Path, part: &str, key: &str) -> Result<PathBuf, RewardError>
         folder
     };
     let entries = fs::read_dir(shown).map_err(|error| match error.kind() {
-        std::io::ErrorKind::NotFound => refused(
-            shown,
-            "it is not there; the page on rewards says where PP-OCR's files can be had",
-        ),
+        std::io::ErrorKind::NotFound => refused(shown, Refusal::new("it is not there", FETCH)),
         _ => refused(shown, format!("it cannot be read: {error}")),
     })?;
     let names = entries
@@ -175,22 +177,25 @@ fn network(folder: &Path, part: &str, key: &str) -> Result<PathBuf, RewardError>
         .collect();
     match fitting.as_slice() {
         [name] => Ok(folder.join(name)),
-        [] if onnx.is_empty() => Err(refused(
-            shown,
-            "there is no ONNX file in it; the page on rewards says where PP-OCR's files can be had",
-        )),
+        [] if onnx.is_empty() => Err(refused(shown, Refusal::new("there is no ONNX file in it", FETCH))),
         [] => Err(refused(
             shown,
-            format!(
-                "of its ONNX files, {}, none has `{part}` in its name; name one as `{key}`",
-                list(&onnx)
+            Refusal::new(
+                format!(
+                    "of its ONNX files, {}, none has `{part}` in its name",
+                    list(&onnx)
+                ),
+                format!("name one as `{key}`"),
             ),
         )),
         several => Err(refused(
             shown,
-            format!(
-                "several ONNX files have `{part}` in their names, {}; name one as `{key}`",
-                list(several)
+            Refusal::new(
+                format!(
+                    "several ONNX files have `{part}` in their names, {}",
+                    list(several)
+                ),
+                format!("name one as `{key}`"),
             ),
         )),
     }

@@ -10,6 +10,7 @@ mod pixels;
 mod recogniser;
 
 use flow_data::ImageShape;
+use flow_registry::Refusal;
 use flow_rewards::RewardError;
 
 use crate::reader::{ReadError, ReadLine, ReadRequest, Reader};
@@ -45,6 +46,7 @@ impl PaddleReader {
         let networks: Result<_, RewardError> = threads.lend(|thread| {
             let bytes = std::mem::take(&mut recogniser.bytes);
             let reads = Network::new(bytes)
+                .map_err(Refusal::from)
                 .and_then(|network| {
                     Recogniser::new(
                         network,
@@ -58,7 +60,7 @@ impl PaddleReader {
                 let bytes = std::mem::take(&mut content.bytes);
                 Network::new(bytes)
                     .and_then(|network| Detector::new(network, thread))
-                    .map_err(|problem| content.refused(problem))
+                    .map_err(|problem| content.refused(problem.into()))
             });
             Ok((reads, finds.transpose()?))
         });

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use flow_registry::Refusal;
 use rten::ThreadPool;
 
 use super::alphabet::Alphabet;
@@ -43,20 +44,24 @@ impl Recogniser {
         dictionary: Option<&str>,
         (batch, min_width): (usize, usize),
         thread: &Arc<ThreadPool>,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, Refusal> {
         let blank = vec![0.0; 3 * HEIGHT * min_width];
         let empty = network.run::<3>([1, 3, HEIGHT, min_width], blank, thread);
         let ([lines, _, classes], probabilities) =
             empty.map_err(|problem| format!("it is no recogniser: {problem}"))?;
         let sum: f32 = probabilities.iter().take(classes).sum();
         if lines != 1 || !(0.99..1.01).contains(&sum) {
-            return Err(format!(
+            return Err(Refusal::because(format!(
                 "it is no recogniser: the probabilities of the first step sum to {sum}, not to 1"
-            ));
+            )));
         }
-        let characters = dictionary.or_else(|| network.metadata("character")).ok_or(
-            "its metadata has no `character`, the characters that it reads; name a file with one a line as `dictionary`",
-        )?;
+        let characters = dictionary.or_else(|| network.metadata("character"));
+        let characters = characters.ok_or_else(|| {
+            Refusal::new(
+                "its metadata has no `character`, the characters that it reads",
+                "name a file with one a line as `dictionary`",
+            )
+        })?;
         let alphabet = Alphabet::new(characters, classes)?;
         Ok(Self {
             network,

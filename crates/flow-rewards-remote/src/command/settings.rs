@@ -1,5 +1,6 @@
 //! The parameters of `command`, and what is wrong with them.
 
+use flow_registry::Refusal;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -66,7 +67,7 @@ impl CommandSettings {
     }
 
     /// What is wrong with them, with the name of the parameter.
-    pub(super) fn problem(&self) -> Option<String> {
+    pub(super) fn problem(&self) -> Option<Refusal> {
         let seconds = 0.01..=86_400.0;
         let times = [
             ("timeout_s", self.timeout_s),
@@ -74,15 +75,18 @@ impl CommandSettings {
         ];
         let wrong_time = times.iter().find(|(_, value)| !seconds.contains(value));
         if self.command.first().is_none_or(String::is_empty) {
-            Some("`command`: there is no program; write [\"python3\", \"scorer.py\"]".to_owned())
+            Some(Refusal::new(
+                "`command`: there is no program",
+                "write [\"python3\", \"scorer.py\"]",
+            ))
         } else if !(1..=64).contains(&self.processes) {
-            Some(format!("`processes`: {} is not from 1 to 64", self.processes))
+            Some(format!("`processes`: {} is not from 1 to 64", self.processes).into())
         } else if let Some((name, value)) = wrong_time {
-            Some(format!("`{name}`: {value} is not from 0.01 to 86400"))
+            Some(format!("`{name}`: {value} is not from 0.01 to 86400").into())
         } else if self.retries > 1000 {
-            Some(format!("`retries`: {} is more than 1000", self.retries))
+            Some(format!("`retries`: {} is more than 1000", self.retries).into())
         } else if !(0.0..=60.0).contains(&self.backoff_s) {
-            Some(format!("`backoff_s`: {} is not from 0 to 60", self.backoff_s))
+            Some(format!("`backoff_s`: {} is not from 0 to 60", self.backoff_s).into())
         } else {
             None
         }

@@ -10,6 +10,7 @@ use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use super::network::{NAMES, Parameters, shapes};
 use super::{Classifier, ClassifierTraining};
 use crate::error::RewardError;
+use flow_registry::Refusal;
 
 /// The one metadata key, so that the order of keys cannot change the file.
 const METADATA_KEY: &str = "flow_rewards.digit_classifier";
@@ -45,7 +46,7 @@ impl Classifier {
     pub fn from_safetensors(bytes: &[u8], source: &str) -> Result<Self, RewardError> {
         let fail = |problem: String| {
             let mend = "train it again with `cargo run --release -p flow-rewards --example train_classifier`";
-            weights_error(source, format!("{problem}; {mend}"))
+            weights_error(source, Refusal::new(problem, mend))
         };
         let (_, header) = SafeTensors::read_metadata(bytes)
             .map_err(|error| fail(format!("not a whole safetensors file ({error})")))?;
@@ -103,9 +104,9 @@ impl Classifier {
     pub fn load(path: &Path) -> Result<Self, RewardError> {
         let file = format!("`{}`", path.display());
         let bytes = fs::read(path).map_err(|error| {
-            let problem =
-                format!("cannot be read: {error}; give the path of a weight file, or `built-in` or `judge`");
-            weights_error(&file, problem)
+            let problem = format!("cannot be read: {error}");
+            let help = "give the path of a weight file, or `built-in` or `judge`";
+            weights_error(&file, Refusal::new(problem, help))
         })?;
         Self::from_safetensors(&bytes, &file)
     }
@@ -132,9 +133,9 @@ impl Classifier {
     }
 }
 
-fn weights_error(file: &str, problem: String) -> RewardError {
+fn weights_error(file: &str, problem: impl Into<Refusal>) -> RewardError {
     RewardError::Weights {
         file: file.to_owned(),
-        problem,
+        problem: problem.into(),
     }
 }

@@ -256,7 +256,7 @@ fn inputs_of(digits: &Digits) -> Result<Vec<([f32; SIDE * SIDE], u8)>, RewardErr
 fn unreadable(problem: String) -> RewardError {
     RewardError::Params {
         reward: "digit-classifier".to_owned(),
-        problem,
+        problem: problem.into(),
     }
 }
 

@@ -3,8 +3,7 @@
 use super::survey::{Survey, Target, Use};
 use super::{Loaded, buckets, json_report, memory, pretrain, refusal, tokens};
 use crate::arguments::{CheckArguments, Format, Purpose};
-use crate::diagnostics;
-use crate::failure::{Failure, OrFailure};
+use crate::failure::{Failure, OrFailure, settle};
 use crate::terminal;
 use flow_config::{Config, Diagnostic};
 use flow_pipeline::PictureBuckets;
@@ -44,7 +43,7 @@ pub fn run(arguments: &CheckArguments) -> Result<(), Failure> {
     if let (Some(buckets), Some(loaded)) = (&buckets, &loaded) {
         terminal::print(&buckets::text(buckets, loaded.config().pretrain.batch))?;
     }
-    diagnostics::settle(&report)?;
+    settle(&report)?;
     let sources = loaded.iter().flat_map(|loaded| loaded.resolved.sources.values());
     let (mut given, mut all) = (0, 0);
     for source in sources {

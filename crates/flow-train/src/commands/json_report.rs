@@ -23,6 +23,7 @@ pub fn print(config: &Path, examine: impl FnOnce() -> Result<Found, Failure>) ->
     let examined = stopped::caught(examine).unwrap_or_else(|why| Err(why.into()));
     let (found, failure) = match examined {
         Ok(found) => (found, None),
+        Err(Failure::Config(report)) => ((*report, Vec::new()), None),
         Err(failure) => {
             let report = Report {
                 diagnostics: vec![Diagnostic::error(SETUP_REFUSED, failure.to_string())],

@@ -1,7 +1,6 @@
 //! `migrate`: an older config, brought up to date.
 
 use super::nearest;
-use crate::diagnostics;
 use crate::failure::{Failure, OrFailure};
 use crate::terminal;
 use std::ffi::OsString;
@@ -20,11 +19,7 @@ pub fn run(config: &Path, write: bool) -> Result<(), Failure> {
     })?;
     let (new, changes) = match flow_config::migrate(&old) {
         Ok(migrated) => migrated,
-        Err(report) => {
-            return Err(diagnostics::settle(&report)
-                .err()
-                .unwrap_or(Failure::Input(report.render())));
-        }
+        Err(report) => return Err(Failure::Config(Box::new(report))),
     };
     for change in &changes {
         let mark = if change.needs_attention { "look at " } else { "" };

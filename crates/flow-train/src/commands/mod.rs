@@ -36,10 +36,9 @@ mod train;
 mod weights;
 
 use crate::arguments::{Arguments, Command, ConfigArguments, TargetArguments};
-use crate::diagnostics;
-use crate::failure::{Failure, OrFailure};
+use crate::failure::{Failure, OrFailure, settle};
 use crate::terminal;
-use flow_config::{Catalog, Config, DeviceKind, Resolved};
+use flow_config::{Catalog, Config, DeviceKind, Resolved, Severity};
 use flow_exchange::Exchange;
 use flow_runtime::Applied;
 use flow_train::{EnvironmentError, Registries, distributed};
@@ -126,7 +125,7 @@ impl Loaded {
         let launch = distributed::launched().ok().flatten();
         let wanted = (wanted, launch.map_or(1, |launch| launch.ranks));
         let Survey { report, loaded, .. } = Survey::of(arguments, wanted, &here, folders)?;
-        diagnostics::settle(&report)?;
+        settle(&report)?;
         loaded.ok_or_else(|| Failure::Input(report.render()))
     }
 
@@ -135,7 +134,10 @@ impl Loaded {
         let launch = distributed::launched().or_bad_input()?;
         let ranks = launch.as_ref().map_or(1, |launch| launch.ranks);
         let refused = distributed::refused_on(self.config(), ranks, &self.registries);
-        diagnostics::settle(&self.resolved.located(refused))?;
+        let mut report = self.resolved.located(refused);
+        // Warnings were shown when the config was read.
+        report.diagnostics.retain(|one| one.severity == Severity::Error);
+        settle(&report)?;
         self.exchange = distributed::join(launch, self.config(), &self.base).or_failed()?;
         self.tell_order();
         Ok(())

@@ -8,8 +8,7 @@ mod json;
 use super::survey::{Survey, Target, Use};
 use super::{Loaded, json_report, memory, tokens};
 use crate::arguments::{ExistingFile, Format, PlanArguments};
-use crate::diagnostics;
-use crate::failure::{Failure, OrFailure};
+use crate::failure::{Failure, OrFailure, settle};
 use crate::output::{self, Output};
 use crate::terminal;
 use described::{Computing, Described, finetune};
@@ -38,7 +37,7 @@ pub fn run(arguments: &PlanArguments) -> Result<(), Failure> {
         });
     }
     let Survey { report, loaded, .. } = survey()?;
-    diagnostics::settle(&report)?;
+    settle(&report)?;
     let loaded = loaded.ok_or_else(|| Failure::Input(report.render()))?;
     terminal::print(&planned(arguments, &loaded)?.text)
 }

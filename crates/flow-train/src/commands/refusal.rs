@@ -43,17 +43,15 @@ pub fn of_environment(error: &EnvironmentError) -> Vec<Diagnostic> {
 
 /// Why a pretraining cannot go on from its state. It keeps one, so there is no older one to go on from, as a run has.
 pub fn of_state(error: &TrainError) -> Failure {
-    let text = error.to_string();
-    let damaged = matches!(
-        error,
-        TrainError::Checkpoint(CheckpointError::Length { .. } | CheckpointError::Corrupt { .. })
-    );
-    match text.split_once("\n  help:") {
-        Some((problem, _)) if damaged => Failure::Input(format!(
-            "{problem}\n  help: a pretraining keeps one state; begin anew with `--on-exists overwrite`, which moves it aside"
-        )),
-        _ => Failure::Input(text),
-    }
+    Failure::Input(match error {
+        TrainError::Checkpoint(
+            damaged @ (CheckpointError::Length { .. } | CheckpointError::Corrupt { .. }),
+        ) => format!(
+            "{}\n  help: a pretraining keeps one state; begin anew with `--on-exists overwrite`, which moves it aside",
+            damaged.problem()
+        ),
+        other => other.to_string(),
+    })
 }
 
 /// An error of the setup with its code and the key that it is about.
@@ -80,53 +78,41 @@ pub fn diagnostics(error: &TrainError) -> Vec<Diagnostic> {
         TrainError::Model(_) => (codes::SETUP_REFUSED, "model"),
         TrainError::Pipeline(_) | TrainError::Autoencoder(_) => (codes::SETUP_REFUSED, "model.path"),
         TrainError::Reward(_) => (codes::REWARD_REFUSED, "rewards.0.kind"),
+        TrainError::Setting { key, .. } => (codes::SETUP_REFUSED, key.as_deref().unwrap_or_default()),
         _ => (codes::SETUP_REFUSED, ""),
     };
-    let text = error.to_string();
-    let text = text.trim_end_matches('.');
-    let (message, help) = match error {
-        // The message has its help within.
-        TrainError::NoWeights { help, .. } => {
-            (text.strip_suffix(help.as_str()).unwrap_or(text), help.clone())
-        }
-        TrainError::NoAdapter { .. } => (text, "name a LoRA file, or the folder of one".into()),
-        TrainError::NoTeacher { .. } => (
-            text,
-            "name a LoRA file in `adapter`, or the weights of a whole model in `weights`".into(),
-        ),
-        TrainError::Teacher { .. } => (
-            text,
-            "name a teacher of the run's architecture and constants: students and teachers call one model"
-                .into(),
-        ),
-        TrainError::Reward(_) => match text.rsplit_once("; ") {
-            Some((message, help)) => (message, help.to_owned()),
-            None => (text, "correct the reward's parameters".into()),
-        },
-        TrainError::Model(ModelError::Adapter(_)) => (
-            text,
-            "name layers of the model in `lora.targets`; `*` stands for any text".into(),
-        ),
-        TrainError::Model(ModelError::AdapterFile(_)) => (
-            text,
-            "name a LoRA file of this model; the page on models says which are read".into(),
-        ),
-        _ if code == codes::OTHER_MODEL => (
-            text,
-            "give the model the constants of its weights, or leave them out: the weights decide then".into(),
-        ),
-        _ if code == codes::BAD_WEIGHTS => (
-            text,
-            "name a safetensors file with the weights of this model".into(),
-        ),
-        _ => (text, WITHOUT_HELP.into()),
-    };
-    let message = message.trim_end_matches(['.', ' ']);
+    let refusal = error.refusal();
+    let help = refusal.help.unwrap_or_else(|| usual_help(error, code).to_owned());
     vec![
-        Diagnostic::error(code, message)
+        Diagnostic::error(code, refusal.why.trim_end_matches(['.', ' ']))
             .path(path)
             .help(begun_small(&help)),
     ]
+}
+
+/// What to do about an error that does not say it.
+fn usual_help(error: &TrainError, code: &str) -> &'static str {
+    match error {
+        TrainError::NoAdapter { .. } => "name a LoRA file, or the folder of one",
+        TrainError::NoTeacher { .. } => {
+            "name a LoRA file in `adapter`, or the weights of a whole model in `weights`"
+        }
+        TrainError::Teacher { .. } => {
+            "name a teacher of the run's architecture and constants: students and teachers call one model"
+        }
+        TrainError::Reward(_) => "correct the reward's parameters",
+        TrainError::Model(ModelError::Adapter(_)) => {
+            "name layers of the model in `lora.targets`; `*` stands for any text"
+        }
+        TrainError::Model(ModelError::AdapterFile(_)) => {
+            "name a LoRA file of this model; the page on models says which are read"
+        }
+        _ if code == codes::OTHER_MODEL => {
+            "give the model the constants of its weights, or leave them out: the weights decide then"
+        }
+        _ if code == codes::BAD_WEIGHTS => "name a safetensors file with the weights of this model",
+        _ => WITHOUT_HELP,
+    }
 }
 
 fn begun_small(text: &str) -> String {
@@ -137,4 +123,33 @@ fn begun_small(text: &str) -> String {
         .flat_map(char::to_lowercase)
         .chain(letters)
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_setting_is_a_diagnostic_at_its_key_whatever_marks_its_texts_have() {
+        let error = TrainError::setting("`a` is 1; `b` is 2")
+            .with_help("Set `b` to 1; or remove it")
+            .about("model.path");
+        let found = diagnostics(&error);
+        let one = &found[0];
+        assert_eq!(one.message, "`a` is 1; `b` is 2");
+        assert_eq!(one.help.as_deref(), Some("set `b` to 1; or remove it"));
+        assert_eq!(
+            (one.code, one.path.as_str()),
+            (codes::SETUP_REFUSED, "model.path")
+        );
+        let said = "`a` is 1; `b` is 2; Set `b` to 1; or remove it";
+        assert_eq!(error.to_string(), said);
+    }
+
+    #[test]
+    fn an_error_that_says_no_help_has_the_usual_one() {
+        let found = diagnostics(&TrainError::setting("nothing fits"));
+        assert_eq!(found[0].message, "nothing fits");
+        assert_eq!(found[0].help.as_deref(), Some(WITHOUT_HELP));
+    }
 }

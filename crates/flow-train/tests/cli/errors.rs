@@ -99,6 +99,15 @@ fn what_this_build_lacks_is_refused_by_name_and_never_ignored() {
     assert!(!place.path("runs").exists());
 }
 
+#[test]
+fn a_run_shows_a_warning_about_its_config_once() {
+    let place = Place::new();
+    let outcome = place.run(&["train", "tiny.toml", "--set", "lora.rank=3"]);
+    assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+    let shown = outcome.stderr.matches("`lora.rank` is not read").count();
+    assert_eq!(shown, 1, "{}", outcome.stderr);
+}
+
 /// A build without NVIDIA GPUs names the feature that it lacks, one with them what the machine lacks.
 #[test]
 fn a_gpu_that_the_build_or_the_machine_lacks_is_refused_and_never_replaced() {

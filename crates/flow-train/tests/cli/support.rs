@@ -164,7 +164,8 @@ impl Outcome {
 /// Asserts that `text` contains each of `parts`, which a message may break into lines.
 #[track_caller]
 pub fn contains(text: &str, parts: &[&str]) {
-    let joined = text.replace("\n  │ ", " ");
+    // A message and its help, each in one line.
+    let joined = text.replace("\n  │ ", " ").replace("\n        ", " ");
     for part in parts {
         assert!(
             text.contains(part) || joined.contains(part),

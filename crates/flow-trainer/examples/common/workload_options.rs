@@ -1,5 +1,6 @@
 //! Options of `workload_speed`, beside the command.
 
+use flow_core::{LowPrecisionCompute, LowPrecisionFormat, LowPrecisionRule};
 use flow_models::StoredDtype;
 use flow_trainer::optimizer::FloatDType;
 use std::error::Error;
@@ -18,6 +19,8 @@ pub struct Options {
     pub moments: FloatDType,
     pub gradients: FloatDType,
     pub weights: FloatDType,
+    /// How frozen matrices of the blocks are stored and multiplied, if not in the precision of the run.
+    pub low_precision: Option<LowPrecisionRule>,
     /// None for the one that steps are timed at.
     pub learning_rate: Option<f64>,
     pub layers: Option<usize>,
@@ -45,6 +48,7 @@ impl Options {
             moments: FloatDType::F32,
             gradients: FloatDType::F32,
             weights: FloatDType::F32,
+            low_precision: None,
             learning_rate: None,
             layers: None,
             batch: None,
@@ -71,6 +75,7 @@ impl Options {
                 ("--moments", _) => options.moments = stored(value)?,
                 ("--gradients", _) => options.gradients = stored(value)?,
                 ("--weights", _) => options.weights = stored(value)?,
+                ("--low-precision", _) => options.low_precision = Some(rule(value)?),
                 ("--learning-rate", _) => options.learning_rate = Some(value.parse()?),
                 ("--device", _) => options.device.clone_from(value),
                 ("--attention", _) => options.attention = Some(value.clone()),
@@ -99,5 +104,24 @@ fn stored(value: &str) -> Result<FloatDType, Box<dyn Error>> {
         "f32" => Ok(FloatDType::F32),
         "bf16" => Ok(FloatDType::BF16),
         _ => Err(format!("`{value}` is neither f32 nor bf16").into()),
+    }
+}
+
+/// `fp8`: products in FP8; `storage-` and a format: weights stored in it and widened.
+fn rule(value: &str) -> Result<LowPrecisionRule, Box<dyn Error>> {
+    let (compute, name) = match value.strip_prefix("storage-") {
+        Some(name) => (LowPrecisionCompute::Storage, name),
+        None => (LowPrecisionCompute::Fp8, value),
+    };
+    let mut formats = LowPrecisionFormat::ALL.into_iter();
+    match formats.find(|format| format.name() == name) {
+        Some(format) if compute == LowPrecisionCompute::Storage || format == LowPrecisionFormat::Fp8 => {
+            Ok(LowPrecisionRule {
+                format,
+                compute,
+                keep: Vec::new(),
+            })
+        }
+        _ => Err(format!("`{value}` is none of fp8, storage-fp8, storage-int8, storage-nf4").into()),
     }
 }

@@ -45,10 +45,11 @@ impl AlgorithmFactory {
         let reader = kind.plugin.clone();
         let build = move |context: &AlgorithmContext<'_>, config: &AlgorithmConfig| {
             let params = reader.read(&config.params).map_err(|error| {
-                TrainError::Setting(format!(
+                TrainError::setting(format!(
                     "parameters of the algorithm `{}`: {error}",
                     reader.name()
                 ))
+                .about("algorithm")
             })?;
             build(context, params)
         };
@@ -184,7 +185,7 @@ impl AlgorithmRegistry {
     pub fn build(&self, context: &AlgorithmContext<'_>) -> Result<Box<dyn Algorithm>, TrainError> {
         let config = &context.config.algorithm;
         let factory = self.factories.find(&config.kind);
-        let factory = factory.map_err(|error| TrainError::Setting(error.to_string()))?;
+        let factory = factory.map_err(|error| TrainError::setting(error.to_string()))?;
         (factory.build)(context, config)
     }
 }

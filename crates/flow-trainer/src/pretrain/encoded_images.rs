@@ -53,7 +53,7 @@ impl<'a> EncodedImages<'a> {
             let latents = encoder.encode(pixels.copied().collect(), size)?;
             let latents = cpu::to_host(&plain(&latents.into_dispatch()));
             if latents.len() != made.len() * all.values {
-                return Err(TrainError::Setting(format!(
+                return Err(TrainError::setting(format!(
                     "the autoencoder makes latents of {} values of images of {shape}, and the model's have {}",
                     latents.len() / made.len().max(1),
                     all.values
@@ -80,7 +80,7 @@ impl Examples for EncodedImages<'_> {
         let Some((place, caption)) = caption else {
             // The data set says how many there are.
             let example = self.images.example(index)?;
-            return Err(TrainError::Setting(format!(
+            return Err(TrainError::setting(format!(
                 "the image \"{}\" was not encoded",
                 example.prompt.text
             )));

@@ -102,7 +102,7 @@ impl LatentExamples {
     ) -> Result<Self, TrainError> {
         let there = kind.pictures(&*dataset).map(CaptionedPictures::len);
         if there != Some(encoded.len()) {
-            return Err(TrainError::Setting(format!(
+            return Err(TrainError::setting(format!(
                 "{} pictures are encoded, and `{}` has {}",
                 encoded.len(),
                 dataset.name(),

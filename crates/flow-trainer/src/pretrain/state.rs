@@ -181,7 +181,7 @@ impl Keeping {
             optimizer_steps: state.optimizer.steps(),
             description: self.description.clone(),
         };
-        let meta = serde_json::to_value(meta).map_err(|error| TrainError::Setting(error.to_string()))?;
+        let meta = serde_json::to_value(meta).map_err(|error| TrainError::setting(error.to_string()))?;
         let mut writer = CheckpointWriter::new(state.step, meta);
         let mut sections = || -> Result<(), flow_report::CheckpointError> {
             let holders = (&state.optimizer, exchange);

@@ -5,6 +5,7 @@ use crate::error::TrainError;
 use flow_config::{Config, Shard};
 use flow_core::BlockWeights;
 use flow_exchange_cube::{BlockExchange, BlockParts};
+use flow_registry::Refusal;
 use std::sync::Arc;
 
 /// What gathers the weights of blocks from the parts of all ranks, for a model that has no weights yet; none where every rank has
@@ -24,16 +25,19 @@ pub(super) fn block_weights(
     let distillation = environment.plugins.catalog().distillation_facts(config);
     let refused = flow_validate::sharded_weights(config, world.ranks, distillation);
     if let Some(refused) = refused.into_iter().next() {
-        let help = refused.help.unwrap_or_default();
-        return Err(TrainError::Setting(format!("{}; {help}", refused.message)));
+        let refusal = Refusal {
+            why: refused.message,
+            help: refused.help,
+        };
+        return Err(TrainError::setting(refusal).about(refused.path));
     }
     let exchange = environment.exchange.as_any();
     let Some(exchange) = exchange.and_then(|exchange| exchange.downcast_ref::<BlockExchange>()) else {
-        return Err(TrainError::Setting(
-            "`distributed.shard = \"weights\"` needs an exchange by which ranks give one another the weights of blocks; put a \
-             `flow_exchange_cube::BlockExchange` over the one there is"
-                .into(),
-        ));
+        return Err(TrainError::setting(
+            "`distributed.shard = \"weights\"` needs an exchange by which ranks give one another the weights of blocks",
+        )
+        .with_help("put a `flow_exchange_cube::BlockExchange` over the one there is")
+        .about("distributed.shard"));
     };
     let parts = BlockParts::new(
         outline.model.spec(),

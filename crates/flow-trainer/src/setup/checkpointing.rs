@@ -107,11 +107,11 @@ impl TrainingSteps<'_> {
     /// [`TrainError::Setting`] if the environment has no gauge of the device's memory.
     pub fn planner<'s>(&'s self, environment: &'s Environment<'_>) -> Result<Planner<'s>, TrainError> {
         let gauge = environment.gauge.clone().ok_or_else(|| {
-            TrainError::Setting(
-                "`checkpointing.policy = \"budget\"` needs a measure of the device's memory, and this program has none; \
-                 choose another policy"
-                    .into(),
+            TrainError::setting(
+                "`checkpointing.policy = \"budget\"` needs a measure of the device's memory, and this program has none",
             )
+            .with_help("choose another policy")
+            .about("checkpointing.policy")
         })?;
         let (start, waiting) = (Instant::now(), gauge.clone());
         let workload = Workload {

@@ -98,11 +98,14 @@ pub fn said_by_weights(config: &Config, base: &Path) -> Result<Option<Said>, Tra
         Some("QwenImageTransformer2DModel") => "qwen-image",
         Some("FlowTrainDiT") => "dit",
         Some(other) => {
-            return Err(TrainError::Setting(format!(
-                "`{}` is of `{other}`, an architecture that is not here; there are SD3Transformer2DModel (`mmdit`), \
-                 WanTransformer3DModel (`wan`), FluxTransformer2DModel (`flux`), QwenImageTransformer2DModel (`qwen-image`) and `dit`",
+            return Err(TrainError::setting(format!(
+                "`{}` is of `{other}`, an architecture that is not here",
                 said.from.display()
-            )));
+            ))
+            .with_help(
+                "there are SD3Transformer2DModel (`mmdit`), WanTransformer3DModel (`wan`), FluxTransformer2DModel (`flux`), \
+                 QwenImageTransformer2DModel (`qwen-image`) and `dit`",
+            ));
         }
     };
     said.push("model.architecture", architecture.into());

@@ -155,7 +155,9 @@ fn buckets_of(
                 Some(_) => "change it in the list",
                 None => "set `data.buckets.step` to a multiple of that",
             };
-            TrainError::Setting(format!("`data.buckets`: {error}; {help}"))
+            TrainError::setting(format!("`data.buckets`: {error}"))
+                .with_help(help)
+                .about("data.buckets")
         })?;
     }
     let of_picture = |index: u64| -> Result<Size, TrainError> {
@@ -198,9 +200,11 @@ pub fn models_of_sizes(
         // They are found by their places.
         match other.layout().specs() == model.layout().specs() {
             true => Ok(other),
-            false => Err(TrainError::Setting(format!(
-                "the model of `model.path` has other weights at {size} than at {own}; remove `data.buckets`"
-            ))),
+            false => Err(TrainError::setting(format!(
+                "the model of `model.path` has other weights at {size} than at {own}"
+            ))
+            .with_help("remove `data.buckets`")
+            .about("data.buckets")),
         }
     };
     sizes.iter().map(of).collect()
@@ -228,11 +232,12 @@ pub fn has_examples(
 }
 
 fn no_pictures(dataset: &dyn Dataset) -> TrainError {
-    TrainError::Setting(format!(
-        "the data set `{}` has no pictures for the autoencoder of `model.path`; set `data.kind = \"images\"` and `data.path` to \
-         pictures with captions",
+    TrainError::setting(format!(
+        "the data set `{}` has no pictures for the autoencoder of `model.path`",
         dataset.name()
     ))
+    .with_help("set `data.kind = \"images\"` and `data.path` to pictures with captions")
+    .about("data.kind")
 }
 
 /// The images of `dataset` as they are, for a model of pixels.
@@ -241,18 +246,23 @@ fn no_pictures(dataset: &dyn Dataset) -> TrainError {
 /// If it has none.
 pub fn pixel_examples(dataset: &dyn Dataset) -> Result<PixelExamples<'_>, TrainError> {
     let images = dataset.captioned_images().ok_or_else(|| {
-        TrainError::Setting(format!(
-            "the data set `{}` has no images, and `pretrain` learns from images; take another `data.kind` (\"images\" is for pictures \
-             with captions), or name weights in `model.weights` or `model.path` and `train`",
+        TrainError::setting(format!(
+            "the data set `{}` has no images, and `pretrain` learns from images",
             dataset.name()
         ))
+        .with_help(
+            "take another `data.kind` (\"images\" is for pictures with captions), or name weights in `model.weights` or `model.path` and \
+             `train`",
+        )
+        .about("data.kind")
     })?;
     match images.is_empty() {
         false => Ok(PixelExamples(images)),
-        true => Err(TrainError::Setting(format!(
+        true => Err(TrainError::setting(format!(
             "the data set `{}` has no image to train on",
             dataset.name()
-        ))),
+        ))
+        .about("data")),
     }
 }
 

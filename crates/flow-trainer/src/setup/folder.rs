@@ -24,18 +24,17 @@ const CACHE: &str = "prompt-cache";
 pub fn pipeline(config: &Config, base: &Path, folders: &PipelineFolders) -> Result<Pipeline, TrainError> {
     let model = &config.model;
     let Some(path) = &model.path else {
-        return Err(TrainError::Setting(
-            "there is no diffusers folder; set `model.path` to one".into(),
-        ));
+        return Err(TrainError::setting("there is no diffusers folder").with_help("set `model.path` to one"));
     };
     let folder = base.join(path);
     if !folder.exists() {
         let help = hub_help(path).unwrap_or_else(|| "Check the path".into());
-        return Err(TrainError::Setting(format!(
-            "there is nothing at `{}`, which `model.path` names; {}. {help}",
-            folder.display(),
-            start_in_config(path, base)
-        )));
+        return Err(TrainError::setting(format!(
+            "there is nothing at `{}`, which `model.path` names",
+            folder.display()
+        ))
+        .with_help(format!("{}. {help}", start_in_config(path, base)))
+        .about("model.path"));
     }
     Ok(folders.open(&folder, model.variant.as_deref())?)
 }
@@ -77,10 +76,12 @@ pub fn said_by_folder(
     said_by_constants(&mut said, pipeline.architecture(), &constants);
     let weights = path.join(pipeline.transformer_weights_below()?);
     let Some(weights) = weights.to_str() else {
-        return Err(TrainError::Setting(format!(
-            "the path `{}`, which `model.path` names, is not UTF-8, and a config is; rename the folder, or name it by another way",
+        return Err(TrainError::setting(format!(
+            "the path `{}`, which `model.path` names, is not UTF-8, and a config is",
             path.display()
-        )));
+        ))
+        .with_help("rename the folder, or name it by another way")
+        .about("model.path"));
     };
     said.suggest("model.weights", weights.into());
     let defaults = pipeline.defaults();
@@ -137,11 +138,11 @@ fn noise_levels(said: &mut Said, pipeline: &Pipeline) -> Result<(), TrainError> 
             }
         }
         Some(_) => {
-            return Err(TrainError::Setting(
-                "the folder's `scheduler/scheduler_config.json` has `time_shift_type = \"linear\"`, which no sampler of training has; \
-                 set `scheduler.shift` in the config"
-                    .into(),
-            ));
+            return Err(TrainError::setting(
+                "the folder's `scheduler/scheduler_config.json` has `time_shift_type = \"linear\"`, which no sampler of training has",
+            )
+            .with_help("set `scheduler.shift` in the config")
+            .about("scheduler.shift"));
         }
     }
     if let Some(terminal) = euler.shift_terminal {
@@ -195,19 +196,21 @@ pub fn completed_by_folder(
         let found = whole.pointer(&place).filter(|value| !value.is_null());
         match found {
             Some(value) if Some(value) != defaults.pointer(&place) && one.differs(value) => {
-                return Err(TrainError::Setting(format!(
-                    "`{}` is {value}, and {} in `{}`; leave it at its default: the folder decides then",
+                return Err(TrainError::setting(format!(
+                    "`{}` is {value}, and {} in `{}`",
                     one.key,
                     one.value,
                     said.from.display()
-                )));
+                ))
+                .with_help("leave it at its default: the folder decides then")
+                .about(&*one.key));
             }
             Some(value) if Some(value) != defaults.pointer(&place) => {}
             _ => put(&mut whole, &one.key, one.value.clone()),
         }
     }
     serde_json::from_value(whole)
-        .map_err(|error| TrainError::Setting(format!("the config with what `model.path` says: {error}")))
+        .map_err(|error| TrainError::setting(format!("the config with what `model.path` says: {error}")))
 }
 
 /// Sets a key, and makes the tables above it.

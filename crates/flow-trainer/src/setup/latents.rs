@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// What gets the files of the one job here that has such parts.
-const FETCH: &str = ". `flow-train fetch words` gets those of `configs/words-grpo.toml`";
+const FETCH: &str = "`flow-train fetch words` gets those of `configs/words-grpo.toml`";
 
 /// The autoencoder in `path`, `model.autoencoder`, for latents of shape `latent`. Its weights are not read; relative paths start from
 /// `base`.
@@ -30,28 +30,32 @@ pub fn own_autoencoder(
 ) -> Result<AutoencoderFolder, TrainError> {
     let folder = base.join(path);
     if !folder.exists() {
-        return Err(TrainError::Setting(format!(
-            "there is nothing at `{}`, which `model.autoencoder` names; {}{FETCH}",
-            folder.display(),
-            start_in_config(path, base)
-        )));
+        return Err(TrainError::setting(format!(
+            "there is nothing at `{}`, which `model.autoencoder` names",
+            folder.display()
+        ))
+        .with_help(format!("{}. {FETCH}", start_in_config(path, base)))
+        .about("model.autoencoder"));
     }
     let found = AutoencoderFolder::open(&folder)?;
     let spec = found.config().spec();
     if spec.frames.is_some() {
-        return Err(TrainError::Setting(format!(
-            "the autoencoder of `{}`, which `model.autoencoder` names, is for videos; take one of pictures",
+        return Err(TrainError::setting(format!(
+            "the autoencoder of `{}`, which `model.autoencoder` names, is for videos",
             folder.display()
-        )));
+        ))
+        .with_help("take one of pictures")
+        .about("model.autoencoder"));
     }
     if spec.latent_channels != latent.channels {
-        return Err(TrainError::Setting(format!(
-            "the latents of `model.autoencoder`, `{}`, have {} channels, the model's {}; set the model's to {}",
+        return Err(TrainError::setting(format!(
+            "the latents of `model.autoencoder`, `{}`, have {} channels, the model's {}",
             folder.display(),
             spec.latent_channels,
-            latent.channels,
-            spec.latent_channels
-        )));
+            latent.channels
+        ))
+        .with_help(format!("set the model's to {}", spec.latent_channels))
+        .about("model.autoencoder"));
     }
     Ok(found)
 }
@@ -91,12 +95,14 @@ pub(super) fn decodes_to_images(
     if shape == decoded {
         return Ok(());
     }
-    Err(TrainError::Setting(format!(
-        "the model's latents of {} by {} are decoded to {decoded}, and data set `{}` has images of {shape} (channels, height, width); \
-         {factor} pixels are one row or column of a latent, so set the model's rows to {} and its columns to {}",
+    Err(TrainError::setting(format!(
+        "the model's latents of {} by {} are decoded to {decoded}, and data set `{}` has images of {shape} (channels, height, width)",
         latent.height,
         latent.width,
-        dataset.name(),
+        dataset.name()
+    ))
+    .with_help(format!(
+        "{factor} pixels are one row or column of a latent, so set the model's rows to {} and its columns to {}",
         shape.height / factor,
         shape.width / factor
     )))
@@ -113,9 +119,8 @@ pub fn encoded_images<'d>(
     on_image: &mut dyn FnMut(u64),
 ) -> Result<EncodedImages<'d>, TrainError> {
     let Some(path) = config.model.own_autoencoder() else {
-        return Err(TrainError::Setting(
-            "there is no autoencoder; set `model.autoencoder` to the folder of one".into(),
-        ));
+        return Err(TrainError::setting("there is no autoencoder")
+            .with_help("set `model.autoencoder` to the folder of one"));
     };
     // Refused before the autoencoder is read.
     let images = super::pixel_examples(&**dataset)?.0;
@@ -143,33 +148,39 @@ pub fn sentence_encoder(
 ) -> Result<SentenceEncoder, TrainError> {
     let folder = base.join(&text.path);
     if !folder.exists() {
-        return Err(TrainError::Setting(format!(
-            "there is nothing at `{}`, which `text.path` names; {}{FETCH}",
-            folder.display(),
-            start_in_config(&text.path, base)
-        )));
+        return Err(TrainError::setting(format!(
+            "there is nothing at `{}`, which `text.path` names",
+            folder.display()
+        ))
+        .with_help(format!("{}. {FETCH}", start_in_config(&text.path, base)))
+        .about("text.path"));
     }
     let encoder = SentenceEncoder::open(&folder)?;
     let channels = encoder.channels();
     let read = [Some(width.channels), width.pooled];
     if let Some(other) = read.into_iter().flatten().find(|read| *read != channels) {
-        return Err(TrainError::Setting(format!(
+        return Err(TrainError::setting(format!(
             "the text encoder of `text.path`, `{}`, has {channels} channels, and the model reads text of {}{} channels, of which one is \
-             {other}; set both to {channels} (of an `mmdit`: `joint_attention_dim` and `pooled_projection_dim`)",
+             {other}",
             folder.display(),
             width.channels,
             width
                 .pooled
                 .map_or_else(String::new, |pooled| format!(" and pooled text of {pooled}"))
-        )));
+        ))
+        .with_help(format!(
+            "set both to {channels} (of an `mmdit`: `joint_attention_dim` and `pooled_projection_dim`)"
+        ))
+        .about("text.path"));
     }
     if text.tokens > encoder.longest() {
-        return Err(TrainError::Setting(format!(
+        return Err(TrainError::setting(format!(
             "`text.tokens` is {}, and the text encoder of `text.path`, `{}`, reads at most {}",
             text.tokens,
             folder.display(),
             encoder.longest()
-        )));
+        ))
+        .about("text.tokens"));
     }
     Ok(encoder)
 }

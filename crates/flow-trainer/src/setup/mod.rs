@@ -61,6 +61,7 @@ use flow_config::{Config, EvalWeights, TextConfig};
 use flow_core::{Backends, ModelSpec, RegionEngine, RegionKind, device::ComputeDevice};
 use flow_data::{Dataset, Prompt};
 use flow_exchange::Exchange;
+use flow_registry::Refusal;
 use flow_validate::{TrainerKind, checkpoint_policy, resolve};
 use std::path::Path;
 use std::sync::Arc;
@@ -129,7 +130,7 @@ pub fn conditioner(
         .guidance
         .then_some(config.sampling.embedded_guidance_scale as f32);
     let Some(width) = spec.text else {
-        let tokens = Conditioner::new(dataset, spec, guided, device).map_err(TrainError::Setting)?;
+        let tokens = Conditioner::new(dataset, spec, guided, device).map_err(TrainError::setting)?;
         return Ok(tokens.with_embedded_guidance(embedded));
     };
     let text = match &config.text {
@@ -141,17 +142,19 @@ pub fn conditioner(
             let sentences = latents::sentences(bert, environment, width)?;
             return Ok(Conditioner::sentences(sentences, guided, device).with_embedded_guidance(embedded));
         }
-        TextConfig::Words(words) => EncodedText::words(dataset, width, words.tokens, words.seed, device),
+        TextConfig::Words(words) => {
+            EncodedText::words(dataset, width, words.tokens, words.seed, device).map_err(Refusal::because)
+        }
         TextConfig::File(file) => {
             let path = environment.base.join(&file.path);
             let read = EncodedText::file(dataset, width, &path, device);
             read.map_err(|problem| match path.exists() {
-                true => problem,
-                false => format!("{problem}; {}", start_in_config(&file.path, environment.base)),
+                true => Refusal::because(problem),
+                false => Refusal::new(problem, start_in_config(&file.path, environment.base)),
             })
         }
     };
-    let text = text.map_err(TrainError::Setting)?;
+    let text = text.map_err(|refusal| TrainError::setting(refusal).about("text"))?;
     Ok(Conditioner::encoded(text, guided, device).with_embedded_guidance(embedded))
 }
 
@@ -175,7 +178,7 @@ pub fn fits(config: &Config, base: &Path, spec: &ModelSpec, dataset: &dyn Datase
         return Ok(());
     }
     if latent.frames != 1 {
-        return Err(TrainError::Setting(format!(
+        return Err(TrainError::setting(format!(
             "the model makes {} frames, and without `model.path`, a diffusers folder, there is no autoencoder for videos",
             latent.frames
         )));
@@ -190,7 +193,7 @@ pub fn fits(config: &Config, base: &Path, spec: &ModelSpec, dataset: &dyn Datase
     };
     let shape = images.image_shape();
     if (latent.channels, latent.height, latent.width) != (shape.channels, shape.height, shape.width) {
-        return Err(TrainError::Setting(format!(
+        return Err(TrainError::setting(format!(
             "the model makes images of {}x{}x{}, data set `{}` has {}x{}x{} (channels, height, width)",
             latent.channels,
             latent.height,
@@ -304,11 +307,12 @@ fn common_for(
     let decoder = folder::decoder(config, environment, spec)?;
     let kernels = &environment.plan.kernels;
     if spec.regions.contains(&RegionKind::Moe) && kernels.ops().experts.is_none() {
-        return Err(TrainError::Setting(format!(
-            "the model has experts, and the kernels `{}` of this device compute none; set `model.dit.moe.experts = 0`, or \
-             `device.kind = \"cpu\"`",
+        return Err(TrainError::setting(format!(
+            "the model has experts, and the kernels `{}` of this device compute none",
             kernels.name()
-        )));
+        ))
+        .with_help("set `model.dit.moe.experts = 0`, or `device.kind = \"cpu\"`")
+        .about("model"));
     }
     // Conditions carry the empty branch whenever one of rollout, loss and evaluation is guided; a policy without guidance
     // does not look at it. A model that embeds its scale is told that of a reference.
@@ -511,11 +515,12 @@ fn sampler(environment: &Environment<'_>, acceleration: &Arrangement, policy: Po
 /// That a policy which learns from some of its own samples has all of them.
 fn expect_alone(environment: &Environment<'_>, acceleration: &Arrangement) -> Result<(), TrainError> {
     if environment.exchange.world().is_several() && acceleration.audit_share() > 0.0 {
-        return Err(TrainError::Setting(
+        return Err(TrainError::setting(
             "an accelerator of `acceleration.rollout` compares some of its samples with exact ones and learns from them, which several \
-             processes would each do by their own samples; take another policy than `auto`, or start one process"
-                .into(),
-        ));
+             processes would each do by their own samples",
+        )
+        .with_help("take another policy than `auto`, or start one process")
+        .about("acceleration.rollout"));
     }
     Ok(())
 }

@@ -124,11 +124,12 @@ pub(super) fn model_with_absent_files(
         }
         // An accelerator of another program may store weights so, too.
         (_, Some(_)) if forms.iter().any(Option::is_some) => {
-            return Err(TrainError::Setting(
+            return Err(TrainError::setting(
                 "an accelerator in `acceleration.shared` stores frozen weights in low precision, and `distributed.shard = \"weights\"` shares \
-                 them out as numbers; remove its entry, or set `distributed.shard = \"optimizer\"`"
-                    .into(),
-            ));
+                 them out as numbers",
+            )
+            .with_help("remove its entry, or set `distributed.shard = \"optimizer\"`")
+            .about("distributed.shard"));
         }
         (None, Some(blocks)) => {
             flow_models::initialize_on_parts(&*model, &layout, (seed, device), &trained, blocks)
@@ -158,9 +159,11 @@ pub(super) fn model_with_absent_files(
     if let Some(path) = &config.model.adapter {
         let file = environment.base.join(path);
         if adapted.is_empty() {
-            return Err(TrainError::Setting(
-                "`model.adapter` names adapters to begin from, but `model.finetune` is \"full\"; set it to \"lora\"".into(),
-            ));
+            return Err(TrainError::setting(
+                "`model.adapter` names adapters to begin from, but `model.finetune` is \"full\"",
+            )
+            .with_help("set it to \"lora\"")
+            .about("model.finetune"));
         }
         if file.exists() {
             flow_models::load_adapters(&*model, &mut weights, &file)?;
@@ -204,7 +207,7 @@ fn low_precision(
     if layout.has_adapters()
         && let Some(pattern) = rule.idle_patterns(layout, model.spec()).first()
     {
-        return Err(TrainError::Setting(format!(
+        return Err(TrainError::setting(format!(
             "`keep` of the accelerator `low_precision` has `{pattern}`, which names no layer that would be stored in {}; layers outside of \
              the model's blocks stay as they are anyway. Remove it, or write a layer's name as `lora.targets` has it",
             rule.format

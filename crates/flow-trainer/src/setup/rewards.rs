@@ -6,6 +6,7 @@ use crate::error::TrainError;
 use crate::trainer::{EvaluationSettings, RewardWeight, WeightedRewards};
 use flow_config::{Config, RewardConfig};
 use flow_data::{Dataset, Prompt};
+use flow_registry::Refusal;
 use flow_report::ValueRange;
 use flow_rewards::{Lent, NamedReward, Params, Reward, RewardError, RewardWorkers};
 use flow_rewards_models::Computation;
@@ -24,11 +25,9 @@ fn located(error: RewardError, config: &RewardConfig, environment: &Environment<
     let Some(path) = missing else {
         return error;
     };
-    let with_start = |problem| {
-        format!(
-            "{problem}; {}",
-            start_in_config(Path::new(&path), environment.base)
-        )
+    let with_start = |problem: Refusal| {
+        let start = start_in_config(Path::new(&path), environment.base);
+        Refusal::new(problem.sentence(), start)
     };
     match error {
         RewardError::Weights { file, problem } => RewardError::Weights {

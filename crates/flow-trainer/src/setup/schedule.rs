@@ -62,5 +62,5 @@ pub fn average(config: &Config) -> Result<Option<EmaPlan>, TrainError> {
         .enabled
         .then(plan)
         .transpose()
-        .map_err(TrainError::Setting)
+        .map_err(TrainError::setting)
 }

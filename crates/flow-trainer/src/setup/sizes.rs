@@ -35,11 +35,10 @@ pub(super) fn prompt_sizes(
         true => "sampling.sizes_of_prompts",
         false => "sampling.sizes",
     };
-    let refused = |problem: &str| Err(TrainError::Setting(format!("`{key}`: {problem}")));
+    let refused = |problem: &str| TrainError::setting(format!("`{key}`: {problem}")).about(key);
     if config.model.path.is_none() {
-        return refused(
-            "without `model.path`, a diffusers folder, a model makes images of one size; remove it",
-        );
+        let problem = "without `model.path`, a diffusers folder, a model makes images of one size";
+        return Err(refused(problem).with_help("remove it"));
     }
     let pipeline = pipeline(config, environment.base, &environment.folders)?;
     let own = folder_size(config, &pipeline);
@@ -47,34 +46,35 @@ pub(super) fn prompt_sizes(
     let sizes = PromptSizes::new(own, &sampling.sizes, sampling.sizes_of_prompts, prompts.iter())?;
     for size in sizes.sizes() {
         if let Err(error) = pipeline.latent(*size) {
-            return refused(&error.to_string());
+            return Err(refused(&error.to_string()));
         }
     }
     if sizes.sizes().len() == 1 {
         return Ok(sizes);
     }
     if !sampling.group_size.is_multiple_of(sampling.micro_batch) {
-        return refused(&format!(
+        return Err(refused(&format!(
             "pictures of a micro-batch are of one size, so `sampling.micro_batch` ({}) must divide `sampling.group_size` ({})",
             sampling.micro_batch, sampling.group_size
-        ));
+        )));
     }
     if !config.exploration.candidates.is_multiple_of(sampling.micro_batch) {
-        return refused(&format!(
+        return Err(refused(&format!(
             "pictures of a micro-batch are of one size, so `sampling.micro_batch` ({}) must divide `exploration.candidates` ({})",
             sampling.micro_batch, config.exploration.candidates
-        ));
+        )));
     }
     if !config.exploration.accelerators.is_empty() {
-        return refused("accelerators of `exploration.accelerators` know one size; remove them");
+        let problem = "accelerators of `exploration.accelerators` know one size";
+        return Err(refused(problem).with_help("remove them"));
     }
     if !config.acceleration.rollout.is_empty() {
-        return refused("accelerators of `acceleration.rollout` know one size; remove them");
+        let problem = "accelerators of `acceleration.rollout` know one size";
+        return Err(refused(problem).with_help("remove them"));
     }
     if matches!(checkpoint_policy(config), CheckpointPolicy::Budget { .. }) {
-        return refused(
-            "`checkpointing.policy = \"budget\"` plans for one size; take another policy, such as \"attn-only\"",
-        );
+        let problem = "`checkpointing.policy = \"budget\"` plans for one size";
+        return Err(refused(problem).with_help("take another policy, such as \"attn-only\""));
     }
     Ok(sizes)
 }

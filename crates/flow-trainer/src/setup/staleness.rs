@@ -34,7 +34,9 @@ pub(super) fn check<A: Algorithm>(
     } else {
         return Ok(());
     };
-    Err(TrainError::Setting(format!(
-        "{problem}, so a rollout cannot be an update behind; remove `sampling.staleness`"
-    )))
+    Err(
+        TrainError::setting(format!("{problem}, so a rollout cannot be an update behind"))
+            .with_help("remove `sampling.staleness`")
+            .about("sampling.staleness"),
+    )
 }

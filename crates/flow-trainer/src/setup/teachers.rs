@@ -152,7 +152,7 @@ pub(super) fn check_prompts(
         };
         let place = dataset.place(prompt).map(|place| format!("{place}: "));
         let place = place.unwrap_or_default();
-        Err(TrainError::Setting(format!(
+        Err(TrainError::setting(format!(
             "{place}the prompt `{}`: {problem}",
             prompt.text
         )))

@@ -114,7 +114,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
             evaluation_due: self.progress.evaluation_due,
             memory: state.memory.clone(),
         };
-        let meta = serde_json::to_value(&meta).map_err(|error| TrainError::Setting(error.to_string()))?;
+        let meta = serde_json::to_value(&meta).map_err(|error| TrainError::setting(error.to_string()))?;
         let mut writer = CheckpointWriter::new(state.iteration, meta);
         let (frozen, trained) = (self.frozen, state.optimizer.trained());
         let holders = (&state.optimizer, exchange);

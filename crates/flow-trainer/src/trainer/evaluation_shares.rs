@@ -52,9 +52,8 @@ impl Share {
         }
         let all = exchange.gather(&self.to_message())?;
         let unreadable = |rank: usize| {
-            TrainError::Setting(format!(
-                "what rank {rank} found in an evaluation cannot be read; run the same build of flow-train on all ranks"
-            ))
+            TrainError::setting(format!("what rank {rank} found in an evaluation cannot be read"))
+                .with_help("run the same build of flow-train on all ranks")
         };
         let mut shares = Vec::with_capacity(all.len());
         for (rank, message) in all.iter().enumerate() {

@@ -194,12 +194,14 @@ impl<A> Trainer<A> {
         let prepared = self.conditioner.prepare(asked)?;
         self.notices.extend(prepared);
         if self.frozen == FrozenWeights::InCheckpoint && self.state.has_frozen_parts() {
-            return Err(TrainError::Setting(
+            return Err(TrainError::setting(
                 "checkpoints of this run would hold the weights that are frozen, which no process has whole with \
-                 `distributed.shard = \"weights\"`; assemble the run from the config alone (`setup::trainer`), which looks at the file that \
-                 gives them"
-                    .into(),
-            ));
+                 `distributed.shard = \"weights\"`",
+            )
+            .with_help(
+                "assemble the run from the config alone (`setup::trainer`), which looks at the file that gives them",
+            )
+            .about("distributed.shard"));
         }
         self.state.share_frozen()?;
         if self.settings.staleness > 0 {

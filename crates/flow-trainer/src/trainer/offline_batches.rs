@@ -24,7 +24,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
     /// Reads the records of this iteration: each comes once before any comes again, in an order that is drawn anew each time.
     pub(super) fn offline_batches(&self) -> Result<OfflineBatches, TrainError> {
         let records = self.records.as_ref().ok_or_else(|| {
-            TrainError::Setting(format!(
+            TrainError::setting(format!(
                 "the run was assembled without the records that the algorithm `{}` learns from",
                 self.algorithm.name()
             ))
@@ -63,7 +63,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
             let (values, caption) = records.row(row(sample))?;
             match values.len() == wanted {
                 true => Ok((values, caption)),
-                false => Err(TrainError::Setting(format!(
+                false => Err(TrainError::setting(format!(
                     "an image of the data set `{}` has {} values, and the model makes {wanted}",
                     self.dataset.name(),
                     values.len()

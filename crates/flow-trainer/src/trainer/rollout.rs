@@ -59,6 +59,19 @@ pub(super) struct Repetition<'w> {
     pub weights: Option<&'w Weights>,
 }
 
+/// The micro-batches of a rollout.
+struct RolloutBatches<'k> {
+    drawn: Vec<Drawn>,
+    /// Samples of each, of all ranks.
+    ranges: Vec<Range<usize>>,
+    /// Those of this rank.
+    mine: Vec<usize>,
+    /// How many of the first keep their velocities.
+    traced: usize,
+    /// The candidates that were chosen, if any were.
+    kept: Option<&'k [usize]>,
+}
+
 impl<A: Algorithm> Trainer<A, Acceleration> {
     pub(super) fn site(&self, stage: Stage) -> CallSite {
         let steps = self.schedule.grid().steps() as u32;
@@ -304,71 +317,22 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
     ) -> Result<RolloutOutcome, TrainError> {
         let Repetition { groups, beside, .. } = *repetition;
         let geometry = &self.settings.geometry;
-        let steps = self.schedule.steps_for(self.state.iteration);
-        let drawn = self.drawn();
         let twice = groups * geometry.group_size();
         let twice_batches = twice.div_ceil(geometry.micro_batch_size());
-        let mine = self.distribution.micro_batches(geometry);
-        let total = (mine.len() + twice_batches) * steps.len();
+        let batches = RolloutBatches {
+            drawn: self.drawn(),
+            ranges: geometry.micro_batch_samples().collect(),
+            mine: self.distribution.micro_batches(geometry),
+            traced: twice_batches,
+            kept,
+        };
+        let steps = self.schedule.steps_for(self.state.iteration);
+        let total = (batches.mine.len() + twice_batches) * steps.len();
         observer.phase(Phase::Rollout, total);
         let observer = Mutex::new(observer);
-        let of = |sample: usize| &drawn[geometry.slot(sample).0];
-        let ranges: Vec<Range<usize>> = geometry.micro_batch_samples().collect();
-        let sample = |rollout: &InferencePass<'_>, index: usize| {
-            let traced = index < twice_batches;
-            let range = ranges[index].clone();
-            self.sample_range(rollout, &drawn, (range, kept), traced, || advance(&observer))
-        };
-        let to_score = |sample: usize, id, decoded| self.to_score(of(sample), id, decoded);
-
-        let mut outcome = RolloutOutcome {
-            batches: BTreeMap::new(),
-            tickets: Vec::new(),
-            groups: (0..geometry.samples()).map(|sample| of(sample).group).collect(),
-            watched: Vec::new(),
-            drift: None,
-            activity: Vec::new(),
-            cpu_s: None,
-        };
-        let looks = self.settings.watch.looks_at(self.state.iteration);
-        let mut waiting: Vec<Sample> = Vec::new();
-        let mut traced: Vec<Traced> = Vec::new();
-        let device = &self.sampler.device;
+        let on_step = || advance(&observer);
         let cpu_before = process_cpu_s();
-        let scope = self.acceleration.rollout(weights)?;
-        for wave in mine.chunks(device.concurrency()) {
-            self.distribution.exchange.check()?;
-            let sampled = device.concurrently(wave.len(), |at| sample(scope.rollout(), wave[at]));
-            for (index, done) in wave.iter().zip(sampled) {
-                let range = ranges[*index].clone();
-                let decoded = self.evaluation.decoded(&done.trajectories)?;
-                for ((sample, id), decoded) in range.zip(&done.trajectories.samples).zip(decoded) {
-                    let scored = to_score(sample, *id, decoded)?;
-                    if looks {
-                        outcome.watched.push(SampleStatistics::of(&scored));
-                    }
-                    waiting.push(scored);
-                }
-                outcome.batches.insert(*index, done.trajectories.clone());
-                if *index < twice_batches {
-                    traced.push(done);
-                }
-            }
-            let complete = waiting.len() / geometry.group_size() * geometry.group_size();
-            if complete > 0 && beside {
-                let rest = waiting.split_off(complete);
-                let batch = std::mem::replace(&mut waiting, rest);
-                let number = outcome.tickets.len() as u64;
-                outcome.tickets.push(self.rewards.workers.submit(batch, number)?);
-            }
-        }
-        drop(scope);
-        if beside && !waiting.is_empty() {
-            // Samples of groups that other ranks have a part of.
-            let number = outcome.tickets.len() as u64;
-            let rest = std::mem::take(&mut waiting);
-            outcome.tickets.push(self.rewards.workers.submit(rest, number)?);
-        }
+        let (mut outcome, traced, waiting) = self.sample_once(&batches, weights, beside, &on_step)?;
         if twice == 0 {
             return Ok(outcome);
         }
@@ -379,33 +343,137 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         let cpu_between = process_cpu_s();
         let exact = repetition.weights.unwrap_or(weights);
         let exact = InferencePass::new(exact, self.training_plan().clone());
-        let (mut sums, mut pairs) = (Sums::default(), Vec::new());
-        for wave in mine[..twice_batches].chunks(device.concurrency()) {
-            let sampled = device.concurrently(wave.len(), |at| sample(&exact, wave[at]));
-            for (index, done) in wave.iter().zip(sampled) {
-                let range = ranges[*index].start..ranges[*index].end.min(twice);
-                sums.add(&traced[*index], &done, range.len());
-                let decoded = self.evaluation.decoded(&done.trajectories)?;
-                for ((sample, id), decoded) in range.zip(&done.trajectories.samples).zip(decoded) {
-                    pairs.push(to_score(sample, *id, decoded)?);
-                }
-            }
-        }
+        let (sums, pairs) = self.sample_again(&batches, &exact, (&traced[..], twice), &on_step)?;
         let cpu = |from: Option<f64>, to: Option<f64>| Some(to? - from?);
         outcome.cpu_s = cpu(cpu_before, cpu_between).zip(cpu(cpu_between, process_cpu_s()));
         if !waiting.is_empty() {
-            outcome.tickets.push(self.rewards.workers.submit(waiting, 0)?);
+            self.submit(&mut outcome, waiting)?;
         }
         let number = outcome.tickets.len() as u64;
-        let lanes = device.concurrency().min(ranges.len()) * twice_batches;
+        let all = batches.ranges.len();
+        let lanes = self.sampler.device.concurrency().min(all) * twice_batches;
         let (with_s, without_s) = sums.wall_s();
         outcome.drift = Some(Pending {
             sums,
             ticket: self.rewards.workers.submit(pairs, number)?,
             samples: twice,
-            saved_s: (without_s - with_s) * ranges.len() as f64 / lanes as f64,
+            saved_s: (without_s - with_s) * all as f64 / lanes as f64,
         });
         Ok(outcome)
+    }
+
+    /// Samples every micro-batch of this rank. Rewards of whole groups are computed `beside` it; otherwise all samples wait, and are given
+    /// last. Before them come the micro-batches that are traced.
+    fn sample_once(
+        &self,
+        batches: &RolloutBatches<'_>,
+        weights: &Weights,
+        beside: bool,
+        on_step: &(impl Fn() + Sync),
+    ) -> Result<(RolloutOutcome, Vec<Traced>, Vec<Sample>), TrainError> {
+        let geometry = &self.settings.geometry;
+        let group = |sample: usize| batches.drawn[geometry.slot(sample).0].group;
+        let mut outcome = RolloutOutcome {
+            batches: BTreeMap::new(),
+            tickets: Vec::new(),
+            groups: (0..geometry.samples()).map(group).collect(),
+            watched: Vec::new(),
+            drift: None,
+            activity: Vec::new(),
+            cpu_s: None,
+        };
+        let looks = self.settings.watch.looks_at(self.state.iteration);
+        let (mut waiting, mut traced): (Vec<Sample>, Vec<Traced>) = (Vec::new(), Vec::new());
+        let scope = self.acceleration.rollout(weights)?;
+        for wave in batches.mine.chunks(self.sampler.device.concurrency()) {
+            self.distribution.exchange.check()?;
+            let sampled = self.sample_wave(batches, scope.rollout(), wave, on_step);
+            for (index, done) in wave.iter().zip(sampled) {
+                let range = batches.ranges[*index].clone();
+                let samples = self.samples_to_score(&batches.drawn, range, &done.trajectories)?;
+                if looks {
+                    outcome.watched.extend(samples.iter().map(SampleStatistics::of));
+                }
+                waiting.extend(samples);
+                outcome.batches.insert(*index, done.trajectories.clone());
+                if *index < batches.traced {
+                    traced.push(done);
+                }
+            }
+            let complete = waiting.len() / geometry.group_size() * geometry.group_size();
+            if complete > 0 && beside {
+                let rest = waiting.split_off(complete);
+                let whole_groups = std::mem::replace(&mut waiting, rest);
+                self.submit(&mut outcome, whole_groups)?;
+            }
+        }
+        drop(scope);
+        if beside && !waiting.is_empty() {
+            // Samples of groups that other ranks have a part of.
+            self.submit(&mut outcome, std::mem::take(&mut waiting))?;
+        }
+        Ok((outcome, traced, waiting))
+    }
+
+    /// Samples the first `count` samples once more, with `pass`: how they differ from those of the micro-batches `traced`, and what rewards
+    /// look at.
+    fn sample_again(
+        &self,
+        batches: &RolloutBatches<'_>,
+        pass: &InferencePass<'_>,
+        (traced, count): (&[Traced], usize),
+        on_step: &(impl Fn() + Sync),
+    ) -> Result<(Sums, Vec<Sample>), TrainError> {
+        let (mut sums, mut pairs): (Sums, Vec<Sample>) = (Sums::default(), Vec::new());
+        for wave in batches.mine[..batches.traced].chunks(self.sampler.device.concurrency()) {
+            let sampled = self.sample_wave(batches, pass, wave, on_step);
+            for (index, done) in wave.iter().zip(sampled) {
+                let range = &batches.ranges[*index];
+                let range = range.start..range.end.min(count);
+                sums.add(&traced[*index], &done, range.len());
+                pairs.extend(self.samples_to_score(&batches.drawn, range, &done.trajectories)?);
+            }
+        }
+        Ok((sums, pairs))
+    }
+
+    /// Samples micro-batches beside one another; in their order.
+    fn sample_wave(
+        &self,
+        batches: &RolloutBatches<'_>,
+        pass: &InferencePass<'_>,
+        wave: &[usize],
+        on_step: &(impl Fn() + Sync),
+    ) -> Vec<Traced> {
+        self.sampler.device.concurrently(wave.len(), |at| {
+            let (range, traced) = (batches.ranges[wave[at]].clone(), wave[at] < batches.traced);
+            self.sample_range(pass, &batches.drawn, (range, batches.kept), traced, on_step)
+        })
+    }
+
+    /// What rewards look at of the samples `range` of the iteration, with which a micro-batch begins.
+    fn samples_to_score(
+        &self,
+        drawn: &[Drawn],
+        range: Range<usize>,
+        done: &Trajectories,
+    ) -> Result<Vec<Sample>, TrainError> {
+        let decoded = self.evaluation.decoded(done)?;
+        let slot = |sample: usize| &drawn[self.settings.geometry.slot(sample).0];
+        range
+            .zip(&done.samples)
+            .zip(decoded)
+            .map(|((sample, id), decoded)| self.to_score(slot(sample), *id, decoded))
+            .collect()
+    }
+
+    /// Hands samples to the reward workers.
+    fn submit(&self, outcome: &mut RolloutOutcome, samples: Vec<Sample>) -> Result<(), TrainError> {
+        let number = outcome.tickets.len() as u64;
+        outcome
+            .tickets
+            .push(self.rewards.workers.submit(samples, number)?);
+        Ok(())
     }
 }
 

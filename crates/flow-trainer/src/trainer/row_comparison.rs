@@ -31,11 +31,11 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
             return Ok(Compared::new());
         }
         if pass.batches.arranged {
-            return Err(TrainError::Setting(format!(
-                "the algorithm `{}` puts images of the rollout together anew and compares those of an optimizer step; an algorithm does \
-                 one or the other",
+            return Err(TrainError::setting(format!(
+                "the algorithm `{}` puts images of the rollout together anew and compares those of an optimizer step",
                 self.algorithm.name()
-            )));
+            ))
+            .with_help("an algorithm does one or the other"));
         }
         let mine = self.row_numbers(pass, sites)?;
         let all = match self.distribution.exchange.world().is_several() {

@@ -19,7 +19,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         let of = |sample: usize| {
             let prompt = &drawn[geometry.slot(sample).0].prompt;
             let teacher = teacher_of(teachers, prompt)
-                .map_err(|problem| TrainError::Setting(format!("the prompt `{}`: {problem}", prompt.text)))?;
+                .map_err(|problem| TrainError::setting(format!("the prompt `{}`: {problem}", prompt.text)))?;
             Ok::<_, TrainError>((first + sample as u64, teacher))
         };
         (0..geometry.samples()).map(of).collect()

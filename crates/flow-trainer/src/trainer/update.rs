@@ -148,11 +148,12 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         let positions: Vec<Vec<Position>> = schedules.map(of).collect();
         match positions.iter().all(|of_size| of_size.len() == positions[0].len()) {
             true => Ok(Positions(positions)),
-            false => Err(TrainError::Setting(
+            false => Err(TrainError::setting(
                 "pictures of different sizes have different numbers of training times, since their noise levels are shifted by their \
-                 tokens; set `algorithm.train_timesteps.count`, or its strategy to \"uniform\""
-                    .into(),
-            )),
+                 tokens",
+            )
+            .with_help("set `algorithm.train_timesteps.count`, or its strategy to \"uniform\"")
+            .about("algorithm.train_timesteps")),
         }
     }
 
@@ -340,11 +341,12 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
                 PassBatches::as_rolled_out(batches, advantages, geometry, shared_noise)
             }
             Some(_) if !self.others.is_empty() => {
-                return Err(TrainError::Setting(format!(
-                    "the algorithm `{}` puts images of the whole rollout together anew, which must be of one size; remove `sampling.sizes` \
-                     and `sampling.sizes_of_prompts`",
+                return Err(TrainError::setting(format!(
+                    "the algorithm `{}` puts images of the whole rollout together anew, which must be of one size",
                     self.algorithm.name()
-                )));
+                ))
+                .with_help("remove `sampling.sizes` and `sampling.sizes_of_prompts`")
+                .about("sampling.sizes"));
             }
             Some(arranged) => self.arranged(batches, advantages, &arranged)?,
         };

@@ -77,7 +77,7 @@ impl Awm {
             facts,
             |context, settings| {
                 let schedule = crate::setup::schedule(context.config, context.tokens)?;
-                let awm = Self::new(settings, schedule.grid()).map_err(TrainError::Setting)?;
+                let awm = Self::new(settings, schedule.grid()).map_err(TrainError::setting)?;
                 Ok(Box::new(awm))
             },
         );

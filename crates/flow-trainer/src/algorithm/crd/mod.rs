@@ -86,7 +86,7 @@ impl Crd {
             facts,
             |context, settings| {
                 let schedule = crate::setup::schedule(context.config, context.tokens)?;
-                let crd = Self::new(settings, schedule.grid()).map_err(TrainError::Setting)?;
+                let crd = Self::new(settings, schedule.grid()).map_err(TrainError::setting)?;
                 Ok(Box::new(crd))
             },
         );

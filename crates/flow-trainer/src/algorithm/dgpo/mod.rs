@@ -76,7 +76,7 @@ impl Dgpo {
             facts,
             |context, settings| {
                 let schedule = crate::setup::schedule(context.config, context.tokens)?;
-                let dgpo = Self::new(settings, schedule.grid()).map_err(TrainError::Setting)?;
+                let dgpo = Self::new(settings, schedule.grid()).map_err(TrainError::setting)?;
                 Ok(Box::new(dgpo))
             },
         );

@@ -69,7 +69,7 @@ impl Dpo {
             facts,
             |context, settings| {
                 let schedule = crate::setup::schedule(context.config, context.tokens)?;
-                let dpo = Self::new(settings, schedule.grid()).map_err(TrainError::Setting)?;
+                let dpo = Self::new(settings, schedule.grid()).map_err(TrainError::setting)?;
                 Ok(Box::new(dpo))
             },
         );

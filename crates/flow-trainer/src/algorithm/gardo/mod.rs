@@ -149,9 +149,10 @@ impl Algorithm for Gardo {
     fn weigh(&self, rows: &RewardedRows<'_>, memory: &mut Memory) -> Result<Option<RowWeights>, TrainError> {
         let values = |key: &str, name: &str| {
             rows.values(name).ok_or_else(|| {
-                TrainError::Setting(format!(
+                TrainError::setting(format!(
                     "`algorithm.{key}` names a reward `{name}`, and no reward is called so"
                 ))
+                .about(format!("algorithm.{key}"))
             })
         };
         let settings = &self.settings;

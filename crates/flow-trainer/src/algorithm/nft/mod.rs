@@ -72,7 +72,7 @@ impl Nft {
             facts,
             |context, settings| {
                 let schedule = crate::setup::schedule(context.config, context.tokens)?;
-                let nft = Self::new(settings, schedule.grid()).map_err(TrainError::Setting)?;
+                let nft = Self::new(settings, schedule.grid()).map_err(TrainError::setting)?;
                 Ok(Box::new(nft))
             },
         );

@@ -79,7 +79,7 @@ impl Opd {
             facts,
             |context, settings| {
                 let schedule = crate::setup::schedule(context.config, context.tokens)?;
-                let opd = Self::new(settings, &schedule).map_err(TrainError::Setting)?;
+                let opd = Self::new(settings, &schedule).map_err(TrainError::setting)?;
                 Ok(Box::new(opd))
             },
         );

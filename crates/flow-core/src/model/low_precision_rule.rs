@@ -1,13 +1,13 @@
 //! Which frozen matrices are stored in low precision.
 
-use super::{LowPrecision, LowPrecisionCompute, LowPrecisionFormat};
-use crate::model::ModelSpec;
+use super::ModelSpec;
+use crate::low_precision::{LowPrecision, LowPrecisionCompute, LowPrecisionFormat};
 use crate::params::{ParamKind, ParamLayout, ParamSpec};
 use flow_registry::names_layer;
 use std::sync::Arc;
 
 /// Input channels of the narrowest layer that is stored in low precision: of fewer, a row's scale takes what its codes save.
-pub const MIN_COLUMNS: usize = 16;
+pub const MIN_LOW_PRECISION_COLUMNS: usize = 16;
 
 /// What a config says of frozen matrices.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub struct LowPrecisionRule {
 
 impl LowPrecisionRule {
     /// How each weight of `layout` is stored: in low precision the matrices of linear layers in the model's repeated blocks, of at
-    /// least [`MIN_COLUMNS`] input channels, that no pattern keeps. None if the layout has no adapters, since all is trained then. So
+    /// least [`MIN_LOW_PRECISION_COLUMNS`] input channels, that no pattern keeps. None if the layout has no adapters, since all is trained then. So
     /// layers before and behind the blocks, norms, biases, tables and experts stay as they are.
     pub fn select(&self, layout: &ParamLayout, spec: &ModelSpec) -> Arc<[Option<LowPrecision>]> {
         let of = |(index, weight): (usize, &ParamSpec)| {
@@ -66,6 +66,9 @@ fn candidate(layout: &ParamLayout, spec: &ModelSpec, index: usize) -> Option<[us
         return None;
     };
     let is_of_block = spec.block_of(&weight.name).is_some();
-    let chosen = is_frozen && layout.is_matrix(index) && is_of_block && columns >= MIN_COLUMNS;
+    let chosen = is_frozen && layout.is_matrix(index) && is_of_block && columns >= MIN_LOW_PRECISION_COLUMNS;
     chosen.then_some([rows, columns])
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,175 @@
+"""The words job over seeds and settings, on GPUs and on pairs of cores at once, in the background of other commands.
+
+    words_runs.py start cpu --cores 40-63 [--seconds 900]            runs pinned to two cores each, as many as there are cores for
+    words_runs.py start gpu --cards 0,1 --cores 0-39 [--seconds N]   runs on GPUs, which share the cores
+    words_runs.py collect [--to FOLDER]                              a line of JSON for each evaluation, and an archive of what runs wrote
+    words_runs.py stop                                               SIGTERM to what was started: it ends with its iteration, and is saved
+
+Three seeds of `configs/words-nft.toml` and `configs/words-grpo.toml`, then variants of the first: what reaches 0.95 in the shortest time. `--only` names runs,
+`--list` lists them. Lines of the reader are 96 columns wide at least, not 320: three times as fast. Environment: FT, the program. The models
+(`flow-train fetch words`) and `assets/words-mmdit.safetensors` lie where the configs have them; runs go to `--folder`. `start` comes back at once:
+every run is a session of its own, so a command that ends, or a machine's tool that ends what a command left, does not end it.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import subprocess
+import tarfile
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+WANTED = 0.95
+NARROW = ("rewards.0", "eval_rewards.0", "eval_rewards.1")
+SMALL_GROUPS = ("sampling.prompts_per_step=8", "sampling.group_size=12", "optimizer.gradient_accumulation=1")
+SIX_STEPS = ("scheduler.steps=6",)
+FASTER = ("optimizer.learning_rate=4e-4", "optimizer.warmup_steps=10")
+times = lambda count: (f"algorithm.train_timesteps.count={count}",)
+# By name: config, seed, settings. Those of a variant are of seed 1.
+RUNS = {f"{kind}-{seed}": (kind, seed, ()) for seed in (1, 2, 3) for kind in ("nft", "grpo")}
+VARIANTS = {
+    "fast": SMALL_GROUPS + SIX_STEPS + FASTER + times(2),
+    "fast-large": SIX_STEPS + FASTER + times(1),
+    "small-groups": SMALL_GROUPS,
+    "rate-4e-4": FASTER,
+    "one-time": times(1),
+    "six-steps": SIX_STEPS,
+    "two-times": times(2),
+    "rate-1e-4": ("optimizer.learning_rate=1e-4",),
+}
+RUNS |= {name: ("nft", 1, settings) for name, settings in VARIANTS.items()}
+
+
+def numbers(text):
+    """`0,3` or `40-63`."""
+    first, _, last = text.partition("-")
+    return list(range(int(first), int(last) + 1)) if last else [int(number) for number in text.split(",")]
+
+
+def command(options, name, run, cores, device):
+    kind, seed, settings = RUNS[name]
+    settings = [f"run.dir={options.folder / 'runs'}", f"run.name={run}", f"run.seed={seed}", *device, *settings]
+    settings += [f"{reward}.min_width={options.min_width}" for reward in NARROW] if options.min_width else []
+    pinned = ["taskset", "-c", ",".join(map(str, cores)), "timeout", str(options.seconds)]
+    train = [options.program, "train", str(REPOSITORY / f"configs/words-{kind}.toml"), "--quiet", "--on-exists", "overwrite"]
+    return pinned + train + [word for setting in settings for word in ("--set", setting)]
+
+
+def jobs(options):
+    """Name, command and GPU of each run."""
+    names = options.only or list(RUNS)
+    if options.device == "cpu":
+        pairs = list(zip(options.cores[::2], options.cores[1::2]))
+        for name, pair in zip(names, pairs):
+            # An evaluation reads two times 160 pictures.
+            settings = ["device.kind=cpu", "device.threads=2", "evaluation.every=20"]
+            yield f"cpu-{name}", command(options, name, f"cpu-{name}", pair, settings), ""
+        return
+    # They share the cores and wait for one another at times, so together they have more threads than there are cores.
+    threads = max(2, min(len(options.cores), 3 * len(options.cores) // len(names)))
+    for index, name in enumerate(names):
+        card = options.cards[index % len(options.cards)]
+        settings = ["device.kind=cuda", "device.dtype=bf16", f"device.threads={threads}"]
+        yield f"gpu-{name}", command(options, name, f"gpu-{name}", options.cores, settings), str(card)
+
+
+def start(options):
+    (options.folder / "logs").mkdir(parents=True, exist_ok=True)
+    for run, words, card in jobs(options):
+        if options.dry:
+            print(f"CUDA_VISIBLE_DEVICES={card} {shlex.join(words)}")
+            continue
+        with (options.folder / "logs" / f"{run}.log").open("w") as log:
+            environment = os.environ | {"CUDA_VISIBLE_DEVICES": card}
+            started = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+            )
+        with (options.folder / "started").open("a") as file:
+            file.write(f"{started.pid} {run}\n")
+    print(json.dumps({"started": [run for run, _, _ in jobs(options)]}))
+
+
+def stop(options):
+    for line in (options.folder / "started").read_text().splitlines():
+        try:
+            # `timeout` passes it on.
+            os.kill(int(line.split()[0]), signal.SIGTERM)
+        except ProcessLookupError:
+            continue
+
+
+def records(file):
+    """Of a file that may end in the middle of a line."""
+    text = file.read_text() if file.exists() else ""
+    return [json.loads(line) for line in text.split("\n")[:-1]]
+
+
+def evaluations(run):
+    """A line for each evaluation: what was read, and seconds until then, those of evaluations apart."""
+    trained, evaluated = {}, {}
+    for record in records(run / "timing.jsonl"):
+        if "update_s" in record:
+            trained[record["step"]] = record["rollout_s"] + record["rewards_s"] + record["update_s"]
+        if "evaluation_s" in record:
+            evaluated[record["step"]] = record["evaluation_s"]
+    until = lambda seconds, step: round(sum(value for at, value in seconds.items() if at <= step), 1)
+    for record in records(run / "metrics.jsonl"):
+        if record["kind"] != "eval":
+            continue
+        step = record["step"]
+        found = {key: value for key, value in record.items() if key.startswith("reward/")}
+        yield {"run": run.name, "step": step, "train_s": until(trained, step), "evaluation_s": until(evaluated, step)} | found
+
+
+def collect(options):
+    options.to.mkdir(parents=True, exist_ok=True)
+    runs = sorted(path for path in (options.folder / "runs").glob("*") if path.is_dir())
+    with (options.to / "words.jsonl").open("w") as file:
+        for run in runs:
+            found = list(evaluations(run))
+            for line in found:
+                print(json.dumps(line), file=file)
+            reached = next((line["train_s"] for line in found if line["reward/read"] >= WANTED), None)
+            audit = {}
+            if (run / "summary.json").exists():
+                audit = json.loads((run / "summary.json").read_text()).get("audit")
+            steps = max((record["step"] for record in records(run / "timing.jsonl")), default=0)
+            read = [round(line["reward/read"], 3) for line in found]
+            line = {"run": run.name, "iterations": steps, "read": read, "seconds_to_0.95": reached, "audit": audit}
+            print(json.dumps(line), file=file)
+            print(json.dumps(line))
+    with tarfile.open(options.to / "words.tar.xz", "w:xz") as archive:
+        for run in runs:
+            pictures = sorted(run.glob("images/eval-*.png"))
+            files = [run / name for name in ("metrics.jsonl", "timing.jsonl", "summary.json")] + pictures[:1] + pictures[-1:]
+            for file in dict.fromkeys(files):
+                if file.exists():
+                    archive.add(file, file.relative_to(options.folder))
+        if (options.folder / "logs").exists():
+            archive.add(options.folder / "logs", "logs")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("start", "collect", "stop", "list"))
+    parser.add_argument("device", nargs="?", choices=("cpu", "gpu"), default="gpu")
+    parser.add_argument("--folder", type=Path, default=Path("/tmp/words"), help="of runs and logs")
+    parser.add_argument("--cores", type=numbers, default=numbers(f"0-{os.cpu_count() - 1}"))
+    parser.add_argument("--cards", type=numbers, default=[0])
+    parser.add_argument("--only", nargs="+", choices=list(RUNS))
+    parser.add_argument("--seconds", type=int, default=900, help="after which a run is told to end")
+    parser.add_argument("--min-width", type=int, default=96, help="columns of a line that is read; 0 for the reader's own 320")
+    parser.add_argument("--to", type=Path, default=Path(os.environ.get("OUT", ".")))
+    parser.add_argument("--dry", action="store_true", help="print the commands of `start`")
+    options = parser.parse_args()
+    options.program = os.environ.get("FT", "flow-train")
+    if options.what == "list":
+        print("\n".join(RUNS))
+    else:
+        {"start": start, "collect": collect, "stop": stop}[options.what](options)
+
+
+if __name__ == "__main__":
+    main()
