@@ -180,6 +180,11 @@ def main():
     # The same weights on all processes, and other noise on each.
     torch.manual_seed(1)
     torch.set_float32_matmul_precision("high")
+    import torch._inductor.config as inductor
+
+    # As in `step_peer.py`: gives gradients that are not finite in PyTorch 2.11.
+    if hasattr(inductor.triton, "mix_order_reduction"):
+        inductor.triton.mix_order_reduction = False
     work = Iteration(options, ranks)
     torch.manual_seed(2 + rank)
     about = {"program": f"torch {torch.__version__}", "name": "dit-xl-grpo", "how": options.how, "ranks": ranks}
