@@ -60,7 +60,10 @@ class Iteration:
         with torch.device(self.device):
             model = Dit(settings)
         fill(model)
-        if not options.eager:
+        if not options.eager and self.is_sharded:
+            # What gathers weights is around a compiled block and not inside.
+            model.transformer_blocks = nn.ModuleList(torch.compile(block) for block in model.transformer_blocks)
+        elif not options.eager:
             for block in model.transformer_blocks:
                 block.compile()
         self.wrapped = self.spread(model)
@@ -149,6 +152,14 @@ class Iteration:
         return {"iteration_s": ended - began, "rollout_s": rolled - began, "update_s": ended - rolled, "gradient_norm": norm}
 
 
+def memory(device):
+    """The most that tensors of this process had at once, and what PyTorch took for them."""
+    if device != "cuda":
+        return {}
+    gib = 2.0**30
+    return {"peak_gib": torch.cuda.max_memory_allocated() / gib, "reserved_gib": torch.cuda.max_memory_reserved() / gib}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--iterations", type=int, default=6, help="the first compile")
@@ -169,13 +180,18 @@ def main():
     # The same weights on all processes, and other noise on each.
     torch.manual_seed(1)
     torch.set_float32_matmul_precision("high")
+    import torch._inductor.config as inductor
+
+    # As in `step_peer.py`: gives gradients that are not finite in PyTorch 2.11.
+    if hasattr(inductor.triton, "mix_order_reduction"):
+        inductor.triton.mix_order_reduction = False
     work = Iteration(options, ranks)
     torch.manual_seed(2 + rank)
     about = {"program": f"torch {torch.__version__}", "name": "dit-xl-grpo", "how": options.how, "ranks": ranks}
     for _ in range(options.iterations):
         done = work.run()
         if rank == 0:
-            print(json.dumps(about | done), flush=True)
+            print(json.dumps(about | done | memory(options.device)), flush=True)
     if ranks > 1:
         distributed.destroy_process_group()
 

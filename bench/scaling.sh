@@ -5,7 +5,7 @@
 #
 # FT is the program (built with `--features cuda`); FOLDER, which `lora` and `peers` need, a diffusers folder of SD3.5 medium's sizes
 # (`cargo run --release -p flow-pipeline --example full_size_folder -- SMALL FOLDER sd35-medium`). Rows go to $OUT/table.txt and $OUT/rows.jsonl as
-# soon as they are known, and what programs say to $OUT/NAME.log. PyTorch and torchrun are those of `python3`; FOLDER_OF_RUNS (/dev/shm/w) takes 60 GB.
+# soon as they are known, and what programs say to $LOGS/NAME.log (LOGS is OUT unless set). PyTorch and torchrun are those of `python3`; FOLDER_OF_RUNS (/dev/shm/w) takes 60 GB.
 #
 # Parts, in the order in which they are worth something, each with its own limit of time:
 #   dit        GRPO of all weights of DiT-XL's size, 128 pictures a rank
@@ -23,7 +23,7 @@
 set -u
 cd "$(dirname "$0")/.." || exit 1
 : "${FT:?the program flow-train}" "${OUT:?the folder of results}"
-export FT OUT FOLDER_OF_RUNS="${FOLDER_OF_RUNS:-/dev/shm/w}" NCCL_NVLS_ENABLE=0
+export FT OUT LOGS="${LOGS:-$OUT}" FOLDER_OF_RUNS="${FOLDER_OF_RUNS:-/dev/shm/w}" NCCL_NVLS_ENABLE=0
 FOLDER="${FOLDER:-}"
 GPUS="${GPUS:-$(nvidia-smi -L | wc -l)}"
 LIMIT_S="${LIMIT_S:-400}"
@@ -32,8 +32,10 @@ FLUX="$FOLDER_OF_RUNS/flux"
 # Of weights in parts: nothing is recorded, and every block is computed again.
 IN_PARTS=(--set distributed.shard=weights --set checkpointing.policy=full
     --set 'acceleration.shared=[{ name = "fused_kernels", params = { mode = "full" } }]')
+# Pictures of an untrained model break all rules alike; of this they differ, so there is something to learn, and bytes that can differ.
+COLOUR='rewards=[{ kind = "target-colour", rgb = [0.5, 0.5, 0.5] }]'
 if [ -n "${TASKSET:-}" ]; then taskset -cp "$TASKSET" $$ >/dev/null; fi
-mkdir -p "$FOLDER_OF_RUNS/runs" "$OUT"
+mkdir -p "$FOLDER_OF_RUNS/runs" "$OUT" "$LOGS"
 
 # run LIMIT_S NAME RANKS FIRST_CARD PICTURES WHAT… ; WHAT is `run` or `peer`, its options, `--` and arguments.
 run() {
@@ -75,7 +77,7 @@ dit_words() {
     WORDS=(configs/shapes-grpo-h100.toml --quiet --set "model.weights=$DIT" --set "sampling.prompts_per_step=$1" --set "run.steps=$2"
         --set model.dit.patch=4 --set model.dit.hidden=1152 --set model.dit.layers=28 --set model.dit.heads=16
         --set sampling.micro_batch=64 --set evaluation.every=0 --set checkpoints.every=0 --set acceleration.strict=false
-        --set distributed.check_replicas_every=0 "${@:3}")
+        --set distributed.check_replicas_every=0 --set "$COLOUR" "${@:3}")
 }
 
 # Weights of DiT-XL's size: one step of pretraining, on the last card.
@@ -84,14 +86,14 @@ dit_weights() {
     if [ -n "${DRY:-}" ]; then echo "pretrain to $DIT" && return; fi
     CUDA_VISIBLE_DEVICES=$((GPUS - 1)) timeout 90 "$FT" pretrain configs/shapes-grpo-h100.toml --quiet --set model.dit.patch=4 \
         --set model.dit.hidden=1152 --set model.dit.layers=28 --set model.dit.heads=16 --set pretrain.steps=1 --set pretrain.warmup=0 \
-        --set "pretrain.output=$DIT" >"$OUT/dit-weights.log" 2>&1
+        --set "pretrain.output=$DIT" >"$LOGS/dit-weights.log" 2>&1
 }
 
 # Weights of FLUX.1's size in bf16, by PyTorch: 24 GB.
 flux_weights() {
     [ -e "$FLUX/diffusion_pytorch_model.safetensors.index.json" ] && return
     if [ -n "${DRY:-}" ]; then echo "shards to $FLUX" && return; fi
-    CUDA_VISIBLE_DEVICES=$((GPUS - 1)) timeout 120 python3 bench/parts_peer.py shards "$FLUX" --in-channels 12 >"$OUT/flux-weights.log" 2>&1
+    CUDA_VISIBLE_DEVICES=$((GPUS - 1)) timeout 120 python3 bench/parts_peer.py shards "$FLUX" --in-channels 12 >"$LOGS/flux-weights.log" 2>&1
 }
 
 # The arguments of a run of `$1` prompts of four pictures and `$2` iterations on FLUX.1's size; more after them.

@@ -9,8 +9,8 @@
                         compares `metrics.jsonl` and the weights of runs, byte by byte; of weights what follows on the header,
                         which names the run
 
-Only Python's own library is needed. Environment: FT, the program; OUT, the folder of the logs, of `table.txt` and of the same rows as lines of
-JSON, `rows.jsonl`; FOLDER_OF_RUNS, that of the runs (/dev/shm/w). `--kill` ends one rank by SIGKILL after an iteration, and expects the others to end by
+Only Python's own library is needed. Environment: FT, the program; OUT, the folder of `table.txt` and of the same rows as lines of
+JSON, `rows.jsonl`; LOGS, that of the logs, OUT if it is not set; FOLDER_OF_RUNS, that of the runs (/dev/shm/w). `--kill` ends one rank by SIGKILL after an iteration, and expects the others to end by
 themselves. With DRY=1 `run` and `peer` print what they would start; with CHECK=h100, too, runs are checked instead.
 """
 
@@ -30,6 +30,7 @@ from pathlib import Path
 
 FOLDER = Path(os.environ.get("FOLDER_OF_RUNS", "/dev/shm/w"))
 OUT = Path(os.environ.get("OUT", "."))
+LOGS = Path(os.environ.get("LOGS", OUT))
 # The first iterations compile kernels and record graphs.
 WARM_UP = 2
 # Between two looks at files and cards.
@@ -117,7 +118,7 @@ def watched(command, options, environment, look):
     cards = options.cards.split(",")
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": options.cards, "NCCL_NVLS_ENABLE": "0"} | environment
     memory, began = Memory(cards), time.monotonic()
-    with open(OUT / f"{options.name}.log", "a") as log:
+    with open(LOGS / f"{options.name}.log", "a") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment, stdin=subprocess.DEVNULL)
         try:
             while process.poll() is None:
@@ -233,7 +234,7 @@ def peer(options):
     command = [*start, str(here / program), *arguments]
     if is_dry(command, options):
         return 0
-    log, first_s = OUT / f"{options.name}.log", []
+    log, first_s = LOGS / f"{options.name}.log", []
 
     def lines():
         text = log.read_text(errors="replace") if log.exists() else ""
