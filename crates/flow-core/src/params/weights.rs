@@ -403,6 +403,11 @@ impl Weights {
         self.copies = OnceLock::new();
         Arc::make_mut(&mut self.values)[index] = value;
         Arc::make_mut(&mut self.lowers)[index] = None;
+        self.show(index);
+    }
+
+    /// Shows the part of the weight at `index` to whoever gathers blocks, if processes have parts of it.
+    fn show(&self, index: usize) {
         if let Some(parts) = self.parts.as_ref().filter(|parts| parts.has(index)) {
             parts.blocks.show(parts.number, index, self.values[index].clone());
         }
@@ -459,6 +464,8 @@ impl Weights {
         self.own_set();
         let (part, shape) = self.here(index);
         if part.is_empty() {
+            // The parts of others change all the same, and a block that was gathered before has the old ones.
+            self.show(index);
             return Ok(());
         }
         let values = match part.len() == values.len() {

@@ -77,7 +77,9 @@ pub fn wrong_codes(client: &Client, shape: [usize; 2], element: Element) -> Opti
         let scale = decode(&scales[4 * row..], Element::F32);
         let exact = (largest / 448.0).max(2f64.powi(-116));
         let is_short = (scale as f32).to_bits().trailing_zeros() >= 16;
-        let is_near = (scale / exact - 1.0).abs() <= 2f64.powi(-9) + 1e-6;
+        // A bf16 has seven bits behind its first one, so a step is 2^-7 of the power of two below; the quotient was an f32.
+        let step = 2f64.powi(exact.log2().floor() as i32 - 7);
+        let is_near = (scale - exact).abs() <= 0.5 * step + 1e-6 * exact;
         if !is_short || !is_near {
             return Some(format!(
                 "the scale of row {row} is {scale:e}, not {exact:e} as a bf16"
