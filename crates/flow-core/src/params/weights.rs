@@ -55,6 +55,9 @@ struct Stored {
     storage: WeightStorage,
 }
 
+/// Which weights are drawn from a seed.
+type IsDrawn = fn(&ParamSpec) -> bool;
+
 impl Weights {
     /// Initial values drawn from `seed`.
     pub fn init(layout: Arc<ParamLayout>, seed: u64, device: &ComputeDevice) -> Self {
@@ -118,7 +121,7 @@ impl Weights {
         place: (u64, &ComputeDevice),
         trained: &[bool],
         low_precision: Arc<[Option<LowPrecision>]>,
-        (blocks, drawn): (Option<Arc<dyn BlockWeights>>, fn(&ParamSpec) -> bool),
+        (blocks, drawn): (Option<Arc<dyn BlockWeights>>, IsDrawn),
     ) -> Self {
         assert_eq!(trained.len(), layout.len(), "one flag per weight");
         let device = place.1;

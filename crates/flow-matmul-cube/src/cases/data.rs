@@ -187,7 +187,7 @@ pub fn nearest_code(value: f64) -> u8 {
     let distance = |code: u8| (code_value(code) - magnitude).abs();
     let nearer = |best: u8, code: u8| match distance(code).total_cmp(&distance(best)) {
         std::cmp::Ordering::Less => code,
-        std::cmp::Ordering::Equal if code % 2 == 0 => code,
+        std::cmp::Ordering::Equal if code.is_multiple_of(2) => code,
         _ => best,
     };
     // Distances from numbers beyond the largest are ordered, too, up to 2^53 times as large.
