@@ -18,6 +18,7 @@ import shlex
 import signal
 import subprocess
 import tarfile
+import tempfile
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -155,7 +156,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("start", "collect", "stop", "list"))
     parser.add_argument("device", nargs="?", choices=("cpu", "gpu"), default="gpu")
-    parser.add_argument("--folder", type=Path, default=Path("/tmp/words"), help="of runs and logs")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "words", help="of runs and logs")
     parser.add_argument("--cores", type=numbers, default=numbers(f"0-{os.cpu_count() - 1}"))
     parser.add_argument("--cards", type=numbers, default=[0])
     parser.add_argument("--only", nargs="+", choices=list(RUNS))
