@@ -11,7 +11,7 @@ use flow_matmul_cube::prepared::{DeviceCapabilities, Plan};
 use flow_matmul_cube::problem::{Accumulation, Activation, Epilogue, Layout, Matmul, Storage};
 use flow_matmul_cube::schedule::Tiling;
 use flow_matmul_cube::sources::{Source, code_sources, source};
-use flow_matmul_cube::wgmma::select::{Shape, shape};
+use flow_matmul_cube::wgmma::select::{Shape, shape, shapes_of_codes};
 use std::collections::BTreeMap;
 
 /// Calls with every epilogue, as layers make them.
@@ -145,12 +145,7 @@ fn wgmma_kernels_for_fp8_keep_their_registers_and_stay_asynchronous() {
     let mut sources = BTreeMap::new();
     for accumulation in [Accumulation::Promoted, Accumulation::Fast] {
         for call in problems_of_codes(accumulation) {
-            let kinds: &[Shape] = match accumulation {
-                Accumulation::Promoted => &[Shape::Medium, Shape::Small, Shape::Narrow],
-                Accumulation::Fast if call.rank > 0 => &[Shape::Wide, Shape::Small, Shape::Narrow],
-                Accumulation::Fast => &[Shape::PingPong, Shape::Wide, Shape::Small, Shape::Narrow],
-            };
-            for kind in kinds {
+            for kind in shapes_of_codes(&call) {
                 let source = counted(&call, whole(&call, OperandType::Bf16, *kind));
                 sources.insert(source.name.clone(), source);
             }

@@ -23,20 +23,6 @@ const LAYERS: [[usize; 3]; 4] = [
     [8192, 8192, 8192],
 ];
 
-/// Whether the registers of a thread, or turns, let tiles compute a call with codes.
-fn has(call: &Matmul, kind: Shape) -> bool {
-    match call.storage {
-        Storage::E4m3(Accumulation::Promoted) => {
-            matches!(kind, Shape::Medium | Shape::Small | Shape::Narrow)
-        }
-        Storage::E4m3(Accumulation::Fast) if call.rank > 0 => {
-            matches!(kind, Shape::Wide | Shape::Small | Shape::Narrow)
-        }
-        Storage::E4m3(Accumulation::Fast) => !matches!(kind, Shape::Medium | Shape::Large),
-        Storage::Plain | Storage::E4m3B => false,
-    }
-}
-
 /// The cases with the accumulation of a name, and with `kind`: see [`products`].
 pub fn group(
     client: &Client,
@@ -61,7 +47,7 @@ fn products(
     let (mut good, mut count) = (true, 0);
     for call in problems_of_codes(accumulation, Element::Bf16, &SIZES) {
         let plan = match kind {
-            Some(kind) if has(&call, kind) && select::check(&call).is_ok() => {
+            Some(kind) if select::shapes_of_codes(&call).contains(&kind) && select::check(&call).is_ok() => {
                 check::plan(&call, capabilities, kind, 1)
             }
             Some(_) => continue,

@@ -38,11 +38,7 @@ pub fn select(call: &Matmul, operand_type: OperandType, multiprocessors: usize) 
     let simple = !call.bias && matches!(call.epilogue, Epilogue::Store | Epilogue::Accumulate);
     let candidates: &[Shape] = match call.layout {
         _ if call.n <= 64 => &[Shape::Narrow],
-        // Half of the registers for sums are those of a step; and sums that turns exchange cannot be scaled in between.
-        _ if call.storage == Storage::E4m3(Accumulation::Promoted) => {
-            &[Shape::Medium, Shape::Small, Shape::Narrow]
-        }
-        _ if call.is_scaled() && low_rank => &[Shape::Wide, Shape::Small, Shape::Narrow],
+        _ if call.is_scaled() => shapes_of_codes(call),
         Layout::Tn if simple => &[weight_gradient(call, multiprocessors)],
         // Small results have too few large tiles for all multiprocessors.
         _ => &[Shape::PingPong, Shape::Wide, Shape::Small, Shape::Narrow],
@@ -86,6 +82,19 @@ pub fn select(call: &Matmul, operand_type: OperandType, multiprocessors: usize) 
         stream_k,
     };
     (tiles, tiling)
+}
+
+/// Tiles that a product of codes may have: those whose sums, scales and bias a thread has registers for.
+pub fn shapes_of_codes(call: &Matmul) -> &'static [Shape] {
+    match call.storage {
+        // Half of the registers for sums are those of a step.
+        Storage::E4m3(Accumulation::Promoted) => &[Shape::Medium, Shape::Small, Shape::Narrow],
+        Storage::E4m3(Accumulation::Fast) if call.bias => &[Shape::Medium, Shape::Small, Shape::Narrow],
+        // Sums that turns exchange cannot be scaled in between.
+        Storage::E4m3(Accumulation::Fast) if call.rank > 0 => &[Shape::Wide, Shape::Small, Shape::Narrow],
+        Storage::E4m3(Accumulation::Fast) => &[Shape::PingPong, Shape::Wide, Shape::Small, Shape::Narrow],
+        Storage::Plain | Storage::E4m3B => &[],
+    }
 }
 
 /// Tiles of a weight gradient, whose work is balanced over the multiprocessors whatever their number: the largest tiles
