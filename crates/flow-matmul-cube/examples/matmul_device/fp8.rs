@@ -235,7 +235,7 @@ pub fn sweep(client: &Client, capabilities: DeviceCapabilities, kinds: &[(&str, 
         let call = &case.call;
         let kinds = kinds.iter().map(|(_, kind)| *kind);
         let mut plans: Vec<Plan> = kinds
-            .filter(|kind| case.part == Part::Product && has(call, *kind))
+            .filter(|kind| case.part == Part::Product && select::shapes_of_codes(call).contains(kind))
             .map(|kind| check::plan(call, capabilities, kind, 1))
             .collect();
         if plans.is_empty() {
