@@ -25,6 +25,26 @@ pub fn plan(call: &Matmul, capabilities: DeviceCapabilities, kind: Shape, split_
     Plan::Wgmma { tiles, tiling }
 }
 
+/// The plan with tiles `kind`, its summands whole; with none, that of the table. Prints why there is none.
+pub fn planned(call: &Matmul, capabilities: DeviceCapabilities, kind: Option<Shape>) -> Option<Plan> {
+    let Some(kind) = kind else {
+        let plan = Plan::new(call, capabilities);
+        return plan
+            .map_err(|error| println!("  WRONG {call:?}: declined: {error}"))
+            .ok();
+    };
+    Some(plan(call, capabilities, kind, 1))
+}
+
+/// Whether a call's results hold; prints why they do not.
+pub fn holds(client: &Client, call: Matmul, plan: Plan) -> bool {
+    let why = wrong(client, call, plan);
+    if let Some(why) = &why {
+        println!("  WRONG {} {call:?}: {why}", plan.name());
+    }
+    why.is_none()
+}
+
 /// The cases of a layout on older tensor cores' kernel, summands whole and in parts.
 pub fn older(client: &Client, capabilities: DeviceCapabilities, layout: Layout, element: Element) -> bool {
     let (mut good, mut count) = (true, 0);
@@ -46,10 +66,7 @@ pub fn older(client: &Client, capabilities: DeviceCapabilities, layout: Layout, 
                 tiling: flow_matmul_cube::schedule::Tiling { split_k, ..tiling },
             };
             count += 1;
-            if let Some(why) = wrong(client, call, plan) {
-                println!("  WRONG {} {call:?}: {why}", plan.name());
-                good = false;
-            }
+            good &= holds(client, call, plan);
         }
     }
     println!(
@@ -157,32 +174,19 @@ pub fn cases(
             // Rows that do not end at 16 bytes.
             continue;
         }
-        let plan = match kind {
-            Some(kind) => plan(&call, capabilities, kind, 1),
-            None => match Plan::new(&call, capabilities) {
-                Ok(plan) => plan,
-                Err(error) => {
-                    println!("  WRONG {call:?}: declined: {error}");
-                    good = false;
-                    continue;
-                }
-            },
+        let Some(plan) = planned(&call, capabilities, kind) else {
+            good = false;
+            continue;
         };
         count += 1;
-        if let Some(why) = wrong(client, call, plan) {
-            println!("  WRONG {} {call:?}: {why}", plan.name());
-            good = false;
-        }
+        good &= holds(client, call, plan);
         let splits = matches!(call.epilogue, Epilogue::Store | Epilogue::Accumulate) && !call.bias;
         if splits && let Some(kind) = kind {
             // 0: balanced.
             for split_k in [2, 3, 0] {
                 let plan = self::plan(&call, capabilities, kind, split_k);
                 count += 1;
-                if let Some(why) = wrong(client, call, plan) {
-                    println!("  WRONG {} {call:?}: {why}", plan.name());
-                    good = false;
-                }
+                good &= holds(client, call, plan);
             }
         }
     }

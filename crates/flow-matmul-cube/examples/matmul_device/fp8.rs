@@ -4,7 +4,7 @@ use super::check;
 use super::timing::{SETS, Values, replayed};
 use cubecl::prelude::*;
 use flow_matmul_cube::Element;
-use flow_matmul_cube::cases::{SIZES, problems_of_codes, wrong, wrong_codes};
+use flow_matmul_cube::cases::{SIZES, problems_of_codes, wrong_codes};
 use flow_matmul_cube::fp8::{Quantised, quantise_rows};
 use flow_matmul_cube::prepared::{DeviceCapabilities, Plan, Prepared};
 use flow_matmul_cube::problem::{Accumulation, Layout, Matmul, Refusal, Storage};
@@ -46,25 +46,16 @@ fn products(
 ) -> bool {
     let (mut good, mut count) = (true, 0);
     for call in problems_of_codes(accumulation, Element::Bf16, &SIZES) {
-        let plan = match kind {
-            Some(kind) if select::shapes_of_codes(&call).contains(&kind) && select::check(&call).is_ok() => {
-                check::plan(&call, capabilities, kind, 1)
-            }
-            Some(_) => continue,
-            None => match Plan::new(&call, capabilities) {
-                Ok(plan) => plan,
-                Err(error) => {
-                    println!("  WRONG {call:?}: declined: {error}");
-                    good = false;
-                    continue;
-                }
-            },
+        let has = |kind| select::shapes_of_codes(&call).contains(&kind) && select::check(&call).is_ok();
+        if !kind.is_none_or(has) {
+            continue;
+        }
+        let Some(plan) = check::planned(&call, capabilities, kind) else {
+            good = false;
+            continue;
         };
         count += 1;
-        if let Some(why) = wrong(client, call, plan) {
-            println!("  WRONG {} {call:?}: {why}", plan.name());
-            good = false;
-        }
+        good &= check::holds(client, call, plan);
     }
     println!(
         "  codes {accumulation:?} {kind:?}: {count} products {}",

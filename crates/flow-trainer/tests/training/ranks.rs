@@ -201,6 +201,28 @@ fn the_pull_of_gated_images_does_not_depend_on_how_they_fall_into_micro_batches(
     }
 }
 
+/// Gives `same` what runs of two iterations leave whose ranks have `parts`: of one, two and four ranks, and of ranks that go on from another
+/// number of them, with parts or `whole`.
+fn on_other_ranks(whole: &[&str], parts: &[&str], same: impl Fn(&Path, Left, &str)) {
+    let folder = || tempfile::tempdir().expect("a temporary directory");
+    for ranks in [1, 2, 4] {
+        let root = folder();
+        let left = in_folder(root.path(), ranks, parts, (false, 2));
+        same(root.path(), left, &format!("on {ranks}"));
+    }
+    for (first, before, second, after) in [
+        (4, parts, 2, parts),
+        (2, parts, 4, whole),
+        (4, whole, 2, parts),
+        (2, parts, 1, parts),
+    ] {
+        let root = folder();
+        in_folder(root.path(), first, before, (false, 1));
+        let left = in_folder(root.path(), second, after, (true, 2));
+        same(root.path(), left, &format!("from {first} to {second}"));
+    }
+}
+
 /// The tensors of a checkpoint, by name, in the order of the file.
 fn tensors(root: &Path, iteration: u64) -> Vec<(String, Vec<u8>)> {
     let path = root.join(format!("run/checkpoints/step-{iteration:06}.ckpt"));
@@ -227,8 +249,7 @@ fn a_shared_optimizer_leaves_the_bytes_of_a_whole_one_and_goes_on_shared_or_whol
         "evaluation.every=0",
     ];
     let shared = [&geometry[..], &["distributed.shard=\"optimizer\""]].concat();
-    let folder = || tempfile::tempdir().expect("a temporary directory");
-    let alone = folder();
+    let alone = tempfile::tempdir().expect("a temporary directory");
     let wanted = in_folder(alone.path(), 1, &geometry, (false, 2));
     let of_alone = tensors(alone.path(), 2);
     assert!(of_alone.iter().any(|(name, _)| name.starts_with("second/")));
@@ -237,23 +258,7 @@ fn a_shared_optimizer_leaves_the_bytes_of_a_whole_one_and_goes_on_shared_or_whol
         assert!(left.weights == wanted.weights, "{words}");
         assert!(tensors(root, 2) == of_alone, "{words}: another checkpoint");
     };
-    for ranks in [1, 2, 4] {
-        let root = folder();
-        let left = in_folder(root.path(), ranks, &shared, (false, 2));
-        same(root.path(), left, &format!("on {ranks}"));
-    }
-    let changes: [(usize, &[&str], usize, &[&str]); 4] = [
-        (4, &shared, 2, &shared),
-        (2, &shared, 4, &geometry),
-        (4, &geometry, 2, &shared),
-        (2, &shared, 1, &shared),
-    ];
-    for (first, before, second, after) in changes {
-        let root = folder();
-        in_folder(root.path(), first, before, (false, 1));
-        let left = in_folder(root.path(), second, after, (true, 2));
-        same(root.path(), left, &format!("from {first} to {second}"));
-    }
+    on_other_ranks(&geometry, &shared, same);
 }
 
 #[test]
@@ -460,8 +465,7 @@ fn trained_weights_in_parts_leave_the_bytes_of_whole_ones_and_go_on_in_parts_or_
     ];
     let whole = [&FULL[..], &more].concat();
     let parts = [&whole[..], &["distributed.shard=\"weights\""]].concat();
-    let folder = || tempfile::tempdir().expect("a temporary directory");
-    let alone = folder();
+    let alone = tempfile::tempdir().expect("a temporary directory");
     let wanted = in_folder(alone.path(), 1, &whole, (false, 2));
     let of_alone = tensors(alone.path(), 2);
     for set in ["current/", "average/", "reference/", "first/", "second/"] {
@@ -476,23 +480,7 @@ fn trained_weights_in_parts_leave_the_bytes_of_whole_ones_and_go_on_in_parts_or_
         }
         assert_eq!(found.len(), of_alone.len(), "{words}");
     };
-    for ranks in [1, 2, 4] {
-        let root = folder();
-        let left = in_folder(root.path(), ranks, &parts, (false, 2));
-        same(root.path(), left, &format!("on {ranks}"));
-    }
-    let changes: [(usize, &[&str], usize, &[&str]); 4] = [
-        (4, &parts, 2, &parts),
-        (2, &parts, 4, &whole),
-        (4, &whole, 2, &parts),
-        (2, &parts, 1, &parts),
-    ];
-    for (first, before, second, after) in changes {
-        let root = folder();
-        in_folder(root.path(), first, before, (false, 1));
-        let left = in_folder(root.path(), second, after, (true, 2));
-        same(root.path(), left, &format!("from {first} to {second}"));
-    }
+    on_other_ranks(&whole, &parts, same);
 }
 
 #[test]
