@@ -2,7 +2,7 @@
 
 use super::adapter::{Adapter, Factors, factors};
 use super::elementwise::{Gated, activated, activation_gradient, function};
-use super::low_precision::{StoredMatrix, quantised};
+use super::low_precision::{Pair, StoredMatrix, quantised};
 use super::operand::Operand;
 use super::products::{Products, matrix};
 use crate::cpu::linear::has_trained_matrix;
@@ -12,7 +12,7 @@ use flow_core::tensors::zeros_like;
 use flow_core::{Activation, RawTensor, autograd};
 use flow_kernels_cube::Element;
 use flow_matmul_cube::fp8::Quantised;
-use flow_matmul_cube::problem::{Accumulation, Epilogue, Layout, Matmul, Storage};
+use flow_matmul_cube::problem::{Epilogue, Layout, Matmul};
 use flow_matmul_cube::tensors::{Gate as MatmulGate, Matrix, Operands};
 use std::cell::OnceCell;
 use std::sync::Arc;
@@ -20,8 +20,8 @@ use std::sync::Arc;
 /// The name under which results pass through the stash.
 pub(super) const LINEAR: &str = "linear";
 
-/// A layer's weights in the type that products take, but for a matrix in low precision, which each product widens, or of which forward
-/// multiplies the codes.
+/// A layer's weights in the type that products take, but for a matrix in low precision, which each product widens, or of which forward, and
+/// backward for the gradient of the input, multiply the codes.
 #[derive(Debug)]
 pub(super) struct Layer {
     weight: StoredMatrix,
@@ -277,35 +277,24 @@ impl Layer {
             return;
         }
         let weight = self.weight.quantised();
-        let both = weight
-            .as_ref()
-            .map(|weight| [codes.get_or_init(|| quantised(x)), weight]);
-        let (factors, scales, storage) = match both {
-            Some([of_x, weight]) => (
-                [of_x.codes.clone(), weight.codes.clone()],
-                [Some(&of_x.scales), Some(&weight.scales)],
-                Storage::E4m3(Accumulation::Promoted),
-            ),
-            None => (
-                [matrix(x), matrix(&self.weight.widened())],
-                [None; 2],
-                Storage::Plain,
-            ),
+        let pair = match &weight {
+            Some(weight) => Pair::of_codes(codes.get_or_init(|| quantised(x)), weight),
+            None => Pair::of_numbers(x, &self.weight.widened()),
         };
         let call = Matmul {
             rank: self.rank(),
             bias: self.bias.is_some(),
             epilogue,
-            storage,
+            storage: pair.storage,
             ..Matmul::plain(Layout::Nt, [rows, self.outputs, inputs], x.element())
         };
         let adapter = self.adapter.as_ref();
         let low_rank = adapter.map(|adapter| [adapter.reduced(x, &self.products), adapter.up.clone()]);
         let bias = self.bias.as_ref().map(|bias| bias.buffer().handle);
         let other = other.map(matrix);
-        let ([a, b], d) = (&factors, matrix(output));
+        let ([a, b], d) = (&pair.factors, matrix(output));
         let operands = Operands {
-            scales,
+            scales: pair.scales(),
             low_rank: low_rank.as_ref().map(|[t, u]| [t, u]),
             bias: bias.as_ref(),
             gate,
@@ -315,12 +304,16 @@ impl Layer {
         self.products.run(x, call, &operands);
     }
 
-    /// `G W + (G · scale B) A`, and what becomes of it.
+    /// `G W + (G · scale B) A`, and what becomes of it. The first product may be one of codes: of rows of `G`, and of the matrix's
+    /// transposed copy. The adapter reads `G` as it is.
     pub fn input_gradient(&self, of_sums: &OfSums, shape: &[usize], then: Then<'_>) -> Operand {
         let gradient = &of_sums.gradient;
         let (rows, outputs) = gradient.rows_and_columns();
         let (_, inputs) = self.weight.rows_and_columns();
         let output = gradient.empty(shape, gradient.element());
+        if rows == 0 {
+            return output;
+        }
         let (epilogue, other) = match then {
             Then::Nothing => (Epilogue::Store, None),
             Then::Plus(other) => (Epilogue::Add, Some(other)),
@@ -329,24 +322,29 @@ impl Layer {
                 None => (Epilogue::Store, None),
             },
         };
+        let (layout, pair) = match &self.weight.transposed() {
+            Some(weight) => (Layout::Nt, Pair::of_codes(&quantised(gradient), weight)),
+            None => (Layout::Nn, Pair::of_numbers(gradient, &self.weight.widened())),
+        };
         let call = Matmul {
             rank: self.rank(),
             epilogue,
-            ..Matmul::plain(Layout::Nn, [rows, inputs, outputs], gradient.element())
+            storage: pair.storage,
+            ..Matmul::plain(layout, [rows, inputs, outputs], gradient.element())
         };
         let reduced = self
             .adapter
             .as_ref()
             .map(|adapter| of_sums.reduced(adapter, &self.products));
         let low_rank = reduced.zip(self.adapter.as_ref());
-        let low_rank = low_rank.map(|(reduced, adapter)| [matrix(reduced), matrix(&adapter.down)]);
+        let low_rank = low_rank.map(|(reduced, adapter)| [matrix(reduced), adapter.down_in(layout)]);
         let other = other.map(matrix);
-        let weight = self.weight.widened();
-        let (a, b, d) = (matrix(gradient), matrix(&weight), matrix(&output));
+        let ([a, b], d) = (&pair.factors, matrix(&output));
         let operands = Operands {
+            scales: pair.scales(),
             low_rank: low_rank.as_ref().map(|[t, u]| [t, u]),
             other: other.as_ref(),
-            ..Operands::new(&a, &b, &d)
+            ..Operands::new(a, b, &d)
         };
         self.products.run(gradient, call, &operands);
         output
