@@ -1,7 +1,7 @@
 //! `low_precision`: frozen weights stored in 8 or 4 bits, in rollout and training alike.
 //!
 //! Whoever makes weights asks the accelerator for its rule and stores them by it; kernels widen them, or multiply their codes with those of
-//! activations. The accelerator itself refuses to stand where nothing is stored so, and counts the matrices that calls read.
+//! activations and of gradients. The accelerator itself refuses to stand where nothing is stored so, and counts the matrices that calls read.
 
 use burn::tensor::Tensor;
 use flow_accel::{Accelerator, AcceleratorStage, Engagement, Meter, Refusal, Safety, Target};
@@ -22,6 +22,10 @@ pub struct LowPrecisionParams {
     pub compute: LowPrecisionComputeParam,
     /// How frozen weights are stored; `compute = "fp8"` takes `fp8` alone.
     pub format: LowPrecisionFormatParam,
+    /// In what precision the gradients of the layers' inputs are computed; `fp8` is for `compute = "fp8"`, and stores the weights a second
+    /// time.
+    #[serde(default)]
+    pub data_gradient: DataGradientParam,
     /// Layers whose weights stay as they are, beside those outside of the model's blocks: whole names or their ends from a dot
     /// on, `*` standing for any characters, as in `lora.targets`.
     #[serde(default)]
@@ -35,8 +39,20 @@ pub struct LowPrecisionParams {
 pub enum LowPrecisionComputeParam {
     /// In that of the run: weights are widened right before a product.
     Storage,
-    /// In FP8 e4m3, with sums in f32: activations are rounded to it row by row, with a scale for each row. Gradients and adapters are
-    /// computed in the precision of the run.
+    /// In FP8 e4m3, with sums in f32: activations are rounded to it row by row, with a scale for each row. Adapters are computed in the
+    /// precision of the run, and so are gradients unless `data_gradient` says otherwise.
+    Fp8,
+}
+
+/// In what precision the gradients of the layers' inputs are computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum DataGradientParam {
+    /// In that of the run, from weights widened right before.
+    #[default]
+    Run,
+    /// In FP8 e4m3, with sums in f32: gradients are rounded to it row by row, as activations are, and weights are stored a second time,
+    /// transposed, with a scale for each input channel.
     Fp8,
 }
 
@@ -50,15 +66,6 @@ pub enum LowPrecisionFormatParam {
     Int8,
     /// 4-bit NormalFloat, as in QLoRA, with a scale for each block of 64 values of a row.
     Nf4,
-}
-
-impl From<LowPrecisionComputeParam> for LowPrecisionCompute {
-    fn from(compute: LowPrecisionComputeParam) -> Self {
-        match compute {
-            LowPrecisionComputeParam::Storage => Self::Storage,
-            LowPrecisionComputeParam::Fp8 => Self::Fp8,
-        }
-    }
 }
 
 impl From<LowPrecisionFormatParam> for LowPrecisionFormat {
@@ -75,6 +82,7 @@ impl From<LowPrecisionFormatParam> for LowPrecisionFormat {
 #[derive(Clone, Debug)]
 pub struct LowPrecisionAccelerator {
     rule: LowPrecisionRule,
+    data_gradient: DataGradientParam,
 }
 
 impl LowPrecisionAccelerator {
@@ -86,20 +94,36 @@ impl LowPrecisionAccelerator {
         let LowPrecisionParams {
             compute,
             format,
+            data_gradient,
             keep,
         } = params;
+        let compute = match (compute, data_gradient) {
+            // Gradients in FP8 are refused then.
+            (LowPrecisionComputeParam::Storage, _) => LowPrecisionCompute::Storage,
+            (LowPrecisionComputeParam::Fp8, DataGradientParam::Run) => LowPrecisionCompute::Fp8,
+            (LowPrecisionComputeParam::Fp8, DataGradientParam::Fp8) => {
+                LowPrecisionCompute::Fp8WithDataGradient
+            }
+        };
         let rule = LowPrecisionRule {
             format: format.into(),
-            compute: compute.into(),
+            compute,
             keep,
         };
-        Self { rule }
+        Self { rule, data_gradient }
     }
 
-    /// The other formats have no codes that FP8 products multiply.
+    /// The other formats have no codes that FP8 products multiply, and where forward multiplies none, backward does not either.
     fn expect_codes(&self) -> Result<(), Refusal> {
         let LowPrecisionRule { format, compute, .. } = &self.rule;
-        if *compute == LowPrecisionCompute::Storage || *format == LowPrecisionFormat::Fp8 {
+        if !compute.quantises_activations() && self.data_gradient == DataGradientParam::Fp8 {
+            return Err(Refusal::new(
+                "`data_gradient = \"fp8\"` multiplies FP8 codes of gradients with those of a second copy of the weights, and \
+                 `compute = \"storage\"` computes no product in FP8",
+                "Set `compute = \"fp8\"` and `format = \"fp8\"`, or remove `data_gradient`",
+            ));
+        }
+        if !compute.quantises_activations() || *format == LowPrecisionFormat::Fp8 {
             return Ok(());
         }
         Err(Refusal::new(
@@ -122,7 +146,8 @@ impl Accelerator for LowPrecisionAccelerator {
         AcceleratorStage::Both
     }
 
-    // Rollout and training read the same words by the same kernels, and round a row of activations by that row alone.
+    // Rollout and training read the same words by the same kernels, and round a row of activations by that row alone. What gradients are
+    // rounded to is no part of a ratio.
     fn safety(&self, _: &Backends) -> Safety {
         Safety::Lossless
     }

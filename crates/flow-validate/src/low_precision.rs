@@ -6,7 +6,7 @@ use crate::codes::{OTHER_POLICY, REFUSED};
 use flow_accel::{AcceleratorRegistry, Slot};
 use flow_config::{AcceleratorEntry, Config, Diagnostic, Finetune};
 use flow_core::model::MIN_LOW_PRECISION_COLUMNS;
-use flow_core::{LowPrecisionCompute, LowPrecisionRule, ModelSpec, ParamLayout, ParamSpec};
+use flow_core::{LowPrecision, LowPrecisionCompute, LowPrecisionRule, ModelSpec, ParamLayout, ParamSpec};
 
 /// Frozen weights in low precision; the default is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -15,6 +15,8 @@ pub struct LowPrecisionLoad {
     pub values: usize,
     /// Bytes that they are stored in.
     pub bytes: usize,
+    /// Of these, bytes of the transposed copies that gradients are computed with; 0 where there are none.
+    pub transposed: usize,
     /// Values of the largest matrix among them, which products widen one at a time.
     pub largest: usize,
     /// Bytes beside its operands and its result of the product in FP8 that takes most, by row of a call; 0 where products are not in FP8.
@@ -36,15 +38,23 @@ impl LowPrecisionLoad {
     ) -> Self {
         let forms = rule.select(layout, spec);
         let matrices = || forms.iter().flatten();
-        // The codes of activations with the scales of their rows, and on a device that multiplies no FP8 these codes widened.
+        // The codes of activations, or of gradients, with the scales of their rows, and on a device that multiplies no FP8 these codes
+        // widened.
         let product = |(index, weight): (usize, &ParamSpec)| {
             let of = forms.get(index).copied().flatten()?;
-            let row = of.columns.next_multiple_of(CODE_ALIGNMENT) + F32 + bytes * of.columns;
-            (of.compute == LowPrecisionCompute::Fp8).then_some(spec.count_rows(weight.rows, tokens) * row)
+            let columns = match of.compute.quantises_gradients() {
+                true => of.columns.max(of.rows),
+                false => of.columns,
+            };
+            let row = columns.next_multiple_of(CODE_ALIGNMENT) + F32 + bytes * columns;
+            let rows = spec.count_rows(weight.rows, tokens);
+            of.compute.quantises_activations().then_some(rows * row)
         };
+        let transposed = |of: &LowPrecision| of.transposed().map_or(0, |(_, copy)| copy.bytes());
         Self {
             values: matrices().map(|of| of.values()).sum(),
             bytes: matrices().map(|of| of.bytes()).sum(),
+            transposed: matrices().map(transposed).sum(),
             largest: matrices().map(|of| of.values()).max().unwrap_or(0),
             product: (layout.specs().iter().enumerate())
                 .filter_map(product)
@@ -70,6 +80,13 @@ pub(crate) fn of_entry(config: &Config, rule: &LowPrecisionRule, name: &str, pos
                 LowPrecisionCompute::Storage => (String::new(), "with the same weights"),
                 LowPrecisionCompute::Fp8 => (
                     format!(" and multiplies them with activations that are rounded to {format}"),
+                    "the same products",
+                ),
+                LowPrecisionCompute::Fp8WithDataGradient => (
+                    format!(
+                        ", a second time transposed, and multiplies them with activations, and in backward with gradients, that are rounded \
+                         to {format}"
+                    ),
                     "the same products",
                 ),
             };

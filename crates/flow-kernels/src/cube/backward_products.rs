@@ -33,10 +33,7 @@ pub(super) fn backward_of(forward: &Matmul, gradients: Element) -> Vec<Matmul> {
             over_rows([n, rank, m], Element::F32),
         ],
     };
-    std::iter::once(input)
-        .chain(of_codes)
-        .chain(of_weights)
-        .collect()
+    std::iter::once(input).chain(of_codes).chain(of_weights).collect()
 }
 
 #[cfg(all(test, feature = "lavapipe"))]
