@@ -83,9 +83,18 @@ fn products_of_codes_are_those_of_the_processor_and_their_gradients_those_of_the
     let codes = of(LowPrecisionCompute::Fp8);
     let words = codes.quantise(&values(9, &[30, 85])).expect("finite values");
     let on = |side: &Side, of| computed(side, &side.device.words(words.clone()), Some(of));
+    assert_near(&on(&cpu, codes), &on(&cube, codes));
+    for side in computing() {
+        let again = on(&side, codes);
+        assert_eq!(again, on(&side, codes), "twice");
+        assert_ne!(again[0], on(&side, of(LowPrecisionCompute::Storage))[0]);
+    }
+}
+
+/// Whether tensors are those of another device, up to its last bits and what these make of quotients.
+fn assert_near(expected: &[Vec<u32>], found: &[Vec<u32>]) {
     let floats = |bits: &[u32]| bits.iter().map(|bits| f32::from_bits(*bits)).collect::<Vec<_>>();
-    let (expected, found) = (on(&cpu, codes), on(&cube, codes));
-    for (number, (expected, found)) in expected.iter().zip(&found).enumerate() {
+    for (number, (expected, found)) in expected.iter().zip(found).enumerate() {
         let (expected, found) = (floats(expected), floats(found));
         let square = |sum: f32, x: &f32| sum + x * x;
         let errors: Vec<f32> = expected.iter().zip(&found).map(|(a, b)| a - b).collect();
@@ -93,10 +102,30 @@ fn products_of_codes_are_those_of_the_processor_and_their_gradients_those_of_the
         // A quotient that lies in the middle of two codes for one device may not for another, whose division rounds otherwise.
         assert!(error <= 1e-2 * size, "tensor {number}: {error:e} of {size:e}");
     }
+}
+
+#[test]
+fn input_gradients_of_codes_are_those_of_the_processor_and_nothing_else_is_another() {
+    let [cpu, cube] = sides();
+    let on = |side: &Side, compute| {
+        let of = LowPrecision {
+            format: LowPrecisionFormat::Fp8,
+            compute,
+            rows: 30,
+            columns: 85,
+        };
+        let words = of.quantise(&values(9, &[30, 85])).expect("finite values");
+        computed(side, &side.device.words(words), Some(of))
+    };
+    let of_gradients = LowPrecisionCompute::Fp8WithDataGradient;
+    assert_near(&on(&cpu, of_gradients), &on(&cube, of_gradients));
     for side in computing() {
-        let again = on(&side, codes);
-        assert_eq!(again, on(&side, codes), "twice");
-        assert_ne!(again[0], on(&side, of(LowPrecisionCompute::Storage))[0]);
+        let found = on(&side, of_gradients);
+        assert_eq!(found, on(&side, of_gradients), "twice");
+        let products = on(&side, LowPrecisionCompute::Fp8);
+        assert_eq!(found[0], products[0], "the result");
+        assert_ne!(found[1], products[1], "the gradient of the input");
+        assert_eq!(found[2..], products[2..], "the gradients of the adapter");
     }
 }
 
