@@ -24,7 +24,7 @@ pub struct LinearWeights {
     pub weight: DispatchTensor,
     /// The form of a matrix in low precision. It is frozen; whoever multiplies widens it to f32 or the type of activations right before,
     /// or multiplies its codes with those of activations, as [`LowPrecision::compute`] says; keeps the words alone for backward, and
-    /// widens them there either way.
+    /// there widens them again, or multiplies their [second copy](LowPrecision::transposed) with codes of gradients.
     pub low_precision: Option<LowPrecision>,
     /// `[out]`.
     pub bias: Option<DispatchTensor>,

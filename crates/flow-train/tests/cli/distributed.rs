@@ -122,9 +122,9 @@ fn processes_that_share_the_optimizer_write_the_bytes_of_one_that_has_it_alone_a
 }
 
 #[test]
-fn two_processes_multiply_in_fp8_to_the_bytes_of_one() {
+fn two_processes_multiply_activations_and_gradients_in_fp8_to_the_bytes_of_one() {
     let place = Place::new();
-    let products = "acceleration.shared=[{ name = \"low_precision\", params = { compute = \"fp8\", format = \"fp8\" } }]";
+    let products = "acceleration.shared=[{ name = \"low_precision\", params = { compute = \"fp8\", format = \"fp8\", data_gradient = \"fp8\" } }]";
     for processes in ["1", "2"] {
         let name = format!("run.name=on-{processes}");
         let more = [

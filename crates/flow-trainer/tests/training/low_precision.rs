@@ -24,12 +24,15 @@ fn entry(format: &str, keep: &str) -> String {
     computing("storage", format, keep)
 }
 
-/// An entry of `acceleration.shared`.
-fn computing(compute: &str, format: &str, keep: &str) -> String {
+/// An entry of `acceleration.shared`, with `more` parameters.
+fn computing(compute: &str, format: &str, more: &str) -> String {
     format!(
-        "acceleration.shared=[{{ name = \"low_precision\", params = {{ compute = \"{compute}\", format = \"{format}\"{keep} }} }}]"
+        "acceleration.shared=[{{ name = \"low_precision\", params = {{ compute = \"{compute}\", format = \"{format}\"{more} }} }}]"
     )
 }
+
+/// A parameter of an entry whose products are in FP8.
+const GRADIENTS: &str = ", data_gradient = \"fp8\"";
 
 const LORA: [&str; 3] = [
     "model.finetune=\"lora\"",
@@ -53,11 +56,12 @@ fn the_ratio_is_exactly_one_and_a_resumed_run_is_the_uninterrupted_one() {
             .unwrap_or_else(|error| panic!("{name}: {error}"))
     };
     let plain = go("plain", None, false, 3);
-    let stored = LowPrecisionFormat::ALL.map(|format| ("storage", format.name()));
+    let stored = LowPrecisionFormat::ALL.map(|format| ("storage", format.name(), ""));
+    let products = [("fp8", "fp8", ""), ("fp8", "fp8", GRADIENTS)];
     let mut others = vec![plain.weights];
-    for (compute, format) in stored.into_iter().chain([("fp8", "fp8")]) {
-        let name = format!("{format}-{compute}");
-        let entry = computing(compute, format, "");
+    for (compute, format, more) in stored.into_iter().chain(products) {
+        let name = format!("{format}-{compute}-{}", more.len());
+        let entry = computing(compute, format, more);
         let entry = Some(&*entry);
         let whole = go(&format!("{name}-whole"), entry, false, 3);
         for key in ["on_policy/max_ratio_deviation", "on_policy/other_bits"] {
@@ -69,7 +73,7 @@ fn the_ratio_is_exactly_one_and_a_resumed_run_is_the_uninterrupted_one() {
         }
         assert!(
             !others.contains(&whole.weights),
-            "{name}: the policy is another one"
+            "{name}: the policy, or its gradient, is another one"
         );
         others.push(whole.weights.clone());
 
@@ -83,10 +87,10 @@ fn the_ratio_is_exactly_one_and_a_resumed_run_is_the_uninterrupted_one() {
 }
 
 #[test]
-fn a_decoupled_run_with_products_in_fp8_is_resumed_as_the_uninterrupted_one_with_every_policy_of_checkpointing()
+fn a_decoupled_run_with_products_and_gradients_in_fp8_is_resumed_as_the_uninterrupted_one_with_every_policy_of_checkpointing()
  {
     let root = tempfile::tempdir().expect("a temporary directory");
-    let products = computing("fp8", "fp8", "");
+    let products = computing("fp8", "fp8", GRADIENTS);
     let nft = [
         "model.finetune=\"lora\"",
         "lora.targets=[\"to_q\", \"to_v\"]",
