@@ -36,6 +36,8 @@ pub struct Weights {
     parts: Option<Arc<PartsSet>>,
     /// By place in the layout; shorter where none is in low precision.
     low_precision: Arc<[Option<LowPrecision>]>,
+    /// What products round trained matrices to, by place in the layout; shorter where they round none.
+    rounded: Arc<[Option<LowPrecision>]>,
 }
 
 /// How the value of a weight is stored when it is made.
@@ -264,6 +266,7 @@ impl Weights {
             stored: None,
             parts: None,
             low_precision: Arc::from([]),
+            rounded: Arc::from([]),
         }
     }
 
@@ -275,6 +278,17 @@ impl Weights {
     /// The forms of all weights, by place; shorter than the layout where none is in low precision.
     pub fn forms(&self) -> &Arc<[Option<LowPrecision>]> {
         &self.low_precision
+    }
+
+    /// What products round trained matrices to, by place; shorter than the layout where they round none.
+    pub fn rounded(&self) -> &Arc<[Option<LowPrecision>]> {
+        &self.rounded
+    }
+
+    /// Has products round the matrices that `rounded` has a form for to that form, each time from the values that models see. So codes are
+    /// a function of these, whatever changes them; how they are stored stays as it is.
+    pub fn round_in_products(&mut self, rounded: Arc<[Option<LowPrecision>]>) {
+        self.rounded = rounded;
     }
 
     /// Stores the weights that `low_precision` has a form for in that form, and keeps those in it that are replaced later. They

@@ -4,12 +4,15 @@ use crate::host::math;
 use crate::host::matrix::{Matrix, MatrixMut, Precision, Write};
 use flow_core::cpu::{CpuTensor, from_vec};
 use flow_core::low_precision::quantise_activations;
+use flow_core::tensors::is_float;
 use flow_core::{LowPrecision, RawTensor};
 
 /// A matrix `[out, in]` as it is stored.
 #[derive(Clone, Debug)]
 pub(crate) enum StoredMatrix {
     Numbers(CpuTensor),
+    /// Numbers that forward rounds to codes.
+    Rounded(CpuTensor),
     LowPrecision(LowPrecision, Box<RawTensor>),
 }
 
@@ -40,9 +43,10 @@ pub(crate) struct Codes {
 }
 
 impl StoredMatrix {
-    /// The matrix `plain`: numbers, or the words of a matrix in low precision.
+    /// The matrix `plain`: numbers, perhaps to be rounded, or the words of a matrix in low precision.
     pub(crate) fn read(plain: &RawTensor, low_precision: Option<LowPrecision>) -> Self {
         match low_precision {
+            Some(_) if is_float(plain) => Self::Rounded(CpuTensor::read(plain)),
             Some(of) => Self::LowPrecision(of, Box::new(plain.clone())),
             None => Self::Numbers(CpuTensor::read(plain)),
         }
@@ -51,7 +55,7 @@ impl StoredMatrix {
     /// Output and input channels.
     pub(crate) fn rows_and_columns(&self) -> (usize, usize) {
         match self {
-            Self::Numbers(numbers) => numbers.rows_and_columns(),
+            Self::Numbers(numbers) | Self::Rounded(numbers) => numbers.rows_and_columns(),
             Self::LowPrecision(of, _) => (of.rows, of.columns),
         }
     }
@@ -59,7 +63,7 @@ impl StoredMatrix {
     /// The numbers, in memory of their own if the matrix is in low precision.
     fn widened(&self) -> CpuTensor {
         match self {
-            Self::Numbers(numbers) => numbers.clone(),
+            Self::Numbers(numbers) | Self::Rounded(numbers) => numbers.clone(),
             Self::LowPrecision(of, words) => matrix(of.host(words), [of.rows, of.columns]),
         }
     }
@@ -70,15 +74,22 @@ impl StoredMatrix {
             Self::LowPrecision(of, words) if of.compute.quantises_activations() => {
                 ForwardMatrix::Codes(Codes::new(of.host_codes_and_scales(words), [of.rows, of.columns]))
             }
+            Self::Rounded(numbers) => {
+                let (rows, columns) = numbers.rows_and_columns();
+                let mut values = vec![0.0; rows * columns];
+                let scales = quantise_rows(numbers.values(), columns, &mut values);
+                ForwardMatrix::Codes(Codes::new((values, scales), [rows, columns]))
+            }
             _ => ForwardMatrix::Numbers(self.widened()),
         }
     }
 
-    /// What backward multiplies with, in memory of its own if the matrix is in low precision.
+    /// What backward multiplies with, in memory of its own if the matrix is in low precision. Of numbers that forward rounded these, as if
+    /// it had not (the straight-through estimator).
     pub(crate) fn for_backward(&self) -> BackwardMatrix {
         let transposed = match self {
             Self::LowPrecision(of, words) => of.host_transposed(words).map(|copy| (copy, of)),
-            Self::Numbers(_) => None,
+            Self::Numbers(_) | Self::Rounded(_) => None,
         };
         match transposed {
             Some((copy, of)) => BackwardMatrix::Codes(Codes::new(copy, [of.columns, of.rows])),

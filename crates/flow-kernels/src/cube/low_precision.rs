@@ -4,6 +4,7 @@
 use super::operand::{Operand, expect_launched};
 use super::products::matrix;
 use flow_core::cube::{self, CubeTensor};
+use flow_core::tensors::is_float;
 use flow_core::{LowPrecision, LowPrecisionFormat, RawTensor};
 use flow_kernels_cube::Element;
 use flow_kernels_cube::low_precision::{CodeFormat, LowPrecision as InLowPrecision};
@@ -16,6 +17,8 @@ use flow_matmul_cube::tensors::{Matrix, Scales};
 pub(super) enum StoredMatrix {
     /// Numbers in the type that products take.
     Numbers(Operand),
+    /// Such numbers, which forward rounds to codes.
+    Rounded(Operand),
     /// Codes and scales.
     LowPrecision(Words),
 }
@@ -46,6 +49,9 @@ impl StoredMatrix {
         let Some(form) = low_precision else {
             return Self::Numbers(Operand::read_as(plain, element));
         };
+        if is_float(plain) {
+            return Self::Rounded(Operand::read_as(plain, element));
+        }
         let words = cube::read_ints(plain).expect("words are integers on the device of the layer's input");
         Self::LowPrecision(Words {
             form,
@@ -57,7 +63,7 @@ impl StoredMatrix {
     /// Output and input channels.
     pub fn rows_and_columns(&self) -> (usize, usize) {
         match self {
-            Self::Numbers(numbers) => numbers.rows_and_columns(),
+            Self::Numbers(numbers) | Self::Rounded(numbers) => numbers.rows_and_columns(),
             Self::LowPrecision(Words { form, .. }) => (form.rows, form.columns),
         }
     }
@@ -65,7 +71,7 @@ impl StoredMatrix {
     /// The numbers, in memory of their own if the matrix is in low precision.
     pub fn widened(&self) -> Operand {
         match self {
-            Self::Numbers(numbers) => numbers.clone(),
+            Self::Numbers(numbers) | Self::Rounded(numbers) => numbers.clone(),
             Self::LowPrecision(words) => words.widened(),
         }
     }
@@ -76,6 +82,7 @@ impl StoredMatrix {
             Self::LowPrecision(words) if words.form.compute.quantises_activations() => {
                 Some(words.quantised(0, words.form))
             }
+            Self::Rounded(numbers) => Some(quantised(numbers)),
             _ => None,
         }
     }
