@@ -1,4 +1,4 @@
-//! `low_precision`: frozen weights stored in 8 or 4 bits, in rollout and training alike.
+//! `low_precision`: frozen weights stored in 8 or 4 bits, or trained ones multiplied in FP8, in rollout and training alike.
 //!
 //! Whoever makes weights asks the accelerator for its rule and stores them by it; kernels widen them, or multiply their codes with those of
 //! activations and of gradients. The accelerator itself refuses to stand where nothing is stored so, and counts the matrices that calls read.
@@ -78,7 +78,7 @@ impl From<LowPrecisionFormatParam> for LowPrecisionFormat {
     }
 }
 
-/// Stores frozen matrices in 8 or 4 bits.
+/// Stores frozen matrices in 8 or 4 bits, or multiplies trained ones in FP8.
 #[derive(Clone, Debug)]
 pub struct LowPrecisionAccelerator {
     rule: LowPrecisionRule,
@@ -157,13 +157,15 @@ impl Accelerator for LowPrecisionAccelerator {
     }
 
     fn set_up(&self, weights: &Weights) -> Result<(), Refusal> {
-        if weights.forms().iter().any(Option::is_some) {
+        let mut forms = weights.forms().iter().chain(weights.rounded().iter());
+        if forms.any(Option::is_some) {
             return Ok(());
         }
         Err(Refusal::new(
             format!(
-                "no weight of the run is stored in {}: it stores the frozen matrices of adapter runs (`model.finetune = \"lora\"`) in \
-                 the model's blocks, of {MIN_LOW_PRECISION_COLUMNS} input channels and more, that `keep` does not name",
+                "no weight of the run is stored in {}: it stores the frozen matrices of adapter runs (`model.finetune = \"lora\"`), and with \
+                 `compute = \"fp8\"` multiplies the trained ones of others, in the model's blocks, of {MIN_LOW_PRECISION_COLUMNS} input \
+                 channels and more, that `keep` does not name",
                 self.rule.format
             ),
             "Set `model.finetune = \"lora\"`, name fewer layers in `keep`, or remove the entry",

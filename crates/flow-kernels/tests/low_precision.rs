@@ -331,6 +331,44 @@ fn gradients_of_products_of_codes_are_those_of_the_widened_matrix() {
     }
 }
 
+#[test]
+fn a_trained_matrix_is_rounded_as_one_that_is_stored_and_has_the_gradients_of_one_that_is_not_rounded() {
+    let matrix = Matrix::new(LowPrecisionFormat::Fp8, 1, [INNER, WIDTH]);
+    let mut operands = vec![operand(3, &[2, 5, WIDTH])];
+    operands.extend(others(10, [INNER, WIDTH]));
+    operands.push(Operand {
+        values: matrix.values.clone(),
+        shape: vec![INNER, WIDTH],
+    });
+    let seed = operand(5, &[2, 5, INNER]);
+    let kernels = CpuKernels::default();
+    let of = |low_precision: Option<LowPrecision>| {
+        let kernel = |inputs: &[DispatchTensor]| {
+            let layer = LinearWeights {
+                weight: inputs[4].clone(),
+                low_precision,
+                ..matrix.layer(&inputs[1..4], None)
+            };
+            let model = kernels.ops().model;
+            model.linear(&Compute, &inputs[0], &layer, Activation::None)
+        };
+        run(&operands, &[true; 5], &kernel, &seed)
+    };
+    let form = LowPrecision {
+        compute: CODES,
+        ..matrix.of
+    };
+    let ((found, gradients), (unrounded, expected)) = (of(Some(form)), of(None));
+    let plain: Vec<RawTensor> = operands[1..4].iter().map(Operand::plain).collect();
+    let stored = matrix.layer(&plain, Some(CODES));
+    let model = kernels.ops().model;
+    let stored = model.linear(&Compute, &operands[0].plain(), &stored, Activation::None);
+    assert_eq!(bits(&found), bits(&to_host(&stored)));
+    assert_ne!(bits(&found), bits(&unrounded));
+    assert!(gradients.iter().all(Option::is_some));
+    assert_eq!(gradients, expected);
+}
+
 /// `quantised(g) Q + scale · (g B) A` in f64, the columns of `Q` being those of the widened matrix, each quantised as a row is.
 fn defined_gradient(gradient: &[f32], matrix: &Matrix, others: &[Operand; 3]) -> Vec<f64> {
     let (outputs, columns) = (matrix.of.rows, matrix.of.columns);

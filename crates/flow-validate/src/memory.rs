@@ -5,7 +5,7 @@
 //! | part | values |
 //! |---|---|
 //! | weights | `W`; on a GPU that computes in bf16, half of what is frozen, and of what is trained if it is stored in bf16; of the weights of blocks, an even share on several processes that share them out; what the accelerator `low_precision` stores takes a byte a value and 4 a row, or in NF4 half a byte a value and 2 for each 64 of a row, with `data_gradient = "fp8"` again a byte a value and 4 a column, and the largest such matrix stands there widened as well |
-//! | products in FP8 | with `compute = "fp8"`, of the product that takes most: the codes of its activations, or with `data_gradient = "fp8"` of its gradients, and these widened, as they are where a device multiplies no FP8 |
+//! | products in FP8 | with `compute = "fp8"`, of the product that takes most: the codes of its activations, or with `data_gradient = "fp8"` of its gradients, and these widened, as they are where a device multiplies no FP8; of trained weights as much for the largest matrix |
 //! | whole blocks | where processes share out weights: five times the largest block as it is stored: the one that computes, the next one, and three rows of a block that are on their way between processes |
 //! | gradients | `2 T`: those added up over micro-batches, and those of the call under way, which may be bf16. Where processes share out trained blocks, one block of the call under way; the sums are whole until a process's last unit of an update, so an even share where it has one |
 //! | moments | `2 T`: AdamW's first and second; half of it in bf16; on several processes that share the optimizer's state, an even share of it |
@@ -350,7 +350,7 @@ impl MemoryEstimate {
             trajectories: latents(3 * load.records + load.states + 1),
             unshared_trajectories: latents(2 * load.records + load.states + 1),
             activations: bytes(stored.activation, per_row) * load.rows as f64,
-            products: low.product as f64 * load.rows as f64,
+            products: low.product as f64 * load.rows as f64 + low.rounded as f64,
             loading: frozen + BYTES * trained_here,
             autoencoder: 0.0,
             rewards: 0.0,

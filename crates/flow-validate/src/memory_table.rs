@@ -219,7 +219,9 @@ fn of_low_precision(load: &Load) -> MemoryRow {
 fn of_products(estimate: &MemoryEstimate) -> MemoryRow {
     MemoryRow {
         part: "products in FP8".into(),
-        what: "of the largest, codes of its activations or gradients, and these widened".into(),
+        what:
+            "of the largest, codes of its activations or gradients, and of trained weights, and these widened"
+                .into(),
         bytes: estimate.products,
         when: vec![Phase::Rollout, Phase::Update],
     }

@@ -130,6 +130,26 @@ fn input_gradients_of_codes_are_those_of_the_processor_and_nothing_else_is_anoth
 }
 
 #[test]
+fn a_trained_matrix_is_rounded_as_one_that_is_stored() {
+    let [_, cube] = sides();
+    let of = LowPrecision {
+        format: LowPrecisionFormat::Fp8,
+        compute: LowPrecisionCompute::Fp8,
+        rows: 30,
+        columns: 85,
+    };
+    let numbers = values(9, &[30, 85]);
+    let words = of.quantise(&numbers).expect("finite values");
+    let weights = [cube.device.plain(numbers, &[30, 85]), cube.device.words(words)];
+    let [trained, stored] = weights.map(|weight| computed(&cube, &weight, Some(of)));
+    assert_near(&stored[..1], &trained[..1]);
+    let [trained_again, unrounded] = [Some(of), None]
+        .map(|form| computed(&cube, &cube.device.plain(values(9, &[30, 85]), &[30, 85]), form));
+    assert_eq!(trained_again, trained, "twice");
+    assert_ne!(unrounded[0], trained[0]);
+}
+
+#[test]
 fn layers_that_share_the_codes_of_their_input_have_the_bits_of_each_alone() {
     use LowPrecisionCompute::{Fp8, Storage};
     for side in computing() {

@@ -221,6 +221,17 @@ fn what_forbids_frozen_weights_in_8_bits_is_said_for_a_gpu_that_is_not_here_too(
     assert_eq!(outcome.code, Some(0), "{outcome:#?}");
     let said = outcome.stdout + &outcome.stderr;
     contains(&said, &["acceleration::other-policy", "activations", "gradients"]);
+    // Of trained weights products alone are in FP8.
+    let products = entry(("fp8", "\"fp8\""));
+    let full = ["check", "tiny.toml", "--set", "model.finetune=\"full\"", "--set"];
+    let outcome = place.run(&[&full[..], &[&*products]].concat());
+    assert_eq!(outcome.code, Some(0), "{outcome:#?}");
+    let said = outcome.stdout + &outcome.stderr;
+    contains(&said, &["acceleration::other-policy", "trained", "activations"]);
+    contains(
+        &place.fail(2, &[&full[..], &[&*codes]].concat()),
+        &["acceleration::refused", "data_gradient"],
+    );
 }
 
 #[test]

@@ -112,6 +112,33 @@ fn a_decoupled_run_with_products_and_gradients_in_fp8_is_resumed_as_the_uninterr
     assert_eq!(go("parts", &[], true, 3), whole);
 }
 
+#[test]
+fn a_run_of_all_weights_multiplies_in_fp8_with_a_ratio_of_exactly_one_and_is_resumed_as_the_uninterrupted_one()
+ {
+    let root = tempfile::tempdir().expect("a temporary directory");
+    let products = computing("fp8", "fp8", "");
+    let go = |name: &str, overrides: &[&str], resume, until| {
+        run(overrides, &root.path().join(name), resume, until)
+            .unwrap_or_else(|error| panic!("{name}: {error}"))
+    };
+    let plain = go("plain", &[], false, 3);
+    let whole = go("whole", &[&*products], false, 3);
+    for key in ["on_policy/max_ratio_deviation", "on_policy/other_bits"] {
+        let deviations = whole.metrics.lines().filter_map(|line| {
+            let record: serde_json::Value = serde_json::from_str(line).expect("a record");
+            record.get(key)?.as_f64()
+        });
+        assert_eq!(deviations.collect::<Vec<_>>(), [0.0; 3], "{key}");
+    }
+    assert!(whole.weights != plain.weights, "the policy is another one");
+    let again = go("again", &[&*products, "checkpointing.policy=\"full\""], false, 3);
+    assert!(again.weights == whole.weights, "computed again");
+    go("parts", &[&*products], false, 2);
+    let newest = root.path().join("parts/run/checkpoints/step-000002.ckpt");
+    std::fs::remove_file(&newest).expect("the run saved its end");
+    assert!(go("parts", &[&*products], true, 3) == whole, "resumed");
+}
+
 /// How far the run's samples and blocks are from those with the weights of the file.
 struct Drifts<'a> {
     exact: &'a Weights,

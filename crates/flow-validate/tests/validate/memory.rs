@@ -460,6 +460,38 @@ fn frozen_weights_in_low_precision_take_their_codes_and_scales() {
 }
 
 #[test]
+fn trained_weights_that_are_multiplied_in_fp8_take_the_codes_of_the_largest() {
+    let mut layout = ParamLayout::default();
+    let mut builder = LayoutBuilder::new(&mut layout);
+    for (block, shape) in [[10, 66], [7, 20]].into_iter().enumerate() {
+        let mut blocks = builder.under("blocks");
+        blocks.under(block).matrix("to_q.weight", shape, Init::Zeros);
+    }
+    let spec = ModelSpec {
+        stacks: vec![("blocks".into(), 2)],
+        ..spec()
+    };
+    let rule = |compute| LowPrecisionRule {
+        format: LowPrecisionFormat::Fp8,
+        compute,
+        keep: Vec::new(),
+    };
+    let plain = Load::of(&config(""), &CATALOG);
+    let load = |compute| plain.with_low_precision(Some(&rule(compute)), &layout, &spec);
+    assert_eq!(
+        load(LowPrecisionCompute::Storage).low_precision,
+        LowPrecisionLoad::default(),
+        "nothing is frozen"
+    );
+    let of = |load: &Load| MemoryEstimate::new(&layout, &spec, 800, load);
+    let (without, with) = (of(&plain), of(&load(LowPrecisionCompute::Fp8)));
+    assert_eq!(with.weights, without.weights);
+    // Of every token, and of 10 rows of the matrix, 66 codes in 80 bytes, a scale, and the codes in f32.
+    let rows = (spec.tokens * plain.rows) as f64 + 10.0;
+    assert_eq!(with.products, rows * (80.0 + 4.0 + 4.0 * 66.0));
+}
+
+#[test]
 fn gradients_in_fp8_take_a_second_copy_of_the_weights_and_codes_of_the_wider_side() {
     let mut layout = ParamLayout::default();
     let mut builder = LayoutBuilder::new(&mut layout);
