@@ -20,10 +20,10 @@ use std::sync::Arc;
 pub struct LowPrecisionParams {
     /// In what precision products are computed.
     pub compute: LowPrecisionComputeParam,
-    /// How frozen weights are stored; `compute = "fp8"` takes `fp8` alone.
+    /// How frozen weights are stored, or trained ones rounded; `compute = "fp8"` takes `fp8` alone.
     pub format: LowPrecisionFormatParam,
-    /// In what precision the gradients of the layers' inputs are computed; `fp8` is for `compute = "fp8"`, and stores the weights a second
-    /// time.
+    /// In what precision the gradients of the layers' inputs are computed; `fp8` is for `compute = "fp8"` and frozen weights, which it
+    /// stores a second time.
     #[serde(default)]
     pub data_gradient: DataGradientParam,
     /// Layers whose weights stay as they are, beside those outside of the model's blocks: whole names or their ends from a dot
@@ -40,7 +40,8 @@ pub enum LowPrecisionComputeParam {
     /// In that of the run: weights are widened right before a product.
     Storage,
     /// In FP8 e4m3, with sums in f32: activations are rounded to it row by row, with a scale for each row. Adapters are computed in the
-    /// precision of the run, and so are gradients unless `data_gradient` says otherwise.
+    /// precision of the run, and so are gradients unless `data_gradient` says otherwise. With `model.finetune = "full"` trained weights
+    /// are rounded so right before each product, and stored as without it.
     Fp8,
 }
 

@@ -162,7 +162,8 @@ pub(crate) fn of_model(
     let mut found: Vec<Diagnostic> = idle
         .map(|pattern| {
             let message = format!(
-                "`{pattern}` names no layer that would be stored in {}, or multiplied in it; layers outside of the model's blocks stay as they are anyway",
+                "`{pattern}` names no layer that would be stored in {}, or multiplied in it; layers outside of the model's blocks stay as they \
+                 are anyway",
                 rule.format
             );
             Diagnostic::error(REFUSED, message)
@@ -176,8 +177,8 @@ pub(crate) fn of_model(
     };
     if chosen.iter().all(Option::is_none) {
         let message = format!(
-            "no layer of the model is stored in {}, or multiplied in it: those are the layers of its blocks of {MIN_LOW_PRECISION_COLUMNS} input channels \
-             and more that `keep` does not name",
+            "no layer of the model is stored in {}, or multiplied in it: those are the layers of its blocks of \
+             {MIN_LOW_PRECISION_COLUMNS} input channels and more that `keep` does not name",
             rule.format
         );
         found.push(

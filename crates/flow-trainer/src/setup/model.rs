@@ -214,8 +214,8 @@ fn low_precision(
         && let Some(pattern) = rule.idle_patterns(layout, model.spec()).first()
     {
         return Err(TrainError::setting(format!(
-            "`keep` of the accelerator `low_precision` has `{pattern}`, which names no layer that would be stored in {}, or multiplied in it; layers outside of \
-             the model's blocks stay as they are anyway. Remove it, or write a layer's name as `lora.targets` has it",
+            "`keep` of the accelerator `low_precision` has `{pattern}`, which names no layer that would be stored in {}, or multiplied in it; \
+             layers outside of the model's blocks stay as they are anyway. Remove it, or write a layer's name as `lora.targets` has it",
             rule.format
         )));
     }
