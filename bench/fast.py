@@ -148,13 +148,13 @@ class Row:
         self.peers["encode"] = [PYTHON, str(BENCH / "parts_peer.py"), "t5", *sizes, "--modes", *of_parts(work.modes)]
 
     def rewards(self, work, name):
-        """Rewards of pretrained networks, in f32 and bf16 on the device, and beside PyTorch."""
+        """Rewards of pretrained networks, in bf16 on the device, and beside PyTorch."""
         fixtures = str(BENCH.parent / "crates/flow-rewards-models/tests/fixtures")
         for reward, network in REWARDS.items():
             folder = str(work.scratch / network)
             ours = [str(work.programs / "reward_speed"), reward, "16", str(work.repeats), "--folder", folder, "--fixtures", fixtures]
-            for way, kernels in (("bf16", "cuda-bf16"), ("bf16", "cuda-bf16-fused"), ("f32", "cuda")):
-                self.ours[f"{reward} {kernels}"] = [*ours, "--device", "cuda", "--dtype", way, "--kernels", kernels]
+            for kernels in ("cuda-bf16", "cuda-bf16-fused"):
+                self.ours[f"{reward} {kernels}"] = [*ours, "--device", "cuda", "--dtype", "bf16", "--kernels", kernels]
             peer = [PYTHON, str(BENCH / "reward_peer.py"), reward, "--folder", folder, "--repeats", str(work.repeats)]
             self.peers[reward] = [*peer, "--modes", *of_parts(work.modes)]
 

@@ -86,7 +86,7 @@ class ImageReward(nn.Module):
         ids = self.ids.expand(len(pixels), -1)
         everything = torch.ones_like(ids)
         all_seen = torch.ones(seen.shape[:2], dtype=torch.long, device=seen.device)
-        read = self.text(ids, attention_mask=everything, encoder_hidden_states=seen, encoder_attention_mask=all_seen)
+        read = self.text(ids, attention_mask=everything, encoder_hidden_states=seen, encoder_attention_mask=all_seen, use_cache=False)
         return self.head(read.last_hidden_state[:, 0]).float()[:, 0]
 
 
