@@ -150,10 +150,12 @@ impl Load {
         let is_coupled = algorithm.is_some_and(|facts| facts.is_coupled);
         let distillation = catalog.distillation_facts(config);
         let scheduler = &config.scheduler;
+        let branching = &sampling.branching;
+        let is_random_once = matches!(branching, Branching::OneStep(_) | Branching::OneStepPerGroup(_));
         let records = match &scheduler.window {
             _ if scheduler.dynamics == Dynamics::Ode => 0,
             _ if !is_coupled && distillation.is_none() => 0,
-            _ if matches!(sampling.branching, Branching::OneStep(_)) => 1,
+            _ if is_random_once => 1,
             Window::All(_) => scheduler.steps.saturating_sub(1),
             Window::List(list) => list.steps.len(),
             Window::Random(random) => random.count,
