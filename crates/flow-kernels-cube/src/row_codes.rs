@@ -13,7 +13,7 @@ use flow_cube::e4m3::{encode_four, magnitude_bits};
 /// Codes of a row are a multiple of this: rows lie without gaps, and begin where products want them.
 const ROW_MULTIPLE: usize = 16;
 /// Codes in a word.
-pub(crate) const CODES: usize = 4;
+const CODES: usize = 4;
 
 /// Where the codes and the scales of rows go.
 #[derive(Clone, Debug)]
