@@ -77,10 +77,15 @@ impl StoredMatrix {
         }
     }
 
+    /// Whether forward multiplies the matrix's codes with those of activations.
+    pub fn multiplies_codes(&self) -> bool {
+        matches!(self, Self::LowPrecision(words) if words.compute == LowPrecisionCompute::Fp8)
+    }
+
     /// Codes and scales, if forward multiplies them with those of activations.
     pub fn quantised(&self) -> Option<Quantised> {
         match self {
-            Self::LowPrecision(words) if words.compute == LowPrecisionCompute::Fp8 => Some(words.quantised()),
+            Self::LowPrecision(words) if self.multiplies_codes() => Some(words.quantised()),
             _ => None,
         }
     }

@@ -8,6 +8,7 @@ mod experts;
 mod feature_cache;
 mod fused;
 mod latents;
+mod layer_input;
 mod linear;
 mod low_precision;
 mod norm;
