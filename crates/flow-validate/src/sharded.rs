@@ -94,6 +94,18 @@ pub fn sharded_weights(
     found
 }
 
+/// What forbids a pretraining whose `ranks` processes share out this; nothing where it is the optimizer's state alone.
+pub fn sharded_pretraining(shard: Shard, ranks: usize) -> Option<Diagnostic> {
+    (ranks > 1 && shard == Shard::Weights).then(|| {
+        Diagnostic::error(
+            NOT_ON_SEVERAL,
+            "`distributed.shard = \"weights\"` is for reinforcement learning: a pretraining has all weights on every process",
+        )
+        .path("distributed.shard")
+        .help("set it to \"optimizer\", which shares out the optimizer's state of a pretraining, or to \"none\"")
+    })
+}
+
 /// Whether a policy may keep what some block computes, and with it the block's weights.
 fn keeps_blocks(policy: &Policy) -> bool {
     match policy {
