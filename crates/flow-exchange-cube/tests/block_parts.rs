@@ -336,6 +336,16 @@ impl Exchange for Logged {
         self.exchange.sum(lanes, parts)
     }
 
+    fn reduce_scatter(
+        &self,
+        lanes: &Lanes,
+        parts: &mut [&mut dyn Values],
+        counts: &[usize],
+        own: &mut dyn Values,
+    ) -> Result<(), Lost> {
+        self.exchange.reduce_scatter(lanes, parts, counts, own)
+    }
+
     fn settle(&self) -> Result<(), Lost> {
         self.exchange.settle()
     }

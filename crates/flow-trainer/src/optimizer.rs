@@ -2,6 +2,7 @@
 
 mod accumulated;
 mod block_sums;
+mod scatter;
 
 pub use accumulated::Accumulated;
 pub(crate) use block_sums::{BlockSums, UnitLanes};

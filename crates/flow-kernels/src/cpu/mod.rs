@@ -287,8 +287,12 @@ impl OptimizerOps for CpuKernels {
         factors.values(self.sums_of_squares(gradients).into_iter().sum(), device)
     }
 
-    fn squares(&self, gradient: &RawTensor) -> Squares {
-        Squares::Host(optimizer::sum_of_squares(gradient))
+    fn squares_piece(&self) -> usize {
+        crate::host::threads::PIECE
+    }
+
+    fn squares(&self, gradient: &RawTensor, _: usize) -> Squares {
+        Squares::Host(optimizer::squares_of_pieces(gradient))
     }
 
     fn adamw_scalars_of(

@@ -51,12 +51,12 @@ fn in_f32(factors: &AdamWFactors) -> Factors {
     }
 }
 
-/// Sums of squares of a tensor's pieces, in f32.
-pub(super) fn squares(gradient: &RawTensor) -> Squares {
+/// Sums of squares in f32, of a tensor of `length` values or of some of its pieces.
+pub(super) fn squares(gradient: &RawTensor, length: usize) -> Squares {
     let gradient = Operand::read(gradient);
     let buffer = gradient.buffer();
     let pieces = gradient.empty(&[optimizer::pieces(&buffer)], Element::F32);
-    let launched = optimizer::squares_of_pieces(gradient.client(), &buffer, &pieces.buffer());
+    let launched = optimizer::squares_of_pieces(gradient.client(), &buffer, length, &pieces.buffer());
     expect_launched("squares", launched);
     Squares::Device(Box::new(pieces.into_plain()))
 }
