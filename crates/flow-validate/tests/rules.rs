@@ -411,7 +411,10 @@ fn weights_are_shared_out_where_every_block_is_computed_again_and_nothing_else_n
         config.model.finetune = Finetune::Full;
         config.optimizer.weights = flow_config::WeightStorage::Bf16;
     });
-    assert_eq!(narrow, ["optimizer.weights"]);
+    assert!(
+        narrow.is_empty(),
+        "the numbers that round a part are those of its place in the weight"
+    );
     assert_eq!(changed(|config| config.model.weights = None), ["model.weights"]);
     let kept = changed(|config| config.checkpointing = CheckpointingConfig::default());
     assert_eq!(kept, ["checkpointing.policy"]);

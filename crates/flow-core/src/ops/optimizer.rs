@@ -39,8 +39,13 @@ pub enum MasterWeight<'a> {
     F32WithCopy(&'a mut RawTensor),
     /// The lower half of an f32 whose upper half is the weight ([`SplitF32`](crate::split_f32::SplitF32)); changed.
     SplitF32(&'a mut RawTensor),
-    /// The weight is bf16, and its step is rounded at random by the numbers of this stream.
-    StochasticRounding(u32),
+    /// The weight is bf16, and its step is rounded at random.
+    StochasticRounding {
+        /// By the numbers of this stream.
+        stream: u32,
+        /// Which of these the first value takes: 0, or where a part of a weight begins in it, a multiple of four.
+        first: usize,
+    },
 }
 
 /// A weight, and what its step of AdamW reads and writes.

@@ -333,10 +333,10 @@ impl OptimizerOps for CpuKernels {
                         lower: *lower,
                     } = split_f32::split(&value);
                 }
-                MasterWeight::StochasticRounding(stream) => {
+                MasterWeight::StochasticRounding { stream, first } => {
                     let mut value = cast(weight, FloatDType::F32);
                     step_in_f32(&mut value);
-                    *weight = split_f32::rounded(&value, step.rounding, stream);
+                    *weight = split_f32::rounded(&value, step.rounding, (stream, first));
                 }
             }
             for (moment, dtype) in [of.first, of.second].into_iter().zip(stored) {

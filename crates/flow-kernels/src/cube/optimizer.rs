@@ -107,7 +107,7 @@ pub(super) fn adamw_all(weights: Vec<AdamWParam<'_>>, step: &AdamWStep) {
     for of in weights {
         let narrow = matches!(
             of.master,
-            MasterWeight::SplitF32(_) | MasterWeight::StochasticRounding(_)
+            MasterWeight::SplitF32(_) | MasterWeight::StochasticRounding { .. }
         );
         let stored = if narrow { Element::Bf16 } else { Element::F32 };
         let mut prepared = Prepared {
@@ -123,7 +123,9 @@ pub(super) fn adamw_all(weights: Vec<AdamWParam<'_>>, step: &AdamWStep) {
             }
             MasterWeight::F32WithCopy(copy) => copied_after.push((copy, of.weight)),
             MasterWeight::SplitF32(lower) => prepared.beside = Held::Lower(bits_mut(lower)),
-            MasterWeight::StochasticRounding(stream) => prepared.beside = Held::Stream(stream),
+            MasterWeight::StochasticRounding { stream, first } => {
+                prepared.beside = Held::Stream { stream, first };
+            }
             MasterWeight::F32 => {}
         }
         all.push(prepared);
@@ -180,7 +182,7 @@ enum Held {
     Nothing,
     Copy(Buffer),
     Lower(Buffer),
-    Stream(u32),
+    Stream { stream: u32, first: usize },
 }
 
 impl Held {
@@ -189,7 +191,10 @@ impl Held {
             Self::Nothing => Is::Nothing,
             Self::Copy(copy) => Is::Copy(copy),
             Self::Lower(lower) => Is::Low(lower),
-            Self::Stream(stream) => Is::Stream(*stream),
+            Self::Stream { stream, first } => Is::Stream {
+                stream: *stream,
+                first: *first,
+            },
         }
     }
 }

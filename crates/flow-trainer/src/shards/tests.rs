@@ -254,7 +254,11 @@ fn after_steps_of_a_block(exchange: Arc<dyn Exchange>, storage: WeightStorage) -
 
 #[test]
 fn steps_of_parts_put_together_are_those_of_whole_weights_however_these_are_stored() {
-    for storage in [WeightStorage::Whole, WeightStorage::SplitF32] {
+    for storage in [
+        WeightStorage::Whole,
+        WeightStorage::SplitF32,
+        WeightStorage::Narrow,
+    ] {
         let [whole, seen] = after_steps_of_a_block(Arc::new(flow_exchange::Alone), storage);
         for ranks in [2, 3] {
             let threads: Vec<_> = in_process(ranks, Duration::from_secs(20))
