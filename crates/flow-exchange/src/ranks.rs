@@ -337,7 +337,10 @@ impl Exchange for Ranks {
         let rows: Vec<Vec<f32>> = parts.iter().map(|part| part.read()).collect();
         let ranges = parts_of_ranks(counts, self.world.ranks, rows.first().map_or(0, Vec::len));
         let mut state = self.begin()?;
-        own.write(self.own_total(&mut state, lanes, &rows, &ranges)?);
+        let total = self.own_total(&mut state, lanes, &rows, &ranges)?;
+        if !total.is_empty() {
+            own.write(total);
+        }
         Ok(())
     }
 
