@@ -160,6 +160,7 @@ fn adamw_narrow<F: Float>(halves: bool) -> KernelDefinition {
         each(MOST, || ()),
         each(MOST, || ()),
         each(MOST, || ()),
+        each(MOST, || ()),
         (),
         (),
         (),
