@@ -7,8 +7,8 @@ use cubecl::prelude::*;
 
 /// One step as [`super::adamw_kernel`] takes it, of weights in 16 bits. With `halves`, `lows` are the other 16 of f32 weights, and
 /// nothing is rounded. Without, `lows` is empty, and the new weight is rounded up with the probability that makes its
-/// expectation the f32 result (stochastic rounding): value `i` of weight `streams[j]` takes the high 16 bits of the
-/// number `i` that `flow_rng` draws at sample `streams[j]` and step `step`, whose key and purpose are given.
+/// expectation the f32 result (stochastic rounding): value `i` of weight `j` takes the high 16 bits of number
+/// `4 * first_blocks[j] + i` that `flow_rng` draws at sample `streams[j]` and step `step`, whose key and purpose are given.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn adamw_narrow_kernel<G: Float, M: Float, N: Size>(
     highs: &mut Sequence<Box<[Vector<u16, N>]>>,
@@ -20,6 +20,7 @@ pub(crate) fn adamw_narrow_kernel<G: Float, M: Float, N: Size>(
     vectors: &Sequence<usize>,
     decays: &Sequence<f32>,
     streams: &Sequence<u32>,
+    first_blocks: &Sequence<u32>,
     beta1: f32,
     beta2: f32,
     epsilon: f32,
@@ -35,6 +36,7 @@ pub(crate) fn adamw_narrow_kernel<G: Float, M: Float, N: Size>(
     let mut first = Vector::<f32, N>::empty();
     let mut second = Vector::<f32, N>::empty();
     let mut stream = 0u32.runtime();
+    let mut first_block = 0u32.runtime();
     #[unroll]
     for i in 0..highs.len() {
         place.look(*vectors.index(i), i as u32);
@@ -42,6 +44,7 @@ pub(crate) fn adamw_narrow_kernel<G: Float, M: Float, N: Size>(
             let at = place.at;
             place.decay = *decays.index(i);
             stream = *streams.index(i);
+            first_block = *first_blocks.index(i);
             high = highs.index(i)[at];
             if comptime!(halves) {
                 low = lows.index(i)[at];
@@ -78,7 +81,8 @@ pub(crate) fn adamw_narrow_kernel<G: Float, M: Float, N: Size>(
     } else {
         // A vector lies within one block of four numbers: its width divides four.
         let from = place.at * N::value();
-        let drawn = philox((from / 4) as u32, step, stream, 0u32, key_low, key_high);
+        let block = first_block + (from / 4) as u32;
+        let drawn = philox(block, step, stream, 0u32, key_low, key_high);
         #[unroll]
         for lane in 0..N::value() {
             let number = from % 4 + lane;

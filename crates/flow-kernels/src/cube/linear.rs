@@ -1,7 +1,8 @@
 //! Linear layers with bias, low-rank adapter and activation.
 
 use super::adapter::{Adapter, Factors, factors};
-use super::elementwise::{Gated, activated, activation_gradient, function};
+use super::elementwise::{Gated, activated, activated_input, activation_gradient, function};
+use super::layer_input::{InputForms, LayerInput};
 use super::low_precision::{Pair, StoredMatrix, quantised};
 use super::operand::Operand;
 use super::products::{Products, matrix};
@@ -11,7 +12,6 @@ use flow_core::ops::{LinearWeights, Stash};
 use flow_core::tensors::zeros_like;
 use flow_core::{Activation, RawTensor, autograd};
 use flow_kernels_cube::Element;
-use flow_matmul_cube::fp8::Quantised;
 use flow_matmul_cube::problem::{Epilogue, Layout, Matmul};
 use flow_matmul_cube::tensors::{Gate as MatmulGate, Matrix, Operands};
 use std::cell::OnceCell;
@@ -51,7 +51,7 @@ pub(super) fn linear(
         let x = x.cast(element);
         let layer = Layer::read(&plain[1..], weights, element, products);
         let keep_sum = activation != Activation::None && (tracked || stash.keeps(LINEAR));
-        let (output, sum) = layer.through(stash, activation, keep_sum, || x.clone());
+        let (output, sum) = layer.through(stash, activation, keep_sum, || LayerInput::of_numbers(x.clone()));
         let x = keep_x.then_some(x);
         let backward: autograd::Backward = Arc::new(move |incoming| {
             let wanted = incoming.wanted;
@@ -130,6 +130,14 @@ impl Summed {
             .take()
             .unwrap_or_else(|| activated(&self.sum, activation))
     }
+
+    /// The same as the input of a layer that reads it in such `forms`.
+    pub fn layer_input(&mut self, activation: Activation, forms: InputForms) -> LayerInput {
+        match self.made.take() {
+            Some(made) => LayerInput::of_numbers(made),
+            None => activated_input(&self.sum, activation, forms),
+        }
+    }
 }
 
 impl Layer {
@@ -188,8 +196,22 @@ impl Layer {
         }
     }
 
-    /// The sum, through the stash.
-    pub fn summed(&self, stash: &dyn Stash, activation: Activation, x: impl FnOnce() -> Operand) -> Summed {
+    /// In which forms forward reads its input.
+    pub fn input_forms(&self) -> InputForms {
+        let codes = self.weight.multiplies_codes();
+        InputForms {
+            numbers: !codes || self.adapter.is_some(),
+            codes,
+        }
+    }
+
+    /// The sum, through the stash. If it is computed now, what `activation` makes of it is there as well.
+    pub fn summed(
+        &self,
+        stash: &dyn Stash,
+        activation: Activation,
+        x: impl FnOnce() -> LayerInput,
+    ) -> Summed {
         let mut made = None;
         let sum = kept(stash, || {
             let (sum, output) = self.forward(&x(), activation, activation != Activation::None);
@@ -205,7 +227,7 @@ impl Layer {
         stash: &dyn Stash,
         activation: Activation,
         keep_sum: bool,
-        x: impl FnOnce() -> Operand,
+        x: impl FnOnce() -> LayerInput,
     ) -> (Operand, Option<Operand>) {
         if !keep_sum {
             return (kept(stash, || self.forward(&x(), activation, false).1), None);
@@ -215,26 +237,29 @@ impl Layer {
     }
 
     /// The sum before the activation, if wanted, and the output.
-    pub fn forward(&self, x: &Operand, activation: Activation, keep_sum: bool) -> (Option<Operand>, Operand) {
+    pub fn forward(
+        &self,
+        x: &LayerInput,
+        activation: Activation,
+        keep_sum: bool,
+    ) -> (Option<Operand>, Operand) {
         let output = self.empty(x);
         let sum = keep_sum.then(|| output.empty_like());
         let epilogue = function(activation).map_or(Epilogue::Store, |activation| Epilogue::Activate {
             activation,
             keep_sum,
         });
-        self.sums(x, &OnceCell::new(), epilogue, sum.as_ref(), None, &output);
+        self.sums(x, epilogue, sum.as_ref(), None, &output);
         (sum, output)
     }
 
-    /// The output for an input that other layers read as well: `codes` are the input's, of the first layer that multiplies codes.
-    pub fn output(&self, x: &Operand, codes: &OnceCell<Quantised>) -> Operand {
-        let output = self.empty(x);
-        self.sums(x, codes, Epilogue::Store, None, None, &output);
-        output
+    /// The output.
+    pub fn output(&self, x: &LayerInput) -> Operand {
+        self.forward(x, Activation::None, false).1
     }
 
     /// What the output is a gated branch of; the output itself is never a tensor.
-    pub fn gated(&self, x: &Operand, gated: &Gated) -> Operand {
+    pub fn gated(&self, x: &LayerInput, gated: &Gated) -> Operand {
         let call = &gated.call;
         let gate = MatmulGate {
             handle: gated.modulation.buffer().handle,
@@ -243,53 +268,48 @@ impl Layer {
         };
         let output = gated.residual.empty_like();
         let epilogue = Epilogue::GateAndAdd { tokens: call.tokens };
-        self.sums(
-            x,
-            &OnceCell::new(),
-            epilogue,
-            Some(&gated.residual),
-            Some(&gate),
-            &output,
-        );
+        self.sums(x, epilogue, Some(&gated.residual), Some(&gate), &output);
         output
     }
 
     /// Room for the output.
-    fn empty(&self, x: &Operand) -> Operand {
+    fn empty(&self, x: &LayerInput) -> Operand {
+        let x = x.like();
         let mut shape = x.shape();
         *shape.last_mut().expect("a linear layer's input has an axis") = self.outputs;
         x.empty(&shape, x.element())
     }
 
-    /// `x Wᵀ + b + (x Aᵀ) (scale · B)ᵀ`, then the epilogue. The first product may be one of codes: of the matrix, and of rows of `x` that
-    /// are quantised for it, to `codes` unless these are there. The adapter reads `x` as it is.
+    /// `x Wᵀ + b + (x Aᵀ) (scale · B)ᵀ`, then the epilogue. The first product may be one of codes, of the matrix and of `x`. The adapter
+    /// reads `x` as numbers.
     fn sums(
         &self,
-        x: &Operand,
-        codes: &OnceCell<Quantised>,
+        x: &LayerInput,
         epilogue: Epilogue,
         other: Option<&Operand>,
         gate: Option<&MatmulGate>,
         output: &Operand,
     ) {
-        let (rows, inputs) = x.rows_and_columns();
+        let like = x.like();
+        let (rows, inputs) = like.rows_and_columns();
         if rows == 0 {
             return;
         }
         let weight = self.weight.quantised();
         let pair = match &weight {
-            Some(weight) => Pair::of_codes(codes.get_or_init(|| quantised(x)), weight),
-            None => Pair::of_numbers(x, &self.weight.widened()),
+            Some(weight) => Pair::of_codes(x.codes(), weight),
+            None => Pair::of_numbers(x.numbers(), &self.weight.widened()),
         };
         let call = Matmul {
             rank: self.rank(),
             bias: self.bias.is_some(),
             epilogue,
             storage: pair.storage,
-            ..Matmul::plain(Layout::Nt, [rows, self.outputs, inputs], x.element())
+            ..Matmul::plain(Layout::Nt, [rows, self.outputs, inputs], like.element())
         };
         let adapter = self.adapter.as_ref();
-        let low_rank = adapter.map(|adapter| [adapter.reduced(x, &self.products), adapter.up.clone()]);
+        let low_rank =
+            adapter.map(|adapter| [adapter.reduced(x.numbers(), &self.products), adapter.up.clone()]);
         let bias = self.bias.as_ref().map(|bias| bias.buffer().handle);
         let other = other.map(matrix);
         let ([a, b], d) = (&pair.factors, matrix(output));
@@ -301,7 +321,7 @@ impl Layer {
             other: other.as_ref(),
             ..Operands::new(a, b, &d)
         };
-        self.products.run(x, call, &operands);
+        self.products.run(like, call, &operands);
     }
 
     /// `G W + (G · scale B) A`, and what becomes of it. The first product may be one of codes: of rows of `G`, and of the matrix's

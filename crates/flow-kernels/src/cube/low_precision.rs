@@ -76,12 +76,19 @@ impl StoredMatrix {
         }
     }
 
+    /// Whether forward multiplies the matrix's codes with those of activations.
+    pub fn multiplies_codes(&self) -> bool {
+        match self {
+            Self::Numbers(_) => false,
+            Self::Rounded(_) => true,
+            Self::LowPrecision(words) => words.form.compute.quantises_activations(),
+        }
+    }
+
     /// Codes and scales, if forward multiplies them with those of activations.
     pub fn quantised(&self) -> Option<Quantised> {
         match self {
-            Self::LowPrecision(words) if words.form.compute.quantises_activations() => {
-                Some(words.quantised(0, words.form))
-            }
+            Self::LowPrecision(words) if self.multiplies_codes() => Some(words.quantised(0, words.form)),
             Self::Rounded(numbers) => Some(quantised(numbers)),
             _ => None,
         }

@@ -242,6 +242,23 @@ fn what_cannot_be_done_with_weights_in_parts_is_refused_before_anything_is_writt
 }
 
 #[test]
+fn a_pretraining_with_weights_in_parts_is_refused_before_processes_meet() {
+    let place = Place::bare();
+    let shard = ["--set", "distributed.shard=\"weights\""];
+    let with = |words: &[&'static str]| [words, &shard].concat();
+    let check = with(&["check", "tiny.toml", "--for", "pretrain", "--ranks", "2"]);
+    contains(
+        &place.fail(2, &check),
+        &["distributed::refused", "distributed.shard", "\"optimizer\""],
+    );
+    let launched = with(&["launch", "-n", "2", "pretrain", "tiny.toml"]);
+    let Outcome { code, stderr, .. } = place.run(&launched);
+    assert_ne!(code, Some(0));
+    contains(&stderr, &["distributed::refused", "distributed.shard"]);
+    assert_eq!(place.files(), ["tiny.toml"]);
+}
+
+#[test]
 fn what_accelerators_did_is_counted_over_all_processes() {
     let place = Place::new();
     let shared = [

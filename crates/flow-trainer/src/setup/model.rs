@@ -6,7 +6,7 @@ use super::paths::{hub_help, start_in_config};
 use crate::absent_file::AbsentFile;
 use crate::error::TrainError;
 use flow_config::{Config, Finetune};
-use flow_core::{FlowModel, LowPrecision, ParamLayout, WeightStorage, Weights, device::ComputeDevice};
+use flow_core::{Drawn, FlowModel, LowPrecision, ParamLayout, WeightStorage, Weights, device::ComputeDevice};
 use flow_models::{ModelRegistry, Trained, add_lora, trained_mask};
 use std::path::Path;
 use std::sync::Arc;
@@ -131,11 +131,12 @@ pub(super) fn model_with_absent_files(
             .with_help("remove its entry, or set `distributed.shard = \"optimizer\"`")
             .about("distributed.shard"));
         }
-        (None, Some(blocks)) => {
-            flow_models::initialize_on_parts(&*model, &layout, (seed, device), &trained, blocks)
-        }
-        (Some(_), Some(blocks)) => {
-            flow_models::initialize_adapters_on_parts(&*model, &layout, (seed, device), &trained, blocks)
+        (file, Some(blocks)) => {
+            let drawn = match file {
+                Some(_) => Drawn::Adapters,
+                None => Drawn::All,
+            };
+            flow_models::initialize_on_parts(&*model, &layout, (seed, device), (drawn, &trained[..]), blocks)
         }
     };
     weights.store_in_low_precision(forms)?;

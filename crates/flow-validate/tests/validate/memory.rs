@@ -97,7 +97,7 @@ fn the_estimate_is_the_documented_sum_and_is_refused_above_the_memory_only() {
     assert_eq!(found, [10.0, 10.0, 10.0, 10.0, 20.0]);
     assert_eq!(
         [full.gradients, full.sums, full.whole_blocks],
-        [40.0, 40.0, 200.0]
+        [40.0, 40.0 + 3.0 * 40.0, 200.0]
     );
     let on_a_gpu = "config_version = 1\n[device]\nkind = \"cuda\"\ndtype = \"bf16\"\n[ema]\nenabled = true\n[optimizer]\n";
     for (keys, trained, gradient) in [
