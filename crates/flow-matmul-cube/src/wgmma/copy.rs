@@ -4,31 +4,57 @@
 //! is one panel, as high as the tile; one whose rows are summands has a panel of 64 summands for each 64 rows of the tile.
 //! What the matrix does not have arrives as zeros.
 
+use super::arguments::{Factors, Sizes};
+use super::block::Memory;
 use super::cursor::{A_ROW, B_ROW, STEP_AT};
 use super::tiles::Tiles;
 use crate::schedule::STEP;
 use cubecl::prelude::*;
 use flow_cube::Issue;
-use flow_cube::barrier::arrive_and_expect;
+use flow_cube::barrier::{self, arrive_and_expect};
 use flow_cube::tma;
 
-/// Starts the copy of one operand's tile, from row `row` and step `step` on.
+/// An operand's tile of a step.
+#[derive(Clone, Copy, Debug)]
+struct OperandTile {
+    /// Rows of A, or of B by columns of the result.
+    rows: usize,
+    /// Whether rows in memory are summands.
+    transposed: bool,
+}
+
+impl OperandTile {
+    fn of_a(tiles: Tiles) -> Self {
+        Self {
+            rows: tiles.rows(),
+            transposed: tiles.a_transposed(),
+        }
+    }
+
+    fn of_b(tiles: Tiles) -> Self {
+        Self {
+            rows: tiles.columns,
+            transposed: tiles.b_transposed(),
+        }
+    }
+}
+
+/// Starts the copy of one operand's tile, from row `row` and step `step` on, to `start` in all stages' tiles.
 #[cube]
 fn copy_operand<E: Numeric>(
     full: u32,
     map: &TensorMap<E, Tiled>,
-    to: &mut [E],
+    to: &[E],
     start: usize,
     row: u32,
     step: u32,
-    #[comptime] rows: usize,
-    #[comptime] transposed: bool,
+    #[comptime] tile: OperandTile,
     #[comptime] caller: Issue,
 ) {
     let summand = step * comptime!(STEP as u32);
-    if comptime!(transposed) {
+    if comptime!(tile.transposed) {
         #[unroll]
-        for panel in 0..comptime!(rows / 64) {
+        for panel in 0..comptime!(tile.rows / 64) {
             let at = start + comptime!(panel * 64 * STEP);
             let column = row + comptime!((panel * 64) as u32);
             tma::load_2d::<E>(
@@ -43,7 +69,7 @@ fn copy_operand<E: Numeric>(
     } else {
         tma::load_2d::<E>(
             map,
-            &to[start..start + comptime!(rows * STEP)],
+            &to[start..start + comptime!(tile.rows * STEP)],
             full,
             row as i32,
             summand as i32,
@@ -54,73 +80,64 @@ fn copy_operand<E: Numeric>(
 
 /// Starts the copies of the cursor's step to stage `stage`. For one thread.
 #[cube]
-pub(super) fn fill<E: Numeric>(
-    full: u32,
-    a: &TensorMap<E, Tiled>,
-    b: &TensorMap<E, Tiled>,
-    low_rank_a: &TensorMap<E, Tiled>,
-    low_rank_b: &TensorMap<E, Tiled>,
-    a_tiles: &mut [E],
-    b_tiles: &mut [E],
-    stage: usize,
+pub(super) fn fill<E: Numeric, O: Numeric>(
+    memory: &Memory<E, O>,
+    factors: &Factors<E>,
+    sizes: &Sizes,
     cursor: &Array<u32>,
-    first_steps: u32,
-    frame_stride: u32,
-    row_stride: u32,
+    stage: u32,
     #[comptime] tiles: Tiles,
     #[comptime] caller: Issue,
 ) {
+    let full = barrier::at(memory.full, stage as usize);
+    let stage = stage as usize;
     let a_at = stage * comptime!(tiles.a_elements());
     let b_at = stage * comptime!(tiles.b_elements());
-    let (rows, columns) = comptime!((tiles.rows(), tiles.columns));
+    let (a_tile, b_tile) = comptime!((OperandTile::of_a(tiles), OperandTile::of_b(tiles)));
     let step = cursor[STEP_AT];
     arrive_and_expect(full, comptime!(tiles.stage_bytes() as u32), caller);
     if comptime!(tiles.low_rank) {
-        if step < first_steps {
+        if step < sizes.first_steps {
             copy_operand::<E>(
                 full,
-                a,
-                a_tiles,
+                &factors.a,
+                &memory.a_tiles,
                 a_at,
                 cursor[A_ROW],
                 step,
-                rows,
-                comptime!(tiles.a_transposed()),
+                a_tile,
                 caller,
             );
             copy_operand::<E>(
                 full,
-                b,
-                b_tiles,
+                &factors.b,
+                &memory.b_tiles,
                 b_at,
                 cursor[B_ROW],
                 step,
-                columns,
-                comptime!(tiles.b_transposed()),
+                b_tile,
                 caller,
             );
         } else {
-            let step = step - first_steps;
+            let step = step - sizes.first_steps;
             copy_operand::<E>(
                 full,
-                low_rank_a,
-                a_tiles,
+                &factors.low_rank_a,
+                &memory.a_tiles,
                 a_at,
                 cursor[A_ROW],
                 step,
-                rows,
-                comptime!(tiles.a_transposed()),
+                a_tile,
                 caller,
             );
             copy_operand::<E>(
                 full,
-                low_rank_b,
-                b_tiles,
+                &factors.low_rank_b,
+                &memory.b_tiles,
                 b_at,
                 cursor[B_ROW],
                 step,
-                columns,
-                comptime!(tiles.b_transposed()),
+                b_tile,
                 caller,
             );
         }
@@ -130,29 +147,27 @@ pub(super) fn fill<E: Numeric>(
         if comptime!(tiles.is_convolution()) {
             let kernel_row = step / comptime!(tiles.kernel_row[0] as u32);
             a_step = step % comptime!(tiles.kernel_row[0] as u32);
-            a_row += kernel_row / comptime!(tiles.kernel_row[1] as u32) * frame_stride
-                + kernel_row % comptime!(tiles.kernel_row[1] as u32) * row_stride;
+            a_row += kernel_row / comptime!(tiles.kernel_row[1] as u32) * sizes.frame_stride
+                + kernel_row % comptime!(tiles.kernel_row[1] as u32) * sizes.row_stride;
         }
         copy_operand::<E>(
             full,
-            a,
-            a_tiles,
+            &factors.a,
+            &memory.a_tiles,
             a_at,
             a_row,
             a_step,
-            rows,
-            comptime!(tiles.a_transposed()),
+            a_tile,
             caller,
         );
         copy_operand::<E>(
             full,
-            b,
-            b_tiles,
+            &factors.b,
+            &memory.b_tiles,
             b_at,
             cursor[B_ROW],
             step,
-            columns,
-            comptime!(tiles.b_transposed()),
+            b_tile,
             caller,
         );
     }

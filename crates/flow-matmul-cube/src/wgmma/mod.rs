@@ -1,10 +1,13 @@
 //! Products on Hopper's asynchronous tensor cores.
 
+pub mod arguments;
+mod block;
 mod copy;
 mod cursor;
 mod epilogue;
 pub mod kernel;
 pub mod launch;
+mod main_loop;
 pub mod select;
 mod tiles;
 
