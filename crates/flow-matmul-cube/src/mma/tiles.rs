@@ -48,14 +48,24 @@ impl Tiles {
         self.stages * 2 * Self::TILE_BYTES
     }
 
+    /// Whether rows of A in memory are summands.
+    pub fn a_transposed(&self) -> bool {
+        self.layout == Layout::Tn
+    }
+
+    /// Whether rows of B in memory are summands.
+    pub fn b_transposed(&self) -> bool {
+        self.layout != Layout::Nt
+    }
+
     /// What a warp multiplies in a step.
     pub fn product(&self) -> Product {
         Product {
             row_groups: WARP[0] / 16,
             n: WARP[1],
             k: STEP,
-            left_transposed: self.layout == Layout::Tn,
-            right_transposed: self.layout != Layout::Nt,
+            left_transposed: self.a_transposed(),
+            right_transposed: self.b_transposed(),
             operand_type: self.operand_type,
         }
     }
