@@ -10,8 +10,9 @@ use crate::fp8::widen::widen_kernel::WidenKernel;
 use crate::mma;
 use crate::mma::THREADS;
 use crate::mma::kernel::mma_matmul::MmaMatmul;
+use crate::portable;
 use crate::portable::kernel::portable_matmul::PortableMatmul;
-use crate::portable::kernel::{Kind, THREADS as PORTABLE_THREADS};
+use crate::portable::kind::{Kind, THREADS as PORTABLE_THREADS};
 use crate::prepared::Plan;
 use crate::problem::Matmul;
 use crate::wgmma;
@@ -135,34 +136,40 @@ fn portable<F: Float, O: Float>(on: &Properties, kind: Kind) -> Box<dyn CubeKern
         offline::settings(PORTABLE_THREADS as u32),
         on.device.clone(),
         on.target.clone(),
+        portable::arguments::InputsCompilationArg {
+            a: buffer(),
+            b: buffer(),
+            low_rank_a: buffer(),
+            low_rank_b: buffer(),
+            bias: buffer(),
+            gate: buffer(),
+            row_scales: buffer(),
+            column_scales: buffer(),
+        },
+        portable::arguments::OutputsCompilationArg {
+            other: buffer(),
+            d: buffer(),
+        },
         buffer(),
-        buffer(),
-        buffer(),
-        buffer(),
-        buffer(),
-        buffer(),
-        buffer(),
-        buffer(),
-        buffer(),
-        buffer(),
-        buffer(),
-        (),
-        (),
-        (),
-        (),
-        (),
-        (),
-        (),
-        (),
-        (),
-        (),
-        (),
-        (),
-        (),
-        (),
-        (),
-        (),
-        (),
+        portable::arguments::SizesCompilationArg {
+            m: (),
+            n: (),
+            k: (),
+            rank: (),
+            a_stride: (),
+            b_stride: (),
+            low_rank_a_stride: (),
+            low_rank_b_stride: (),
+            gate_start: (),
+            gate_stride: (),
+            row_scale_start: (),
+            column_scale_start: (),
+            other_stride: (),
+            d_stride: (),
+            tokens: (),
+            groups: (),
+            chunk: (),
+        },
         kind,
     ))
 }

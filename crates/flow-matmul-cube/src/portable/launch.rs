@@ -1,6 +1,8 @@
 //! From matrices on the device to a launch.
 
-use super::kernel::{CHUNK, Kind, SIDE, THREADS, portable_matmul};
+use super::arguments::{InputsLaunch, OutputsLaunch, SizesLaunch};
+use super::kernel::portable_matmul;
+use super::kind::{CHUNK, Kind, SIDE, THREADS};
 use crate::Element;
 use crate::problem::{Epilogue, Layout, Matmul, Refusal, no};
 use crate::tensors::{Matrix, Operands};
@@ -111,38 +113,41 @@ fn launch_as<F: Float, O: Float>(client: &Client, call: &Matmul, operands: &Oper
             CubeCount::Static(down, across, groups),
             CubeDim::new_1d(THREADS as u32),
             address,
-            matrix(operands.a),
-            matrix(operands.b),
-            t.map_or_else(absent, matrix),
-            u.map_or_else(absent, matrix),
-            operands
-                .bias
-                .map_or_else(absent, |bias| buffer(bias, call.groups.max(1) * call.n)),
-            gate,
-            row_scales,
-            column_scales,
-            operands.other.map_or_else(absent, matrix),
-            matrix(operands.d),
+            InputsLaunch::new(
+                matrix(operands.a),
+                matrix(operands.b),
+                t.map_or_else(absent, matrix),
+                u.map_or_else(absent, matrix),
+                operands
+                    .bias
+                    .map_or_else(absent, |bias| buffer(bias, call.groups.max(1) * call.n)),
+                gate,
+                row_scales,
+                column_scales,
+            ),
+            OutputsLaunch::new(operands.other.map_or_else(absent, matrix), matrix(operands.d)),
             operands
                 .offsets
                 .map_or_else(absent, |offsets| buffer(offsets, call.groups + 1)),
-            call.m,
-            call.n,
-            call.k,
-            call.rank,
-            operands.a.stride,
-            operands.b.stride,
-            stride(t),
-            stride(u),
-            gate_start,
-            gate_stride,
-            row_scale_start,
-            column_scale_start,
-            stride(operands.other),
-            operands.d.stride,
-            tokens,
-            call.groups,
-            CHUNK,
+            SizesLaunch::new(
+                call.m,
+                call.n,
+                call.k,
+                call.rank,
+                operands.a.stride,
+                operands.b.stride,
+                stride(t),
+                stride(u),
+                gate_start,
+                gate_stride,
+                row_scale_start,
+                column_scale_start,
+                stride(operands.other),
+                operands.d.stride,
+                tokens,
+                call.groups,
+                CHUNK,
+            ),
             kind,
         );
     }
