@@ -4,9 +4,8 @@ use flow_cube::wgmma::OperandType;
 use flow_matmul_cube::Element;
 use flow_matmul_cube::prepared::{DeviceCapabilities, Plan};
 use flow_matmul_cube::problem::{Activation, Epilogue, Layout, Matmul};
-use flow_matmul_cube::schedule::Tiling;
 use flow_matmul_cube::sources::{Source, source};
-use flow_matmul_cube::wgmma::select::{Shape, shape};
+use flow_matmul_cube::wgmma::select::{Shape, shape, tiling};
 use std::error::Error;
 use std::path::Path;
 
@@ -64,14 +63,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             Shape::Narrow,
         ] {
             let tiles = shape(&call, OperandType::Bf16, kind);
-            let tiling = Tiling {
-                rows: tiles.rows(),
-                columns: tiles.columns,
-                group: 16,
-                blocks: 132,
-                split_k: 1,
-                stream_k: false,
-            };
+            let tiling = tiling(&tiles, capabilities.multiprocessors);
             write(&folder, source(&call, &Plan::Wgmma { tiles, tiling })?)?;
         }
     }

@@ -9,9 +9,8 @@ use flow_cube::wgmma::OperandType;
 use flow_matmul_cube::Element;
 use flow_matmul_cube::prepared::{DeviceCapabilities, Plan};
 use flow_matmul_cube::problem::{Accumulation, Activation, Epilogue, Layout, Matmul, Storage};
-use flow_matmul_cube::schedule::Tiling;
 use flow_matmul_cube::sources::{Source, code_sources, source};
-use flow_matmul_cube::wgmma::select::{Shape, shape, shapes_of_codes};
+use flow_matmul_cube::wgmma::select::{Shape, shape, shapes_of_codes, tiling};
 use std::collections::BTreeMap;
 
 /// Calls with every epilogue, as layers make them.
@@ -79,14 +78,7 @@ fn problems_of_codes(accumulation: Accumulation) -> impl Iterator<Item = Matmul>
 /// Tiles by themselves, for a call whose summands are whole.
 fn whole(call: &Matmul, operand_type: OperandType, kind: Shape) -> Plan {
     let tiles = shape(call, operand_type, kind);
-    let tiling = Tiling {
-        rows: tiles.rows(),
-        columns: tiles.columns,
-        group: 16,
-        blocks: 132,
-        split_k: 1,
-        stream_k: false,
-    };
+    let tiling = tiling(&tiles, 132);
     Plan::Wgmma { tiles, tiling }
 }
 

@@ -5,22 +5,18 @@ use flow_matmul_cube::Element;
 use flow_matmul_cube::cases::{Both, Case, SIZES, decode, problems, wrong, wrong_groups, wrong_sums};
 use flow_matmul_cube::prepared::{DeviceCapabilities, Plan, Prepared};
 use flow_matmul_cube::problem::{Activation, Epilogue, Layout, Matmul};
+use flow_matmul_cube::schedule::Tiling;
 use flow_matmul_cube::tensors::Matrix;
-use flow_matmul_cube::wgmma::select::{self, Shape, shape};
+use flow_matmul_cube::wgmma::select::{self, Shape, shape, tiling};
 
 /// The plan with tiles `kind`, its summands in `split_k` parts.
 pub fn plan(call: &Matmul, capabilities: DeviceCapabilities, kind: Shape, split_k: usize) -> Plan {
     let operand_type = select::check(call).expect("tensor cores take the call");
     let tiles = shape(call, operand_type, kind);
-    let Ok(Plan::Wgmma { tiling, .. }) = Plan::new(call, capabilities) else {
-        panic!("the device takes the call");
-    };
-    let tiling = flow_matmul_cube::schedule::Tiling {
-        rows: tiles.rows(),
-        columns: tiles.columns,
+    let tiling = Tiling {
         split_k,
         stream_k: split_k == 0,
-        ..tiling
+        ..tiling(&tiles, capabilities.multiprocessors)
     };
     Plan::Wgmma { tiles, tiling }
 }
@@ -63,7 +59,7 @@ pub fn older(client: &Client, capabilities: DeviceCapabilities, layout: Layout, 
                     splits_k: split_k > 1,
                     ..tiles
                 },
-                tiling: flow_matmul_cube::schedule::Tiling { split_k, ..tiling },
+                tiling: Tiling { split_k, ..tiling },
             };
             count += 1;
             good &= holds(client, call, plan);

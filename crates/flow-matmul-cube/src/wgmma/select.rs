@@ -72,16 +72,23 @@ pub fn select(call: &Matmul, operand_type: OperandType, multiprocessors: usize) 
     }
     let (_, tiles, stream_k) = best.expect("there are candidates");
     let tiles = Tiles { low_rank, ..tiles };
-    let group = if tiles.rows() == 256 { 8 } else { 16 };
     let tiling = Tiling {
-        rows: tiles.rows(),
-        columns: tiles.columns,
-        group,
-        blocks: multiprocessors,
-        split_k: 1,
         stream_k,
+        ..tiling(&tiles, multiprocessors)
     };
     (tiles, tiling)
+}
+
+/// The tiling by `tiles` on a device with `multiprocessors` multiprocessors, summands whole.
+pub fn tiling(tiles: &Tiles, multiprocessors: usize) -> Tiling {
+    Tiling {
+        rows: tiles.rows(),
+        columns: tiles.columns,
+        group: if tiles.rows() == 256 { 8 } else { 16 },
+        blocks: multiprocessors,
+        split_k: 1,
+        stream_k: false,
+    }
 }
 
 /// Tiles that a product of codes may have: those whose sums, scales and bias a thread has registers for.
