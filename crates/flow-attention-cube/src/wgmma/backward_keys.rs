@@ -5,7 +5,9 @@
 //! product wants them in. A row of the sum over queries is summed in one thread, in order.
 
 use super::BackwardTiles;
-use super::copy::{copy_tile, issue, load_fragment, load_stationary, stage_before_last, store_rows};
+use super::copy::{
+    TileOrigin, copy_tile, issue, load_fragment, load_stationary, stage_before_last, store_rows,
+};
 use crate::block_mask::{
     BlockMaskEntry, BlockMaskShape, MaskWord, WorkTileHalf, apply_mask, mask_bits, partial_mask_at,
     prefetched_tile, tile_at, work_tile_of,
@@ -31,12 +33,10 @@ fn copy_streamed<E: Numeric>(
     full: u32,
     x: &TensorMap<E, Tiled>,
     statistic: &[Pair],
-    to: &mut [E],
-    statistic_to: &mut [Pair],
+    to: &[E],
+    statistic_to: &[Pair],
     stage: usize,
-    batch: u32,
-    head: u32,
-    row: u32,
+    origin: &TileOrigin,
     statistic_row: u32,
     #[comptime] tiles: BackwardTiles,
     #[comptime] caller: Issue,
@@ -44,7 +44,7 @@ fn copy_streamed<E: Numeric>(
     let rows = comptime!(tiles.streamed_rows);
     let panels = comptime!(tiles.panels());
     let at = stage * comptime!(rows * 64 * panels);
-    copy_tile::<E>(full, x, to, at, batch, head, row, rows, panels, caller);
+    copy_tile::<E>(full, x, to, at, origin, rows, panels, caller);
     let from = (statistic_row / 2) as usize;
     let at = stage * comptime!(rows / 2);
     let length = comptime!(rows / 2);
@@ -69,10 +69,10 @@ fn next_tile<E: Numeric>(
     d_o: &TensorMap<E, Tiled>,
     lse: &[Pair],
     delta: &[Pair],
-    q_tiles: &mut [E],
-    do_tiles: &mut [E],
-    lse_tiles: &mut [Pair],
-    delta_tiles: &mut [Pair],
+    q_tiles: &[E],
+    do_tiles: &[E],
+    lse_tiles: &[Pair],
+    delta_tiles: &[Pair],
     stage: usize,
     batch: u32,
     heads: u32,
@@ -88,8 +88,9 @@ fn next_tile<E: Numeric>(
         caller,
     );
     let from = (batch * heads + head) * lse_rows + row;
+    let origin = TileOrigin { batch, head, row };
     copy_streamed::<E>(
-        full, q, lse, q_tiles, lse_tiles, stage, batch, head, row, from, tiles, caller,
+        full, q, lse, q_tiles, lse_tiles, stage, &origin, from, tiles, caller,
     );
     copy_streamed::<E>(
         full,
@@ -98,9 +99,7 @@ fn next_tile<E: Numeric>(
         do_tiles,
         delta_tiles,
         stage,
-        batch,
-        head,
-        row,
+        &origin,
         from,
         tiles,
         caller,
@@ -196,15 +195,12 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
         columns: tiles.streamed_rows
     });
 
-    let mut k_tile: Shared<[E]> =
-        Shared::new_aligned_slice(comptime!(stationary_rows * 64 * panels), 1024usize);
-    let mut v_tile: Shared<[E]> =
-        Shared::new_aligned_slice(comptime!(stationary_rows * 64 * panels), 1024usize);
-    let mut q_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(tile_elements * stages), 1024usize);
-    let mut do_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(tile_elements * stages), 1024usize);
-    let mut lse_tiles: Shared<[Pair]> =
-        Shared::new_aligned_slice(comptime!(streamed_rows / 2 * stages), 16usize);
-    let mut delta_tiles: Shared<[Pair]> =
+    let k_tile: Shared<[E]> = Shared::new_aligned_slice(comptime!(stationary_rows * 64 * panels), 1024usize);
+    let v_tile: Shared<[E]> = Shared::new_aligned_slice(comptime!(stationary_rows * 64 * panels), 1024usize);
+    let q_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(tile_elements * stages), 1024usize);
+    let do_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(tile_elements * stages), 1024usize);
+    let lse_tiles: Shared<[Pair]> = Shared::new_aligned_slice(comptime!(streamed_rows / 2 * stages), 16usize);
+    let delta_tiles: Shared<[Pair]> =
         Shared::new_aligned_slice(comptime!(streamed_rows / 2 * stages), 16usize);
     let kv_full: Shared<[u64]> = Shared::new_slice(1usize);
     let kv_full = barrier::first(&kv_full);
@@ -252,17 +248,12 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
     let lane = thread % 32;
     // A vote, so that the compiler takes it for the same in all threads of the warp.
     if plane_any(UNIT_POS < 32) {
-        load_stationary::<E>(
-            kv_full,
-            k,
-            v,
-            &mut k_tile,
-            &mut v_tile,
+        let origin = TileOrigin {
             batch,
-            kv_head,
-            first_key,
-            tiles,
-        );
+            head: kv_head,
+            row: first_key,
+        };
+        load_stationary::<E>(kv_full, k, v, &k_tile, &v_tile, &origin, tiles);
         #[unroll]
         for s in 0..stages {
             let tile = first_tile + comptime!(s as u32);
@@ -280,10 +271,10 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
                     d_o,
                     lse,
                     delta,
-                    &mut q_tiles,
-                    &mut do_tiles,
-                    &mut lse_tiles,
-                    &mut delta_tiles,
+                    &q_tiles,
+                    &do_tiles,
+                    &lse_tiles,
+                    &delta_tiles,
                     s,
                     batch,
                     heads,
@@ -430,10 +421,10 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
                 d_o,
                 lse,
                 delta,
-                &mut q_tiles,
-                &mut do_tiles,
-                &mut lse_tiles,
-                &mut delta_tiles,
+                &q_tiles,
+                &do_tiles,
+                &lse_tiles,
+                &delta_tiles,
                 freed,
                 batch,
                 heads,
@@ -477,10 +468,10 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
                 d_o,
                 lse,
                 delta,
-                &mut q_tiles,
-                &mut do_tiles,
-                &mut lse_tiles,
-                &mut delta_tiles,
+                &q_tiles,
+                &do_tiles,
+                &lse_tiles,
+                &delta_tiles,
                 before as usize,
                 batch,
                 heads,
@@ -537,15 +528,17 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
         tma::fence();
         named_sync(warpgroup + 1, 128u32);
         if thread == 0 {
-            let first = first_key + warpgroup * 64;
+            let origin = TileOrigin {
+                batch,
+                head: kv_head,
+                row: first_key + warpgroup * 64,
+            };
             if comptime!(tiles.sums.values()) {
                 store_rows::<E>(
                     &v_tile,
                     dv,
                     warpgroup,
-                    batch,
-                    kv_head,
-                    first,
+                    &origin,
                     stationary_rows,
                     panels,
                     Issue::SingleThread,
@@ -556,9 +549,7 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
                     &k_tile,
                     dk,
                     warpgroup,
-                    batch,
-                    kv_head,
-                    first,
+                    &origin,
                     stationary_rows,
                     panels,
                     Issue::SingleThread,

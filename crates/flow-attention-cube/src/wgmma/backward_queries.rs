@@ -5,7 +5,7 @@
 
 use super::BackwardTiles;
 use super::copy::{
-    copy_tile, issue, load_fragment, load_stationary, stage_before_last, starts_copy, store_rows,
+    TileOrigin, copy_tile, issue, load_fragment, load_stationary, stage_before_last, starts_copy, store_rows,
 };
 use super::ping_pong::{end_turn, give_first_turn, wait_for_turn};
 use crate::block_mask::{
@@ -35,8 +35,8 @@ fn next_tile<E: Numeric>(
     v: &TensorMap<E, Tiled>,
     k_2: &TensorMap<E, Tiled>,
     v_2: &TensorMap<E, Tiled>,
-    k_tiles: &mut [E],
-    v_tiles: &mut [E],
+    k_tiles: &[E],
+    v_tiles: &[E],
     stage: usize,
     batch: u32,
     head: u32,
@@ -56,17 +56,18 @@ fn next_tile<E: Numeric>(
         rows,
         comptime!(tiles.two_segments),
     );
+    let origin = TileOrigin { batch, head, row };
     if comptime!(tiles.two_segments) {
         if tile * comptime!(tiles.streamed_rows as u32) < first_keys {
-            copy_tile::<E>(full, k, k_tiles, at, batch, head, row, rows, panels, caller);
-            copy_tile::<E>(full, v, v_tiles, at, batch, head, row, rows, panels, caller);
+            copy_tile::<E>(full, k, k_tiles, at, &origin, rows, panels, caller);
+            copy_tile::<E>(full, v, v_tiles, at, &origin, rows, panels, caller);
         } else {
-            copy_tile::<E>(full, k_2, k_tiles, at, batch, head, row, rows, panels, caller);
-            copy_tile::<E>(full, v_2, v_tiles, at, batch, head, row, rows, panels, caller);
+            copy_tile::<E>(full, k_2, k_tiles, at, &origin, rows, panels, caller);
+            copy_tile::<E>(full, v_2, v_tiles, at, &origin, rows, panels, caller);
         }
     } else {
-        copy_tile::<E>(full, k, k_tiles, at, batch, head, row, rows, panels, caller);
-        copy_tile::<E>(full, v, v_tiles, at, batch, head, row, rows, panels, caller);
+        copy_tile::<E>(full, k, k_tiles, at, &origin, rows, panels, caller);
+        copy_tile::<E>(full, v, v_tiles, at, &origin, rows, panels, caller);
     }
 }
 
@@ -121,12 +122,10 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
         columns: tiles.streamed_rows
     });
 
-    let mut q_tile: Shared<[E]> =
-        Shared::new_aligned_slice(comptime!(stationary_rows * 64 * panels), 1024usize);
-    let mut do_tile: Shared<[E]> =
-        Shared::new_aligned_slice(comptime!(stationary_rows * 64 * panels), 1024usize);
-    let mut k_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(tile_elements * stages), 1024usize);
-    let mut v_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(tile_elements * stages), 1024usize);
+    let q_tile: Shared<[E]> = Shared::new_aligned_slice(comptime!(stationary_rows * 64 * panels), 1024usize);
+    let do_tile: Shared<[E]> = Shared::new_aligned_slice(comptime!(stationary_rows * 64 * panels), 1024usize);
+    let k_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(tile_elements * stages), 1024usize);
+    let v_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(tile_elements * stages), 1024usize);
     let q_full: Shared<[u64]> = Shared::new_slice(1usize);
     let q_full = barrier::first(&q_full);
     let full: Shared<[u64]> = Shared::new_slice(stages);
@@ -179,17 +178,12 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
     };
     if takes_part {
         if starts_copy(true.runtime(), 0usize, divided) {
-            load_stationary::<E>(
-                q_full,
-                q,
-                d_o,
-                &mut q_tile,
-                &mut do_tile,
+            let origin = TileOrigin {
                 batch,
                 head,
-                first_query,
-                tiles,
-            );
+                row: first_query,
+            };
+            load_stationary::<E>(q_full, q, d_o, &q_tile, &do_tile, &origin, tiles);
         }
         #[unroll]
         for s in 0..stages {
@@ -201,8 +195,8 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
                     v,
                     k_2,
                     v_2,
-                    &mut k_tiles,
-                    &mut v_tiles,
+                    &k_tiles,
+                    &v_tiles,
                     s,
                     batch,
                     kv_head,
@@ -361,8 +355,8 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
                 v,
                 k_2,
                 v_2,
-                &mut k_tiles,
-                &mut v_tiles,
+                &k_tiles,
+                &v_tiles,
                 to,
                 batch,
                 kv_head,
@@ -392,8 +386,8 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
                 v,
                 k_2,
                 v_2,
-                &mut k_tiles,
-                &mut v_tiles,
+                &k_tiles,
+                &v_tiles,
                 to,
                 batch,
                 kv_head,
@@ -437,13 +431,16 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
     tma::fence();
     named_sync(warpgroup + 1, 128u32);
     if thread == 0 {
+        let origin = TileOrigin {
+            batch,
+            head,
+            row: first_query + warpgroup * 64,
+        };
         store_rows::<E>(
             &q_tile,
             dq,
             warpgroup,
-            batch,
-            head,
-            first_query + warpgroup * 64,
+            &origin,
             stationary_rows,
             panels,
             Issue::SingleThread,

@@ -3,7 +3,7 @@
 //! ([`online_softmax`](super::online_softmax)).
 
 use super::ForwardTiles;
-use super::copy::{fill, issue, load_fragment, prefetch_tile, stage_before_last, store_rows};
+use super::copy::{TileOrigin, fill, issue, load_fragment, prefetch_tile, stage_before_last, store_rows};
 use super::epilogue::{stage_output, write_log_sums};
 use super::online_softmax::{OnlineSoftmax, RowStatistics, softmax_first_tile, softmax_tile};
 use super::ping_pong::{end_turn, give_first_turn, wait_for_turn};
@@ -30,7 +30,7 @@ fn fill_keys<E: Numeric>(
     barrier: u32,
     first: &TensorMap<E, Tiled>,
     second: &TensorMap<E, Tiled>,
-    to: &mut [E],
+    to: &[E],
     stage: usize,
     batch: u32,
     head: u32,
@@ -48,14 +48,15 @@ fn fill_keys<E: Numeric>(
         rows,
         comptime!(tiles.two_segments),
     );
+    let origin = TileOrigin { batch, head, row };
     if comptime!(tiles.two_segments) {
         if tile * comptime!(tiles.keys as u32) < first_keys {
-            fill::<E>(barrier, first, to, at, batch, head, row, rows, panels);
+            fill::<E>(barrier, first, to, at, &origin, rows, panels);
         } else {
-            fill::<E>(barrier, second, to, at, batch, head, row, rows, panels);
+            fill::<E>(barrier, second, to, at, &origin, rows, panels);
         }
     } else {
-        fill::<E>(barrier, first, to, at, batch, head, row, rows, panels);
+        fill::<E>(barrier, first, to, at, &origin, rows, panels);
     }
 }
 
@@ -98,9 +99,9 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
         columns: tiles.keys
     });
 
-    let mut q_tile: Shared<[E]> = Shared::new_aligned_slice(comptime!(rows * 64 * panels), 1024usize);
-    let mut k_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(tile_elements * stages), 1024usize);
-    let mut v_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(tile_elements * stages), 1024usize);
+    let q_tile: Shared<[E]> = Shared::new_aligned_slice(comptime!(rows * 64 * panels), 1024usize);
+    let k_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(tile_elements * stages), 1024usize);
+    let v_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(tile_elements * stages), 1024usize);
     let q_full: Shared<[u64]> = Shared::new_slice(1usize);
     let q_full = barrier::first(&q_full);
     let k_full: Shared<[u64]> = Shared::new_slice(stages);
@@ -165,17 +166,12 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
     let mut again = true.runtime();
     while again {
         if first_warp {
-            fill::<E>(
-                q_full,
-                q,
-                &mut q_tile,
-                0usize,
+            let origin = TileOrigin {
                 batch,
                 head,
-                first_query,
-                rows,
-                panels,
-            );
+                row: first_query,
+            };
+            fill::<E>(q_full, q, &q_tile, 0usize, &origin, rows, panels);
             #[unroll]
             for s in 0..stages {
                 let tile = prefetched_tile(work_tile.prefetched, s, shape);
@@ -184,7 +180,7 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
                         barrier::at(k_full, s),
                         k,
                         k_2,
-                        &mut k_tiles,
+                        &k_tiles,
                         s,
                         batch,
                         kv_head,
@@ -196,7 +192,7 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
                         barrier::at(v_full, s),
                         v,
                         v_2,
-                        &mut v_tiles,
+                        &v_tiles,
                         s,
                         batch,
                         kv_head,
@@ -213,8 +209,12 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
             let behind = block_number() + comptime!(tiles.blocks_at_a_time());
             if behind < CUBE_COUNT_X * CUBE_COUNT_Y * CUBE_COUNT_Z {
                 let next = work_tile_at(work_tiles, behind);
-                let row = next.block * comptime!(rows as u32);
-                prefetch_tile::<E>(q, next.sample, next.head, row, panels);
+                let origin = TileOrigin {
+                    batch: next.sample,
+                    head: next.head,
+                    row: next.block * comptime!(rows as u32),
+                };
+                prefetch_tile::<E>(q, &origin, panels);
             }
         }
         let partial_mask = partial_mask_at(entries, begin, warpgroup, shape);
@@ -237,16 +237,7 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
             if next < tile_count {
                 let tile = tile_at(entries, begin + next, shape);
                 fill_keys::<E>(
-                    k_full,
-                    k,
-                    k_2,
-                    &mut k_tiles,
-                    0usize,
-                    batch,
-                    kv_head,
-                    tile,
-                    first_keys,
-                    tiles,
+                    k_full, k, k_2, &k_tiles, 0usize, batch, kv_head, tile, first_keys, tiles,
                 );
             }
         }
@@ -316,7 +307,7 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
                     barrier::at(v_full, to),
                     v,
                     v_2,
-                    &mut v_tiles,
+                    &v_tiles,
                     to,
                     batch,
                     kv_head,
@@ -338,7 +329,7 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
                     barrier::at(k_full, to),
                     k,
                     k_2,
-                    &mut k_tiles,
+                    &k_tiles,
                     to,
                     batch,
                     kv_head,
@@ -369,7 +360,7 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
                     barrier::at(v_full, to),
                     v,
                     v_2,
-                    &mut v_tiles,
+                    &v_tiles,
                     to,
                     batch,
                     kv_head,
@@ -393,17 +384,12 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
         // The output takes the place of this warpgroup's queries.
         stage_output::<NO>(q_base, warpgroup, thread, output, &sums, tiles);
         if thread == 0 {
-            store_rows::<E>(
-                &q_tile,
-                o,
-                warpgroup,
+            let origin = TileOrigin {
                 batch,
                 head,
-                first_query + warpgroup * 64,
-                rows,
-                panels,
-                Issue::SingleThread,
-            );
+                row: first_query + warpgroup * 64,
+            };
+            store_rows::<E>(&q_tile, o, warpgroup, &origin, rows, panels, Issue::SingleThread);
         }
         let at = (batch * CUBE_COUNT_Y + head) * lse_rows;
         write_log_sums(lse, at, lse_rows, first_query, queries, warpgroup, thread, &sums);

@@ -12,7 +12,7 @@
 //! See [`tile_scheduler`](crate::tile_scheduler) for the lists, and [`online_softmax`](super::online_softmax) for rows that overflow.
 
 use super::ForwardTiles;
-use super::copy::{issue, load_fragment, store_rows};
+use super::copy::{TileOrigin, issue, load_fragment, store_rows};
 use super::epilogue::{inverse, show_output, stage_scaled, write_log_sums};
 use super::online_softmax::{OnlineSoftmax, RowStatistics, softmax_first_tile, softmax_tile};
 use super::ping_pong::{end_turn, give_first_turn, wait_for_turn};
@@ -46,13 +46,16 @@ fn store_output<E: Numeric>(
 ) {
     show_output(warpgroup);
     if plane_any(thread < 32) {
+        let origin = TileOrigin {
+            batch: item.batch,
+            head: item.head,
+            row: item.first_query + warpgroup * 64,
+        };
         store_rows::<E>(
             o_tile,
             o,
             warpgroup,
-            item.batch,
-            item.head,
-            item.first_query + warpgroup * 64,
+            &origin,
             comptime!(tiles.queries()),
             comptime!(tiles.panels()),
             Issue::ElectedLane,
@@ -130,10 +133,10 @@ pub fn forward_persistent<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW
         columns: tiles.keys
     });
 
-    let mut q_tile: Shared<[E]> = Shared::new_aligned_slice(comptime!(rows * 64 * panels), 1024usize);
+    let q_tile: Shared<[E]> = Shared::new_aligned_slice(comptime!(rows * 64 * panels), 1024usize);
     let o_tile: Shared<[E]> = Shared::new_aligned_slice(comptime!(rows * 64 * panels), 1024usize);
-    let mut k_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(tile_elements * STAGES), 1024usize);
-    let mut v_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(tile_elements * STAGES), 1024usize);
+    let k_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(tile_elements * STAGES), 1024usize);
+    let v_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(tile_elements * STAGES), 1024usize);
     let q_full: Shared<[u64]> = Shared::new_slice(1usize);
     let q_full = barrier::first(&q_full);
     let k_full: Shared<[u64]> = Shared::new_slice(comptime!(STAGES));
@@ -215,15 +218,15 @@ pub fn forward_persistent<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW
         let start_record = read::<u32>(record);
         let first = work_item_at(assignments, first_item + item);
         if first_warp {
-            fill_queries::<E>(q_full, q, &mut q_tile, &first, tiles);
+            fill_queries::<E>(q_full, q, &q_tile, &first, tiles);
             #[unroll]
             for s in 0..STAGES {
                 let at = record + comptime!(s as u32);
                 if at < record_end {
                     let to = stage ^ comptime!(1 - s as u32);
                     let at = first_record + at;
-                    fill_record::<E>(k_full, k, k_2, &mut k_tiles, to, records, at, tiles);
-                    fill_record::<E>(v_full, v, v_2, &mut v_tiles, to, records, at, tiles);
+                    fill_record::<E>(k_full, k, k_2, &k_tiles, to, records, at, tiles);
+                    fill_record::<E>(v_full, v, v_2, &v_tiles, to, records, at, tiles);
                 }
             }
         }
@@ -248,7 +251,7 @@ pub fn forward_persistent<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW
         let q_users = count_warp_by_lanes(lane, queries_counter, last_warp);
         if came_last(q_users, last_warp) && item + 1 < item_end {
             let behind = work_item_at(assignments, first_item + item + 1);
-            fill_queries::<E>(q_full, q, &mut q_tile, &behind, tiles);
+            fill_queries::<E>(q_full, q, &q_tile, &behind, tiles);
         }
         wait(barrier::at(k_full, stage as usize), phase);
         let issued = issue::<NS, NQ>(
@@ -267,7 +270,7 @@ pub fn forward_persistent<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW
                 k_full,
                 k,
                 k_2,
-                &mut k_tiles,
+                &k_tiles,
                 stage,
                 records,
                 first_record + record + 2,
@@ -314,7 +317,7 @@ pub fn forward_persistent<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW
                 let q_users = count_warp_by_lanes(lane, queries_counter, last_warp);
                 if came_last(q_users, last_warp) && item + 1 < item_end {
                     let behind = work_item_at(assignments, first_item + item + 1);
-                    fill_queries::<E>(q_full, q, &mut q_tile, &behind, tiles);
+                    fill_queries::<E>(q_full, q, &q_tile, &behind, tiles);
                 }
                 // The output before has left shared memory.
                 tma::wait_read(0usize);
@@ -353,7 +356,7 @@ pub fn forward_persistent<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW
                         v_full,
                         v,
                         v_2,
-                        &mut v_tiles,
+                        &v_tiles,
                         stage,
                         records,
                         first_record + record,
@@ -368,7 +371,7 @@ pub fn forward_persistent<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW
                         k_full,
                         k,
                         k_2,
-                        &mut k_tiles,
+                        &k_tiles,
                         stage,
                         records,
                         first_record + record + 2,

@@ -1,7 +1,7 @@
 //! What a persistent block reads of its work assignment ([`tile_scheduler`](crate::tile_scheduler)), and the copies that this asks for.
 
 use super::ForwardTiles;
-use super::copy::fill;
+use super::copy::{TileOrigin, fill};
 use crate::tile_scheduler::SECOND_SEGMENT;
 use cubecl::prelude::*;
 use flow_cube::barrier;
@@ -49,7 +49,7 @@ pub(super) fn fill_record<E: Numeric>(
     barrier: u32,
     first: &TensorMap<E, Tiled>,
     second: &TensorMap<E, Tiled>,
-    to: &mut [E],
+    to: &[E],
     stage: u32,
     records: &[Four],
     at: u32,
@@ -63,10 +63,15 @@ pub(super) fn fill_record<E: Numeric>(
     let to_row = stage as usize * comptime!(tiles.keys * 64 * tiles.panels());
     let barrier = barrier::at(barrier, stage as usize);
     let from = row & comptime!(!SECOND_SEGMENT);
+    let origin = TileOrigin {
+        batch,
+        head,
+        row: from,
+    };
     if comptime!(tiles.two_segments) && row != from {
-        fill::<E>(barrier, second, to, to_row, batch, head, from, rows, panels);
+        fill::<E>(barrier, second, to, to_row, &origin, rows, panels);
     } else {
-        fill::<E>(barrier, first, to, to_row, batch, head, from, rows, panels);
+        fill::<E>(barrier, first, to, to_row, &origin, rows, panels);
     }
 }
 
@@ -75,20 +80,15 @@ pub(super) fn fill_record<E: Numeric>(
 pub(super) fn fill_queries<E: Numeric>(
     barrier: u32,
     q: &TensorMap<E, Tiled>,
-    to: &mut [E],
+    to: &[E],
     item: &WorkItem,
     #[comptime] tiles: ForwardTiles,
 ) {
     let (rows, panels) = comptime!((tiles.queries(), tiles.panels()));
-    fill::<E>(
-        barrier,
-        q,
-        to,
-        0usize,
-        item.batch,
-        item.head,
-        item.first_query,
-        rows,
-        panels,
-    );
+    let origin = TileOrigin {
+        batch: item.batch,
+        head: item.head,
+        row: item.first_query,
+    };
+    fill::<E>(barrier, q, to, 0usize, &origin, rows, panels);
 }
