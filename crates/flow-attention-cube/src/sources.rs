@@ -8,6 +8,9 @@ use crate::mma::forward::mma_forward::MmaForward;
 use crate::prepared::{DeviceCapabilities, Kernels, Prepared, Selection};
 use crate::problem::Problem;
 use crate::wgmma::Wgmma;
+use crate::wgmma::arguments::{
+    BlockMaskArgsCompilationArg, ForwardProblemCompilationArg, QkvMapsCompilationArg,
+};
 use crate::wgmma::backward_keys::backward_keys::BackwardKeys;
 use crate::wgmma::backward_queries::backward_queries::BackwardQueries;
 use crate::wgmma::forward::forward::Forward;
@@ -125,6 +128,36 @@ fn tensor_map(_name: &str) {}
 
 fn scalar(_name: &str) {}
 
+// The same for arguments in structs.
+fn qkv_maps<E: Numeric>(_name: &str) -> QkvMapsCompilationArg<E> {
+    QkvMapsCompilationArg {
+        q: (),
+        k: (),
+        v: (),
+        k_2: (),
+        v_2: (),
+    }
+}
+
+fn block_mask<W: Size>(name: &str) -> BlockMaskArgsCompilationArg<W> {
+    BlockMaskArgsCompilationArg {
+        work_tiles: buffer(name),
+        entries: buffer(name),
+        partial_masks: buffer(name),
+    }
+}
+
+fn forward_problem(_name: &str) -> ForwardProblemCompilationArg {
+    ForwardProblemCompilationArg {
+        queries: (),
+        lse_rows: (),
+        first_keys: (),
+        second_keys: (),
+        group: (),
+        scale_log2: (),
+    }
+}
+
 /// A kernel for a device: its arguments by kind and name, in their order, then what is compiled in.
 macro_rules! kernel {
     ($kernel:ident, $on:expr, $threads:expr; $($kind:ident($($name:ident)*))*; $($known:expr),*) => {
@@ -223,9 +256,11 @@ impl Sources for Wgmma {
             );
         }
         kernel!(Forward, on, tiles.threads();
-            tensor_map(q k v k_2 v_2 o)
-            buffer(lse work_tiles entries partial_masks)
-            scalar(queries lse_rows first_keys second_keys group scale_log2);
+            qkv_maps(maps)
+            tensor_map(o)
+            buffer(lse)
+            block_mask(mask)
+            forward_problem(problem);
             tiles, tiles.operand_type.element(), tiles.vectors()
         )
     }

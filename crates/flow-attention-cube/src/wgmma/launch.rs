@@ -1,5 +1,6 @@
 //! From tensors on the device to launches.
 
+use super::arguments::{BlockMaskArgsLaunch, ForwardProblemLaunch, QkvMapsLaunch};
 use super::backward_keys::backward_keys;
 use super::backward_queries::backward_queries;
 use super::forward::forward;
@@ -96,22 +97,24 @@ pub fn launch_forward(
             client,
             CubeCount::Static(blocks as u32, heads as u32, batch as u32),
             CubeDim::new_1d(tiles.threads()),
-            map(q, tiles.queries()),
-            map(kv_segments[0].k, tiles.keys),
-            map(kv_segments[0].v, tiles.keys),
-            map(second.k, tiles.keys),
-            map(second.v, tiles.keys),
+            QkvMapsLaunch::new(
+                map(q, tiles.queries()),
+                map(kv_segments[0].k, tiles.keys),
+                map(kv_segments[0].v, tiles.keys),
+                map(second.k, tiles.keys),
+                map(second.v, tiles.keys),
+            ),
             map(o, 64),
             BufferArg::from_raw_parts(lse.clone(), batch * heads * lse_rows(queries)),
-            work_tiles,
-            entries,
-            partial_masks,
-            queries as u32,
-            lse_rows(queries) as u32,
-            first_keys as u32,
-            second_keys as u32,
-            (heads / kv_heads) as u32,
-            scale * std::f32::consts::LOG2_E,
+            BlockMaskArgsLaunch::new(work_tiles, entries, partial_masks),
+            ForwardProblemLaunch::new(
+                queries as u32,
+                lse_rows(queries) as u32,
+                first_keys as u32,
+                second_keys as u32,
+                (heads / kv_heads) as u32,
+                scale * std::f32::consts::LOG2_E,
+            ),
             tiles,
             tiles.operand_type.element(),
             tiles.vectors(),

@@ -1,11 +1,13 @@
 //! Attention on Hopper's asynchronous tensor cores.
 
+pub mod arguments;
 pub mod backward_keys;
 pub mod backward_queries;
 mod copy;
 mod epilogue;
 pub mod forward;
 pub mod forward_persistent;
+mod kv_stages;
 pub mod launch;
 mod online_softmax;
 mod ping_pong;

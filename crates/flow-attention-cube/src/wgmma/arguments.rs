@@ -1,0 +1,34 @@
+//! Arguments of the kernels' launches, several to a struct. CubeCL lays the fields out one after the other, as if each were an argument.
+
+use crate::block_mask::{BlockMaskEntry, WorkTileHalf};
+use cubecl::prelude::*;
+
+/// Queries, keys and values `[B, H, S, D]`; `k_2` and `v_2` are the second segment of keys and values, or the first once more.
+#[derive(CubeType, CubeLaunch)]
+pub struct QkvMaps<E: Numeric> {
+    pub q: TensorMap<E, Tiled>,
+    pub k: TensorMap<E, Tiled>,
+    pub v: TensorMap<E, Tiled>,
+    pub k_2: TensorMap<E, Tiled>,
+    pub v_2: TensorMap<E, Tiled>,
+}
+
+/// A block mask; see [`block_mask`](crate::block_mask). A load of a partial mask reads `W` words.
+#[derive(CubeType, CubeLaunch)]
+pub struct BlockMaskArgs<W: Size> {
+    pub work_tiles: Box<[WorkTileHalf]>,
+    pub entries: Box<[BlockMaskEntry]>,
+    pub partial_masks: Box<[Vector<u32, W>]>,
+}
+
+/// Sizes and scale of a forward call: rows of queries, of `lse`, and of both segments of keys; heads of queries for each head of
+/// keys; and the scale of scores in units of log2.
+#[derive(CubeType, CubeLaunch)]
+pub struct ForwardProblem {
+    pub queries: u32,
+    pub lse_rows: u32,
+    pub first_keys: u32,
+    pub second_keys: u32,
+    pub group: u32,
+    pub scale_log2: f32,
+}
