@@ -9,7 +9,8 @@ use crate::prepared::{DeviceCapabilities, Kernels, Prepared, Selection};
 use crate::problem::Problem;
 use crate::wgmma::Wgmma;
 use crate::wgmma::arguments::{
-    BlockMaskArgsCompilationArg, ForwardProblemCompilationArg, QkvMapsCompilationArg,
+    BlockMaskArgsCompilationArg, ForwardProblemCompilationArg, PersistentProblemCompilationArg,
+    QkvMapsCompilationArg, WorkScheduleCompilationArg,
 };
 use crate::wgmma::backward_keys::backward_keys::BackwardKeys;
 use crate::wgmma::backward_queries::backward_queries::BackwardQueries;
@@ -147,6 +148,24 @@ fn block_mask<W: Size>(name: &str) -> BlockMaskArgsCompilationArg<W> {
     }
 }
 
+fn work_schedule<W: Size>(name: &str) -> WorkScheduleCompilationArg<W> {
+    WorkScheduleCompilationArg {
+        assignments: buffer(name),
+        records: buffer(name),
+        record_words: buffer(name),
+        partial_masks: buffer(name),
+    }
+}
+
+fn persistent_problem(_name: &str) -> PersistentProblemCompilationArg {
+    PersistentProblemCompilationArg {
+        head_count: (),
+        queries: (),
+        lse_rows: (),
+        scale_log2: (),
+    }
+}
+
 fn forward_problem(_name: &str) -> ForwardProblemCompilationArg {
     ForwardProblemCompilationArg {
         queries: (),
@@ -249,9 +268,11 @@ impl Sources for Wgmma {
     fn forward_kernel(on: &Properties, tiles: wgmma::ForwardTiles) -> Box<dyn CubeKernel> {
         if tiles.persistent {
             return kernel!(ForwardPersistent, on, tiles.threads();
-                tensor_map(q k v k_2 v_2 o)
-                buffer(lse assignments records record_words partial_masks)
-                scalar(head_count queries lse_rows scale_log2);
+                qkv_maps(maps)
+                tensor_map(o)
+                buffer(lse)
+                work_schedule(schedule)
+                persistent_problem(problem);
                 tiles, tiles.operand_type.element(), tiles.vectors()
             );
         }

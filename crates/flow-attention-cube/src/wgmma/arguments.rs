@@ -1,5 +1,6 @@
 //! Arguments of the kernels' launches, several to a struct. CubeCL lays the fields out one after the other, as if each were an argument.
 
+use super::scheduled_tiles::Four;
 use crate::block_mask::{BlockMaskEntry, WorkTileHalf};
 use cubecl::prelude::*;
 
@@ -30,5 +31,24 @@ pub struct ForwardProblem {
     pub first_keys: u32,
     pub second_keys: u32,
     pub group: u32,
+    pub scale_log2: f32,
+}
+
+/// What persistent blocks do; see [`tile_scheduler`](crate::tile_scheduler). `assignments` has for each block where its items and its
+/// records begin and how many there are, then the items; `record_words` are the records once more, word by word.
+#[derive(CubeType, CubeLaunch)]
+pub struct WorkSchedule<W: Size> {
+    pub assignments: Box<[Four]>,
+    pub records: Box<[Four]>,
+    pub record_words: Box<[u32]>,
+    pub partial_masks: Box<[Vector<u32, W>]>,
+}
+
+/// Sizes and scale of a forward call to persistent blocks, as in [`ForwardProblem`]; and the heads of queries.
+#[derive(CubeType, CubeLaunch)]
+pub struct PersistentProblem {
+    pub head_count: u32,
+    pub queries: u32,
+    pub lse_rows: u32,
     pub scale_log2: f32,
 }

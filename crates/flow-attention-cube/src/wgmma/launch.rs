@@ -1,6 +1,8 @@
 //! From tensors on the device to launches.
 
-use super::arguments::{BlockMaskArgsLaunch, ForwardProblemLaunch, QkvMapsLaunch};
+use super::arguments::{
+    BlockMaskArgsLaunch, ForwardProblemLaunch, PersistentProblemLaunch, QkvMapsLaunch, WorkScheduleLaunch,
+};
 use super::backward_keys::backward_keys;
 use super::backward_queries::backward_queries;
 use super::forward::forward;
@@ -32,6 +34,25 @@ fn map(x: &Heads, rows: usize, operand_type: OperandType) -> TensorMapArg<Tiled>
     )
     .with_swizzle(TensorMapSwizzle::B128)
     .with_prefetch(TensorMapPrefetch::B256)
+}
+
+/// For copies of `rows` queries, and of `keys` keys and values of both segments; with one segment, of it twice.
+fn qkv_maps<E: Numeric>(
+    q: &Heads,
+    rows: usize,
+    kv_segments: &[KvSegment<'_>],
+    keys: usize,
+    operand_type: OperandType,
+) -> QkvMapsLaunch<E> {
+    let first = &kv_segments[0];
+    let second = kv_segments.last().expect("a segment of keys");
+    QkvMapsLaunch::new(
+        map(q, rows, operand_type),
+        map(first.k, keys, operand_type),
+        map(first.v, keys, operand_type),
+        map(second.k, keys, operand_type),
+        map(second.v, keys, operand_type),
+    )
 }
 
 /// Launches the forward kernel: `o = softmax(q kᵀ scale) v`, and `lse [B, H, lse_rows]` in f32, plus infinity where there
@@ -67,21 +88,16 @@ pub fn launch_forward(
                     client,
                     CubeCount::Static(list.blocks(), 1, 1),
                     CubeDim::new_1d(tiles.threads()),
-                    map(q, tiles.queries()),
-                    map(kv_segments[0].k, tiles.keys),
-                    map(kv_segments[0].v, tiles.keys),
-                    map(second.k, tiles.keys),
-                    map(second.v, tiles.keys),
+                    qkv_maps(q, tiles.queries(), kv_segments, tiles.keys, tiles.operand_type),
                     map(o, 64),
                     BufferArg::from_raw_parts(lse.clone(), batch * heads * lse_rows(queries)),
-                    assignments,
-                    records,
-                    record_words,
-                    partial_masks,
-                    heads as u32,
-                    queries as u32,
-                    lse_rows(queries) as u32,
-                    scale * std::f32::consts::LOG2_E,
+                    WorkScheduleLaunch::new(assignments, records, record_words, partial_masks),
+                    PersistentProblemLaunch::new(
+                        heads as u32,
+                        queries as u32,
+                        lse_rows(queries) as u32,
+                        scale * std::f32::consts::LOG2_E,
+                    ),
                     tiles,
                     tiles.operand_type.element(),
                     tiles.vectors(),
@@ -97,13 +113,7 @@ pub fn launch_forward(
             client,
             CubeCount::Static(blocks as u32, heads as u32, batch as u32),
             CubeDim::new_1d(tiles.threads()),
-            QkvMapsLaunch::new(
-                map(q, tiles.queries()),
-                map(kv_segments[0].k, tiles.keys),
-                map(kv_segments[0].v, tiles.keys),
-                map(second.k, tiles.keys),
-                map(second.v, tiles.keys),
-            ),
+            qkv_maps(q, tiles.queries(), kv_segments, tiles.keys, tiles.operand_type),
             map(o, 64),
             BufferArg::from_raw_parts(lse.clone(), batch * heads * lse_rows(queries)),
             BlockMaskArgsLaunch::new(work_tiles, entries, partial_masks),

@@ -10,6 +10,7 @@ pub mod forward_persistent;
 mod kv_stages;
 pub mod launch;
 mod online_softmax;
+mod persistent_block;
 mod ping_pong;
 pub mod reduce_partials;
 mod scheduled_tiles;
