@@ -9,8 +9,9 @@ use crate::prepared::{DeviceCapabilities, Kernels, Prepared, Selection};
 use crate::problem::Problem;
 use crate::wgmma::Wgmma;
 use crate::wgmma::arguments::{
-    BlockMaskArgsCompilationArg, ForwardProblemCompilationArg, PersistentProblemCompilationArg,
-    QkvMapsCompilationArg, WorkScheduleCompilationArg,
+    BackwardQueriesMapsCompilationArg, BackwardQueriesProblemCompilationArg, BlockMaskArgsCompilationArg,
+    ForwardProblemCompilationArg, OutputRowsCompilationArg, PersistentProblemCompilationArg,
+    QkvMapsCompilationArg, QueryStatisticsCompilationArg, WorkScheduleCompilationArg,
 };
 use crate::wgmma::backward_keys::backward_keys::BackwardKeys;
 use crate::wgmma::backward_queries::backward_queries::BackwardQueries;
@@ -177,6 +178,46 @@ fn forward_problem(_name: &str) -> ForwardProblemCompilationArg {
     }
 }
 
+fn backward_queries_maps<E: Numeric>(name: &str) -> BackwardQueriesMapsCompilationArg<E> {
+    BackwardQueriesMapsCompilationArg {
+        qkv: qkv_maps(name),
+        d_o: (),
+        dq: (),
+    }
+}
+
+fn output_rows(name: &str) -> OutputRowsCompilationArg {
+    OutputRowsCompilationArg {
+        o_rows: buffer(name),
+        do_rows: buffer(name),
+        o_batch: (),
+        o_head: (),
+        o_row: (),
+        do_batch: (),
+        do_head: (),
+        do_row: (),
+    }
+}
+
+fn query_statistics(name: &str) -> QueryStatisticsCompilationArg {
+    QueryStatisticsCompilationArg {
+        lse: buffer(name),
+        delta: buffer(name),
+    }
+}
+
+fn backward_queries_problem(_name: &str) -> BackwardQueriesProblemCompilationArg {
+    BackwardQueriesProblemCompilationArg {
+        queries: (),
+        lse_rows: (),
+        first_keys: (),
+        second_keys: (),
+        group: (),
+        scale_log2: (),
+        scale: (),
+    }
+}
+
 /// A kernel for a device: its arguments by kind and name, in their order, then what is compiled in.
 macro_rules! kernel {
     ($kernel:ident, $on:expr, $threads:expr; $($kind:ident($($name:ident)*))*; $($known:expr),*) => {
@@ -288,11 +329,11 @@ impl Sources for Wgmma {
 
     fn queries_kernel(on: &Properties, tiles: wgmma::BackwardTiles) -> Box<dyn CubeKernel> {
         kernel!(BackwardQueries, on, tiles.threads();
-            tensor_map(q k v k_2 v_2 d_o dq)
-            buffer(o_rows do_rows)
-            scalar(o_batch o_head o_row do_batch do_head do_row)
-            buffer(lse delta work_tiles entries partial_masks)
-            scalar(queries lse_rows first_keys second_keys group scale_log2 scale);
+            backward_queries_maps(maps)
+            output_rows(rows)
+            query_statistics(statistics)
+            block_mask(mask)
+            backward_queries_problem(problem);
             tiles, tiles.operand_type.element(), tiles.vectors()
         )
     }

@@ -2,6 +2,7 @@
 
 use super::scheduled_tiles::Four;
 use crate::block_mask::{BlockMaskEntry, WorkTileHalf};
+use crate::delta::Eight;
 use cubecl::prelude::*;
 
 /// Queries, keys and values `[B, H, S, D]`; `k_2` and `v_2` are the second segment of keys and values, or the first once more.
@@ -51,4 +52,44 @@ pub struct PersistentProblem {
     pub queries: u32,
     pub lse_rows: u32,
     pub scale_log2: f32,
+}
+
+/// Operands of the kernel for queries: queries, keys and values; the output's gradient; and the gradient of queries, which is written.
+#[derive(CubeType, CubeLaunch)]
+pub struct BackwardQueriesMaps<E: Numeric> {
+    pub qkv: QkvMaps<E>,
+    pub d_o: TensorMap<E, Tiled>,
+    pub dq: TensorMap<E, Tiled>,
+}
+
+/// The buffers of `o` and of its gradient, row by row, with their strides: all in units of eight values.
+#[derive(CubeType, CubeLaunch)]
+pub struct OutputRows {
+    pub o_rows: Box<[Eight]>,
+    pub do_rows: Box<[Eight]>,
+    pub o_batch: u32,
+    pub o_head: u32,
+    pub o_row: u32,
+    pub do_batch: u32,
+    pub do_head: u32,
+    pub do_row: u32,
+}
+
+/// Statistics of rows of queries, `[B, H, lse_rows]`. The kernel for queries writes `delta`.
+#[derive(CubeType, CubeLaunch)]
+pub struct QueryStatistics {
+    pub lse: Box<[f32]>,
+    pub delta: Box<[f32]>,
+}
+
+/// Sizes of a backward call as in [`ForwardProblem`]; and the scale of scores, in units of log2 and as it is.
+#[derive(CubeType, CubeLaunch)]
+pub struct BackwardQueriesProblem {
+    pub queries: u32,
+    pub lse_rows: u32,
+    pub first_keys: u32,
+    pub second_keys: u32,
+    pub group: u32,
+    pub scale_log2: f32,
+    pub scale: f32,
 }

@@ -86,17 +86,6 @@ pub(super) fn prefetch_tile<E: Numeric>(
     }
 }
 
-/// Whether this warp starts copy `share` of the prologue, if there are `any`. If the copies are `divided`, each of four warps starts its
-/// share; else the calling warp starts all.
-#[cube]
-pub(super) fn starts_copy(any: bool, #[comptime] share: usize, #[comptime] divided: bool) -> bool {
-    if divided {
-        plane_any(any && UNIT_POS / 32 == comptime!((share % 4) as u32))
-    } else {
-        any
-    }
-}
-
 /// Starts the copies of a backward kernel's stationary rows, of both operands, from `origin` on; their bytes complete the barrier's
 /// phase. For a whole warp.
 #[cube]

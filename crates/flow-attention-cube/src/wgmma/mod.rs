@@ -1,6 +1,7 @@
 //! Attention on Hopper's asynchronous tensor cores.
 
 pub mod arguments;
+mod backward_block;
 pub mod backward_keys;
 pub mod backward_queries;
 mod copy;

@@ -154,6 +154,15 @@ impl BackwardTiles {
         ]
     }
 
+    /// Shape of the block mask.
+    pub(crate) fn mask_shape(&self) -> BlockMaskShape {
+        BlockMaskShape {
+            masked: self.masked,
+            row_groups: self.warpgroups,
+            columns: self.streamed_rows,
+        }
+    }
+
     /// Panels of 64 channels.
     pub fn panels(&self) -> usize {
         self.head_dim.div_ceil(64)
