@@ -9,9 +9,10 @@ use crate::prepared::{DeviceCapabilities, Kernels, Prepared, Selection};
 use crate::problem::Problem;
 use crate::wgmma::Wgmma;
 use crate::wgmma::arguments::{
-    BackwardQueriesMapsCompilationArg, BackwardQueriesProblemCompilationArg, BlockMaskArgsCompilationArg,
-    ForwardProblemCompilationArg, OutputRowsCompilationArg, PersistentProblemCompilationArg,
-    QkvMapsCompilationArg, QueryStatisticsCompilationArg, WorkScheduleCompilationArg,
+    BackwardKeysMapsCompilationArg, BackwardKeysProblemCompilationArg, BackwardQueriesMapsCompilationArg,
+    BackwardQueriesProblemCompilationArg, BlockMaskArgsCompilationArg, ForwardProblemCompilationArg,
+    OutputRowsCompilationArg, PersistentProblemCompilationArg, QkvMapsCompilationArg,
+    QueryStatisticPairsCompilationArg, QueryStatisticsCompilationArg, WorkScheduleCompilationArg,
 };
 use crate::wgmma::backward_keys::backward_keys::BackwardKeys;
 use crate::wgmma::backward_queries::backward_queries::BackwardQueries;
@@ -218,6 +219,34 @@ fn backward_queries_problem(_name: &str) -> BackwardQueriesProblemCompilationArg
     }
 }
 
+fn backward_keys_maps<E: Numeric>(_name: &str) -> BackwardKeysMapsCompilationArg<E> {
+    BackwardKeysMapsCompilationArg {
+        q: (),
+        k: (),
+        v: (),
+        d_o: (),
+        dk: (),
+        dv: (),
+    }
+}
+
+fn query_statistic_pairs(name: &str) -> QueryStatisticPairsCompilationArg {
+    QueryStatisticPairsCompilationArg {
+        lse: buffer(name),
+        delta: buffer(name),
+    }
+}
+
+fn backward_keys_problem(_name: &str) -> BackwardKeysProblemCompilationArg {
+    BackwardKeysProblemCompilationArg {
+        queries: (),
+        lse_rows: (),
+        group: (),
+        scale_log2: (),
+        scale: (),
+    }
+}
+
 /// A kernel for a device: its arguments by kind and name, in their order, then what is compiled in.
 macro_rules! kernel {
     ($kernel:ident, $on:expr, $threads:expr; $($kind:ident($($name:ident)*))*; $($known:expr),*) => {
@@ -340,9 +369,11 @@ impl Sources for Wgmma {
 
     fn keys_kernel(on: &Properties, tiles: wgmma::BackwardTiles) -> Box<dyn CubeKernel> {
         kernel!(BackwardKeys, on, tiles.threads();
-            tensor_map(q k v d_o dk dv)
-            buffer(sums lse delta work_tiles entries partial_masks)
-            scalar(queries lse_rows group scale_log2 scale);
+            backward_keys_maps(maps)
+            buffer(sums)
+            query_statistic_pairs(statistics)
+            block_mask(mask)
+            backward_keys_problem(problem);
             tiles, tiles.operand_type.element(), tiles.vectors()
         )
     }

@@ -3,6 +3,7 @@
 use super::scheduled_tiles::Four;
 use crate::block_mask::{BlockMaskEntry, WorkTileHalf};
 use crate::delta::Eight;
+use crate::softmax_by_columns::Pair;
 use cubecl::prelude::*;
 
 /// Queries, keys and values `[B, H, S, D]`; `k_2` and `v_2` are the second segment of keys and values, or the first once more.
@@ -89,6 +90,35 @@ pub struct BackwardQueriesProblem {
     pub lse_rows: u32,
     pub first_keys: u32,
     pub second_keys: u32,
+    pub group: u32,
+    pub scale_log2: f32,
+    pub scale: f32,
+}
+
+/// Operands of the kernel for keys: queries, keys and values of one segment, the output's gradient; and the gradients of keys and values,
+/// which are written.
+#[derive(CubeType, CubeLaunch)]
+pub struct BackwardKeysMaps<E: Numeric> {
+    pub q: TensorMap<E, Tiled>,
+    pub k: TensorMap<E, Tiled>,
+    pub v: TensorMap<E, Tiled>,
+    pub d_o: TensorMap<E, Tiled>,
+    pub dk: TensorMap<E, Tiled>,
+    pub dv: TensorMap<E, Tiled>,
+}
+
+/// Statistics of rows of queries, `[B, H, lse_rows]`, in pairs.
+#[derive(CubeType, CubeLaunch)]
+pub struct QueryStatisticPairs {
+    pub lse: Box<[Pair]>,
+    pub delta: Box<[Pair]>,
+}
+
+/// Rows of queries and of `lse`, heads of queries for each head of keys, and the scale of scores: in units of log2 and as it is.
+#[derive(CubeType, CubeLaunch)]
+pub struct BackwardKeysProblem {
+    pub queries: u32,
+    pub lse_rows: u32,
     pub group: u32,
     pub scale_log2: f32,
     pub scale: f32,

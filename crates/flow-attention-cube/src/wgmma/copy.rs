@@ -3,7 +3,6 @@
 //! A tile is a row of panels, each of some rows of 64 channels, with the 128-byte swizzle. Rows and channels that the
 //! tensor does not have arrive as zeros, and are not written.
 
-use super::BackwardTiles;
 use crate::softmax::take_rows;
 use cubecl::prelude::*;
 use flow_cube::Issue;
@@ -84,26 +83,6 @@ pub(super) fn prefetch_tile<E: Numeric>(
             comptime!((p * 64) as i32).runtime(),
         );
     }
-}
-
-/// Starts the copies of a backward kernel's stationary rows, of both operands, from `origin` on; their bytes complete the barrier's
-/// phase. For a whole warp.
-#[cube]
-pub(super) fn load_stationary<E: Numeric>(
-    barrier: u32,
-    first: &TensorMap<E, Tiled>,
-    second: &TensorMap<E, Tiled>,
-    first_tile: &[E],
-    second_tile: &[E],
-    origin: &TileOrigin,
-    #[comptime] tiles: BackwardTiles,
-) {
-    let (rows, panels) = comptime!((tiles.stationary_rows(), tiles.panels()));
-    let caller = comptime!(Issue::ElectedLane);
-    let start = 0usize;
-    arrive_and_expect(barrier, comptime!((2 * rows * 128 * panels) as u32), caller);
-    copy_tile::<E>(barrier, first, first_tile, start, origin, rows, panels, caller);
-    copy_tile::<E>(barrier, second, second_tile, start, origin, rows, panels, caller);
 }
 
 /// The stage, of `stages`, at least two, that the tile before last is in when this one is in `stage`.

@@ -1,8 +1,10 @@
 //! From tensors on the device to launches.
 
 use super::arguments::{
-    BackwardQueriesMapsLaunch, BackwardQueriesProblemLaunch, BlockMaskArgsLaunch, ForwardProblemLaunch,
-    OutputRowsLaunch, PersistentProblemLaunch, QkvMapsLaunch, QueryStatisticsLaunch, WorkScheduleLaunch,
+    BackwardKeysMapsLaunch, BackwardKeysProblemLaunch, BackwardQueriesMapsLaunch,
+    BackwardQueriesProblemLaunch, BlockMaskArgsLaunch, ForwardProblemLaunch, OutputRowsLaunch,
+    PersistentProblemLaunch, QkvMapsLaunch, QueryStatisticPairsLaunch, QueryStatisticsLaunch,
+    WorkScheduleLaunch,
 };
 use super::backward_keys::backward_keys;
 use super::backward_queries::backward_queries;
@@ -232,27 +234,31 @@ pub fn launch_backward_keys(
             client,
             CubeCount::Static((key_blocks * tiles.split_q) as u32, kv_heads as u32, batch as u32),
             CubeDim::new_1d(tiles.threads()),
-            map(of.q, tiles.streamed_rows),
-            map(part.k, tiles.stationary_rows()),
-            map(part.v, tiles.stationary_rows()),
-            map(of.d_o, tiles.streamed_rows),
-            map(dk, 64),
-            map(dv, 64),
+            BackwardKeysMapsLaunch::new(
+                map(of.q, tiles.streamed_rows),
+                map(part.k, tiles.stationary_rows()),
+                map(part.v, tiles.stationary_rows()),
+                map(of.d_o, tiles.streamed_rows),
+                map(dk, 64),
+                map(dv, 64),
+            ),
             match sums {
                 // Not written.
                 0 => BufferArg::from_raw_parts(of.delta.clone(), length / 2),
                 sums => BufferArg::from_raw_parts(sums_at.clone(), sums / 2),
             },
-            BufferArg::from_raw_parts(of.lse.clone(), length / 2),
-            BufferArg::from_raw_parts(of.delta.clone(), length / 2),
-            work_tiles,
-            entries,
-            partial_masks,
-            queries as u32,
-            lse_rows as u32,
-            (heads / kv_heads) as u32,
-            of.scale * std::f32::consts::LOG2_E,
-            of.scale,
+            QueryStatisticPairsLaunch::new(
+                BufferArg::from_raw_parts(of.lse.clone(), length / 2),
+                BufferArg::from_raw_parts(of.delta.clone(), length / 2),
+            ),
+            BlockMaskArgsLaunch::new(work_tiles, entries, partial_masks),
+            BackwardKeysProblemLaunch::new(
+                queries as u32,
+                lse_rows as u32,
+                (heads / kv_heads) as u32,
+                of.scale * std::f32::consts::LOG2_E,
+                of.scale,
+            ),
             tiles,
             tiles.operand_type.element(),
             tiles.vectors(),

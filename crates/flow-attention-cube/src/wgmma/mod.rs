@@ -18,6 +18,7 @@ mod scheduled_tiles;
 pub mod select;
 #[cfg(feature = "compile-check")]
 pub mod softmax_test_kernel;
+mod streamed_queries;
 mod tiles;
 
 use crate::launch_order::Grid;
