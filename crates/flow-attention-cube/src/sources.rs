@@ -8,6 +8,12 @@ use crate::mma::forward::mma_forward::MmaForward;
 use crate::prepared::{DeviceCapabilities, Kernels, Prepared, Selection};
 use crate::problem::Problem;
 use crate::wgmma::Wgmma;
+use crate::wgmma::arguments::{
+    BackwardKeysMapsCompilationArg, BackwardKeysProblemCompilationArg, BackwardQueriesMapsCompilationArg,
+    BackwardQueriesProblemCompilationArg, BlockMaskArgsCompilationArg, ForwardProblemCompilationArg,
+    OutputRowsCompilationArg, PersistentProblemCompilationArg, QkvMapsCompilationArg,
+    QueryStatisticPairsCompilationArg, QueryStatisticsCompilationArg, WorkScheduleCompilationArg,
+};
 use crate::wgmma::backward_keys::backward_keys::BackwardKeys;
 use crate::wgmma::backward_queries::backward_queries::BackwardQueries;
 use crate::wgmma::forward::forward::Forward;
@@ -125,6 +131,122 @@ fn tensor_map(_name: &str) {}
 
 fn scalar(_name: &str) {}
 
+// The same for arguments in structs.
+fn qkv_maps<E: Numeric>(_name: &str) -> QkvMapsCompilationArg<E> {
+    QkvMapsCompilationArg {
+        q: (),
+        k: (),
+        v: (),
+        k_2: (),
+        v_2: (),
+    }
+}
+
+fn block_mask<W: Size>(name: &str) -> BlockMaskArgsCompilationArg<W> {
+    BlockMaskArgsCompilationArg {
+        work_tiles: buffer(name),
+        entries: buffer(name),
+        partial_masks: buffer(name),
+    }
+}
+
+fn work_schedule<W: Size>(name: &str) -> WorkScheduleCompilationArg<W> {
+    WorkScheduleCompilationArg {
+        assignments: buffer(name),
+        records: buffer(name),
+        record_words: buffer(name),
+        partial_masks: buffer(name),
+    }
+}
+
+fn persistent_problem(_name: &str) -> PersistentProblemCompilationArg {
+    PersistentProblemCompilationArg {
+        head_count: (),
+        queries: (),
+        lse_rows: (),
+        scale_log2: (),
+    }
+}
+
+fn forward_problem(_name: &str) -> ForwardProblemCompilationArg {
+    ForwardProblemCompilationArg {
+        queries: (),
+        lse_rows: (),
+        first_keys: (),
+        second_keys: (),
+        group: (),
+        scale_log2: (),
+    }
+}
+
+fn backward_queries_maps<E: Numeric>(name: &str) -> BackwardQueriesMapsCompilationArg<E> {
+    BackwardQueriesMapsCompilationArg {
+        qkv: qkv_maps(name),
+        d_o: (),
+        dq: (),
+    }
+}
+
+fn output_rows(name: &str) -> OutputRowsCompilationArg {
+    OutputRowsCompilationArg {
+        o_rows: buffer(name),
+        do_rows: buffer(name),
+        o_batch: (),
+        o_head: (),
+        o_row: (),
+        do_batch: (),
+        do_head: (),
+        do_row: (),
+    }
+}
+
+fn query_statistics(name: &str) -> QueryStatisticsCompilationArg {
+    QueryStatisticsCompilationArg {
+        lse: buffer(name),
+        delta: buffer(name),
+    }
+}
+
+fn backward_queries_problem(_name: &str) -> BackwardQueriesProblemCompilationArg {
+    BackwardQueriesProblemCompilationArg {
+        queries: (),
+        lse_rows: (),
+        first_keys: (),
+        second_keys: (),
+        group: (),
+        scale_log2: (),
+        scale: (),
+    }
+}
+
+fn backward_keys_maps<E: Numeric>(_name: &str) -> BackwardKeysMapsCompilationArg<E> {
+    BackwardKeysMapsCompilationArg {
+        q: (),
+        k: (),
+        v: (),
+        d_o: (),
+        dk: (),
+        dv: (),
+    }
+}
+
+fn query_statistic_pairs(name: &str) -> QueryStatisticPairsCompilationArg {
+    QueryStatisticPairsCompilationArg {
+        lse: buffer(name),
+        delta: buffer(name),
+    }
+}
+
+fn backward_keys_problem(_name: &str) -> BackwardKeysProblemCompilationArg {
+    BackwardKeysProblemCompilationArg {
+        queries: (),
+        lse_rows: (),
+        group: (),
+        scale_log2: (),
+        scale: (),
+    }
+}
+
 /// A kernel for a device: its arguments by kind and name, in their order, then what is compiled in.
 macro_rules! kernel {
     ($kernel:ident, $on:expr, $threads:expr; $($kind:ident($($name:ident)*))*; $($known:expr),*) => {
@@ -216,36 +338,42 @@ impl Sources for Wgmma {
     fn forward_kernel(on: &Properties, tiles: wgmma::ForwardTiles) -> Box<dyn CubeKernel> {
         if tiles.persistent {
             return kernel!(ForwardPersistent, on, tiles.threads();
-                tensor_map(q k v k_2 v_2 o)
-                buffer(lse assignments records record_words partial_masks)
-                scalar(head_count queries lse_rows scale_log2);
+                qkv_maps(maps)
+                tensor_map(o)
+                buffer(lse)
+                work_schedule(schedule)
+                persistent_problem(problem);
                 tiles, tiles.operand_type.element(), tiles.vectors()
             );
         }
         kernel!(Forward, on, tiles.threads();
-            tensor_map(q k v k_2 v_2 o)
-            buffer(lse work_tiles entries partial_masks)
-            scalar(queries lse_rows first_keys second_keys group scale_log2);
+            qkv_maps(maps)
+            tensor_map(o)
+            buffer(lse)
+            block_mask(mask)
+            forward_problem(problem);
             tiles, tiles.operand_type.element(), tiles.vectors()
         )
     }
 
     fn queries_kernel(on: &Properties, tiles: wgmma::BackwardTiles) -> Box<dyn CubeKernel> {
         kernel!(BackwardQueries, on, tiles.threads();
-            tensor_map(q k v k_2 v_2 d_o dq)
-            buffer(o_rows do_rows)
-            scalar(o_batch o_head o_row do_batch do_head do_row)
-            buffer(lse delta work_tiles entries partial_masks)
-            scalar(queries lse_rows first_keys second_keys group scale_log2 scale);
+            backward_queries_maps(maps)
+            output_rows(rows)
+            query_statistics(statistics)
+            block_mask(mask)
+            backward_queries_problem(problem);
             tiles, tiles.operand_type.element(), tiles.vectors()
         )
     }
 
     fn keys_kernel(on: &Properties, tiles: wgmma::BackwardTiles) -> Box<dyn CubeKernel> {
         kernel!(BackwardKeys, on, tiles.threads();
-            tensor_map(q k v d_o dk dv)
-            buffer(sums lse delta work_tiles entries partial_masks)
-            scalar(queries lse_rows group scale_log2 scale);
+            backward_keys_maps(maps)
+            buffer(sums)
+            query_statistic_pairs(statistics)
+            block_mask(mask)
+            backward_keys_problem(problem);
             tiles, tiles.operand_type.element(), tiles.vectors()
         )
     }

@@ -5,107 +5,22 @@
 //! product wants them in. A row of the sum over queries is summed in one thread, in order.
 
 use super::BackwardTiles;
-use super::copy::{copy_tile, issue, load_fragment, load_stationary, stage_before_last, store_rows};
-use crate::block_mask::{
-    BlockMaskEntry, BlockMaskShape, MaskWord, WorkTileHalf, apply_mask, mask_bits, partial_mask_at,
-    prefetched_tile, tile_at, work_tile_of,
-};
+use super::arguments::{BackwardKeysMaps, BackwardKeysProblem, BlockMaskArgs, QueryStatisticPairs};
+use super::backward_block::{StationaryTiles, count_stage, start_barriers};
+use super::copy::{TileOrigin, issue, load_fragment, stage_before_last, store_rows};
+use super::streamed_queries::{KeyWork, StreamedOperand, StreamedQueries, key_work, next_tile, start_copies};
+use crate::block_mask::{apply_mask, mask_bits, partial_mask_at, tile_at};
 use crate::softmax::{pack, stage_rows};
 use crate::softmax_by_columns::{Pair, probabilities, score_gradients};
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::generic_to_shared;
 use flow_cube::Issue;
-use flow_cube::barrier::{
-    self, COUNTER_WORDS, arrive_and_expect, bulk_copy, came_last, count_warp, count_warp_by_lanes,
-    counter_at, named_sync, reset_counters, wait,
-};
+use flow_cube::barrier::{self, COUNTER_WORDS, came_last, named_sync, wait};
 use flow_cube::register::read;
 use flow_cube::tma;
 use flow_cube::warpgroup::warpgroup_and_thread;
 use flow_cube::wgmma;
-
-/// Starts the copies of one operand's rows of a streamed tile, and of the statistic of these rows; bytes count towards `full`.
-#[cube]
-fn copy_streamed<E: Numeric>(
-    full: u32,
-    x: &TensorMap<E, Tiled>,
-    statistic: &[Pair],
-    to: &mut [E],
-    statistic_to: &mut [Pair],
-    stage: usize,
-    batch: u32,
-    head: u32,
-    row: u32,
-    statistic_row: u32,
-    #[comptime] tiles: BackwardTiles,
-    #[comptime] caller: Issue,
-) {
-    let rows = comptime!(tiles.streamed_rows);
-    let panels = comptime!(tiles.panels());
-    let at = stage * comptime!(rows * 64 * panels);
-    copy_tile::<E>(full, x, to, at, batch, head, row, rows, panels, caller);
-    let from = (statistic_row / 2) as usize;
-    let at = stage * comptime!(rows / 2);
-    let length = comptime!(rows / 2);
-    // SAFETY: a stage has room for the statistics of a streamed tile.
-    let at = generic_to_shared::<Pair>(unsafe { statistic_to[at..at + length].as_ptr_unchecked() });
-    bulk_copy::<Pair>(
-        at,
-        // SAFETY: rows of statistics are padded to a multiple of 128 (`lse_rows`), of which a streamed tile is
-        // a part.
-        unsafe { statistic[from..from + length].as_ptr_unchecked() },
-        comptime!((rows * 4) as u32),
-        full,
-        caller,
-    );
-}
-
-/// Starts the copies of one streamed tile.
-#[cube]
-fn next_tile<E: Numeric>(
-    full: u32,
-    q: &TensorMap<E, Tiled>,
-    d_o: &TensorMap<E, Tiled>,
-    lse: &[Pair],
-    delta: &[Pair],
-    q_tiles: &mut [E],
-    do_tiles: &mut [E],
-    lse_tiles: &mut [Pair],
-    delta_tiles: &mut [Pair],
-    stage: usize,
-    batch: u32,
-    heads: u32,
-    head: u32,
-    row: u32,
-    lse_rows: u32,
-    #[comptime] tiles: BackwardTiles,
-    #[comptime] caller: Issue,
-) {
-    arrive_and_expect(
-        full,
-        comptime!((2 * tiles.streamed_rows * 128 * tiles.panels() + 2 * tiles.streamed_rows * 4) as u32),
-        caller,
-    );
-    let from = (batch * heads + head) * lse_rows + row;
-    copy_streamed::<E>(
-        full, q, lse, q_tiles, lse_tiles, stage, batch, head, row, from, tiles, caller,
-    );
-    copy_streamed::<E>(
-        full,
-        d_o,
-        delta,
-        do_tiles,
-        delta_tiles,
-        stage,
-        batch,
-        head,
-        row,
-        from,
-        tiles,
-        caller,
-    );
-}
 
 /// Writes a warpgroup's gradient, times `by`, where its keys or values were: to the tile at the byte address `base`.
 #[cube]
@@ -154,190 +69,74 @@ fn write_sum<N: Size>(
     }
 }
 
-/// `dk` and `dv`. One block for `tiles.stationary_rows()` keys of a key head; `lse` and `delta` are `[B, H, lse_rows]`. The mask's
-/// list is of streamed queries, its rows are keys; see [`block_mask`](crate::block_mask).
-///
-/// With `tiles.split_q` above one a block takes a split of the queries, and leaves its sums in `sums`: of values, then of keys,
-/// each `[B, H, split_q, rows, D]`, with whole blocks of rows. [`reduce_partials`](super::reduce_partials) makes gradients of them.
-#[cube(launch_unchecked)]
-pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Size>(
-    q: &TensorMap<E, Tiled>,
-    k: &TensorMap<E, Tiled>,
-    v: &TensorMap<E, Tiled>,
-    d_o: &TensorMap<E, Tiled>,
-    dk: &mut TensorMap<E, Tiled>,
-    dv: &mut TensorMap<E, Tiled>,
-    sums: &mut [Vector<f32, Const<2>>],
-    lse: &[Vector<f32, Const<2>>],
-    delta: &[Vector<f32, Const<2>>],
-    work_tiles: &[WorkTileHalf],
-    entries: &[BlockMaskEntry],
-    partial_masks: &[MaskWord],
-    queries: u32,
-    lse_rows: u32,
+/// A block's work and shared memory, and a thread's place in it. `_base` are byte addresses of shared memory, `_at` descriptors.
+#[derive(CubeType)]
+struct KeysBlock<E: Numeric> {
+    work: KeyWork,
+    stationary: StationaryTiles<E>,
+    streamed: StreamedQueries<E>,
+    k_base: u32,
+    v_base: u32,
+    /// Counters of the stages that warps are done with.
+    used_base: u32,
+    k_at: u64,
+    v_at: u64,
+    q_at: u64,
+    do_at: u64,
+    warpgroup: u32,
+    /// Of the warpgroup.
+    thread: u32,
+    lane: u32,
+    /// The first pair of this thread's columns.
+    column: usize,
     group: u32,
     scale_log2: f32,
-    scale: f32,
+}
+
+/// The sums over the first tile, with their products in flight, and what registers keep of the stationary rows.
+#[derive(CubeType)]
+struct FirstTile<NG: Size, NA: Size, NB: Size> {
+    k_fragment: Vector<u32, NA>,
+    v_fragment: Vector<u32, NB>,
+    v_sum: Vector<f32, NG>,
+    k_sum: Vector<f32, NG>,
+}
+
+/// The first tile. It is peeled: sums that enter a loop as zeros make ptxas wait after each product.
+#[cube]
+fn first_tile<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Size>(
+    block: &KeysBlock<E>,
+    mask: &BlockMaskArgs<Const<1>>,
     #[comptime] tiles: BackwardTiles,
-    #[define(E)] _element: ElemType,
-    #[define(NS, NG, NP, NA, NB)] _vectors: [usize; 5],
-) {
-    let panels = comptime!(tiles.panels());
+) -> FirstTile<NG, NA, NB> {
     let stationary_rows = comptime!(tiles.stationary_rows());
     let streamed_rows = comptime!(tiles.streamed_rows);
-    let stages = comptime!(tiles.stages);
-    let last_warp = comptime!(4 * tiles.warpgroups as u32 - 1);
-    let tile_elements = comptime!(tiles.streamed_rows * 64 * tiles.panels());
-    let tile_units = comptime!((tiles.streamed_rows * 8 * tiles.panels()) as u32);
     let element = comptime!(tiles.operand_type);
-    let shape = comptime!(BlockMaskShape {
-        masked: tiles.masked,
-        row_groups: tiles.warpgroups,
-        columns: tiles.streamed_rows
-    });
+    let shape = comptime!(tiles.mask_shape());
 
-    let mut k_tile: Shared<[E]> =
-        Shared::new_aligned_slice(comptime!(stationary_rows * 64 * panels), 1024usize);
-    let mut v_tile: Shared<[E]> =
-        Shared::new_aligned_slice(comptime!(stationary_rows * 64 * panels), 1024usize);
-    let mut q_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(tile_elements * stages), 1024usize);
-    let mut do_tiles: Shared<[E]> = Shared::new_aligned_slice(comptime!(tile_elements * stages), 1024usize);
-    let mut lse_tiles: Shared<[Pair]> =
-        Shared::new_aligned_slice(comptime!(streamed_rows / 2 * stages), 16usize);
-    let mut delta_tiles: Shared<[Pair]> =
-        Shared::new_aligned_slice(comptime!(streamed_rows / 2 * stages), 16usize);
-    let kv_full: Shared<[u64]> = Shared::new_slice(1usize);
-    let kv_full = barrier::first(&kv_full);
-    let full: Shared<[u64]> = Shared::new_slice(stages);
-    let full = barrier::first(&full);
-    let mut used: Shared<[u32]> = Shared::new_slice(comptime!(stages * COUNTER_WORDS));
-
-    let split_q = comptime!(tiles.split_q as u32);
-    let heads = CUBE_COUNT_Y * group;
-    let all = (queries + comptime!(streamed_rows as u32 - 1)) / comptime!(streamed_rows as u32);
-    let work_tile = work_tile_of(work_tiles, all, shape);
-    let (batch, kv_head) = (work_tile.sample, work_tile.head);
-    let (begin, tiles_per_head) = (work_tile.begin, work_tile.tiles);
-    let mut block = work_tile.block;
-    let mut query_split = 0u32;
-    if comptime!(tiles.split_q > 1) {
-        // Blocks that start together share queries.
-        query_split = block / (CUBE_COUNT_X / split_q);
-        block %= CUBE_COUNT_X / split_q;
-    }
-    let first_key = block * comptime!(stationary_rows as u32);
-    // Of the list, once for each head of the group.
-    let mut tile_count = tiles_per_head * group;
-    let mut first_tile = 0u32;
-    if comptime!(tiles.split_q > 1) {
-        let each = (tile_count + comptime!(tiles.split_q as u32 - 1)) / split_q;
-        first_tile = query_split * each;
-        let left = tile_count - first_tile;
-        tile_count = select(left < each, left, each);
-    }
-
-    if UNIT_POS == 0 {
-        barrier::init(kv_full);
-        #[unroll]
-        for s in 0..stages {
-            barrier::init(barrier::at(full, s));
-        }
-        tma::fence();
-    }
-    reset_counters(&mut used, stages);
-    sync_cube();
-
-    let (warpgroup, thread) =
-        warpgroup_and_thread(comptime!(tiles.warpgroups), comptime!(tiles.uniform_warpgroup));
-    let lane = thread % 32;
-    // A vote, so that the compiler takes it for the same in all threads of the warp.
-    if plane_any(UNIT_POS < 32) {
-        load_stationary::<E>(
-            kv_full,
-            k,
-            v,
-            &mut k_tile,
-            &mut v_tile,
-            batch,
-            kv_head,
-            first_key,
-            tiles,
-        );
-        #[unroll]
-        for s in 0..stages {
-            let tile = first_tile + comptime!(s as u32);
-            // The list begins again with each head.
-            let passes = if comptime!(tiles.masked) {
-                prefetched_tile(work_tile.prefetched, s, shape)
-            } else {
-                tile % tiles_per_head
-            };
-            let row = passes * comptime!(streamed_rows as u32);
-            if comptime!(s as u32) < tile_count {
-                next_tile::<E>(
-                    barrier::at(full, s),
-                    q,
-                    d_o,
-                    lse,
-                    delta,
-                    &mut q_tiles,
-                    &mut do_tiles,
-                    &mut lse_tiles,
-                    &mut delta_tiles,
-                    s,
-                    batch,
-                    heads,
-                    kv_head * group + tile / tiles_per_head,
-                    row,
-                    lse_rows,
-                    tiles,
-                    Issue::ElectedLane,
-                );
-            }
-        }
-    }
-
-    // SAFETY: the address of the block's own shared memory; by the sizes of the tiles, what is read and
-    // written there stays within it.
-    let k_base = generic_to_shared::<E>(unsafe { k_tile.as_ptr_unchecked() });
-    // SAFETY: as above.
-    let v_base = generic_to_shared::<E>(unsafe { v_tile.as_ptr_unchecked() });
-    // SAFETY: as above.
-    let q_base = generic_to_shared::<E>(unsafe { q_tiles.as_ptr_unchecked() });
-    // SAFETY: as above.
-    let do_base = generic_to_shared::<E>(unsafe { do_tiles.as_ptr_unchecked() });
-    // SAFETY: as above.
-    let used_base = generic_to_shared::<u32>(unsafe { used.as_ptr_unchecked() });
-    let k_at = wgmma::descriptor(k_base + warpgroup * 8192, 16u32, 1024u32);
-    let v_at = wgmma::descriptor(v_base + warpgroup * 8192, 16u32, 1024u32);
-    let q_at = wgmma::descriptor(q_base, comptime!((streamed_rows * 128) as u32), 1024u32);
-    let do_at = wgmma::descriptor(do_base, comptime!((streamed_rows * 128) as u32), 1024u32);
-    let column = (lane % 4) as usize;
-
-    wait(kv_full, 0u32);
+    wait(block.stationary.full, 0u32);
     let k_fragment = load_fragment::<NA>(
-        k_base,
-        warpgroup,
-        thread,
+        block.k_base,
+        block.warpgroup,
+        block.thread,
         comptime!(tiles.fragment[0]),
         stationary_rows,
     );
     let v_fragment = load_fragment::<NB>(
-        v_base,
-        warpgroup,
-        thread,
+        block.v_base,
+        block.warpgroup,
+        block.thread,
         comptime!(tiles.fragment[1]),
         stationary_rows,
     );
-    wait(full, 0u32);
+    wait(block.streamed.full, 0u32);
 
-    let partial_mask = partial_mask_at(entries, begin, warpgroup, shape);
-    let bits = mask_bits::<Const<1>>(partial_masks, partial_mask, thread, shape);
-    // The first tile is peeled: sums that enter a loop as zeros make ptxas wait after each product.
+    let partial_mask = partial_mask_at(&mask.entries, block.work.begin, block.warpgroup, shape);
+    let bits = mask_bits::<Const<1>>(&mask.partial_masks, partial_mask, block.thread, shape);
     let scores = issue::<NS, NA>(
         k_fragment,
-        k_at,
-        q_at,
+        block.k_at,
+        block.q_at,
         comptime!(tiles.scores()),
         comptime!(tiles.fragment[0]),
     );
@@ -345,8 +144,8 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
     if comptime!(tiles.sums.keys()) {
         gradients = issue::<NS, NB>(
             v_fragment,
-            v_at,
-            do_at,
+            block.v_at,
+            block.do_at,
             comptime!(tiles.scores()),
             comptime!(tiles.fragment[1]),
         );
@@ -357,32 +156,75 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
         comptime!(tiles.sums.keys() as usize),
     );
     let scores = apply_mask::<NS>(scores, partial_mask, bits, shape);
-    let p = probabilities::<NS>(scores, &lse_tiles, column, scale_log2, streamed_rows);
-    let mut v_sum = Vector::<f32, NG>::new(0.0f32);
-    if comptime!(tiles.sums.values()) {
+    let p = probabilities::<NS>(
+        scores,
+        &block.streamed.q.statistics,
+        block.column,
+        block.scale_log2,
+        streamed_rows,
+    );
+    let v_sum = if comptime!(tiles.sums.values()) {
         let weights = pack::<NS, NP>(p, streamed_rows, element);
-        v_sum = wgmma::issue_registers_from_zero::<NG, NP>(weights, do_at, comptime!(tiles.weighted()));
-    }
-    let mut k_sum = Vector::<f32, NG>::new(0.0f32);
-    if comptime!(tiles.sums.keys()) {
+        wgmma::issue_registers_from_zero::<NG, NP>(weights, block.do_at, comptime!(tiles.weighted()))
+    } else {
+        Vector::<f32, NG>::new(0.0f32)
+    };
+    let k_sum = if comptime!(tiles.sums.keys()) {
         let gradients = wgmma::wait::<NS>(
             gradients,
             comptime!(tiles.scores()),
             comptime!(tiles.sums.values() as usize),
         );
-        let ds = score_gradients::<NS>(p, gradients, &delta_tiles, column, streamed_rows);
+        let ds = score_gradients::<NS>(
+            p,
+            gradients,
+            &block.streamed.d_o.statistics,
+            block.column,
+            streamed_rows,
+        );
         let weights = pack::<NS, NP>(ds, streamed_rows, element);
-        k_sum = wgmma::issue_registers_from_zero::<NG, NP>(weights, q_at, comptime!(tiles.weighted()));
+        wgmma::issue_registers_from_zero::<NG, NP>(weights, block.q_at, comptime!(tiles.weighted()))
+    } else {
+        Vector::<f32, NG>::new(0.0f32)
+    };
+    FirstTile::<NG, NA, NB> {
+        k_fragment,
+        v_fragment,
+        v_sum,
+        k_sum,
     }
+}
 
+/// The other tiles: the sums over all, of values and of keys, with the last products in flight.
+#[cube]
+fn mainloop<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Size>(
+    block: &KeysBlock<E>,
+    mask: &BlockMaskArgs<Const<1>>,
+    statistics: &QueryStatisticPairs,
+    first: &FirstTile<NG, NA, NB>,
+    #[comptime] tiles: BackwardTiles,
+) -> (Vector<f32, NG>, Vector<f32, NG>) {
+    let streamed_rows = comptime!(tiles.streamed_rows);
+    let stages = comptime!(tiles.stages);
+    let last_warp = comptime!(4 * tiles.warpgroups as u32 - 1);
+    let tile_units = comptime!((tiles.streamed_rows * 8 * tiles.panels()) as u32);
+    let element = comptime!(tiles.operand_type);
+    let refill_late = comptime!(tiles.refill_late);
+    let shape = comptime!(tiles.mask_shape());
+    let (begin, tile_count) = (block.work.begin, block.work.tile_count);
+    let (first_tile, tiles_per_head) = (block.work.first_tile, block.work.tiles_per_head);
+    let (warpgroup, lane, full) = (block.warpgroup, block.lane, block.streamed.full);
+
+    let mut v_sum = first.v_sum;
+    let mut k_sum = first.k_sum;
     let mut stage = 0u32;
     let mut phase = 0u32;
     // Where in the list the next tile is, and the one whose copy starts in this turn, with its head.
     let mut place = (first_tile + 1) % tiles_per_head;
-    let mut next_partial_mask = partial_mask_at(entries, begin + place, warpgroup, shape);
+    let mut next_partial_mask = partial_mask_at(&mask.entries, begin + place, warpgroup, shape);
     let mut ahead_place = (first_tile + comptime!(stages as u32 - 1)) % tiles_per_head;
-    let mut ahead_head = kv_head * group + (first_tile + comptime!(stages as u32 - 1)) / tiles_per_head;
-    let refill_late = comptime!(tiles.refill_late);
+    let mut ahead_head =
+        block.work.kv_head * block.group + (first_tile + comptime!(stages as u32 - 1)) / tiles_per_head;
     // Of the stage that the tile before last was in: what its count gave, and which tile it gets.
     let mut freed_by = 0u32.runtime();
     let mut freed_for = 0u32.runtime();
@@ -393,13 +235,13 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
             stage = 0;
             phase ^= 1;
         }
-        let q_now = q_at + u64::cast_from(stage * tile_units);
-        let do_now = do_at + u64::cast_from(stage * tile_units);
-        let pairs = stage as usize * comptime!(streamed_rows / 2) + column;
+        let q_now = block.q_at + u64::cast_from(stage * tile_units);
+        let do_now = block.do_at + u64::cast_from(stage * tile_units);
+        let pairs = stage as usize * comptime!(streamed_rows / 2) + block.column;
         wait(barrier::at(full, stage as usize), phase);
         let scores = issue::<NS, NA>(
-            k_fragment,
-            k_at,
+            first.k_fragment,
+            block.k_at,
             q_now,
             comptime!(tiles.scores()),
             comptime!(tiles.fragment[0]),
@@ -407,8 +249,8 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
         let mut gradients = scores;
         if comptime!(tiles.sums.keys()) {
             gradients = issue::<NS, NB>(
-                v_fragment,
-                v_at,
+                first.v_fragment,
+                block.v_at,
                 do_now,
                 comptime!(tiles.scores()),
                 comptime!(tiles.fragment[1]),
@@ -426,20 +268,11 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
             } * comptime!(streamed_rows as u32);
             next_tile::<E>(
                 barrier::at(full, freed),
-                q,
-                d_o,
-                lse,
-                delta,
-                &mut q_tiles,
-                &mut do_tiles,
-                &mut lse_tiles,
-                &mut delta_tiles,
+                &block.streamed,
+                statistics,
                 freed,
-                batch,
-                heads,
                 ahead_head,
                 row,
-                lse_rows,
                 tiles,
                 Issue::ElectedLane,
             );
@@ -450,43 +283,30 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
             ahead_head += 1;
         }
         // Read while products run, and long before it is asked for: neither a product nor a copy waits for the list.
-        let upcoming = tile_at(entries, begin + ahead_place, shape);
+        let upcoming = tile_at(&mask.entries, begin + ahead_place, shape);
         let partial_mask = next_partial_mask;
         place += 1;
         if place == tiles_per_head {
             place = 0;
         }
-        next_partial_mask = partial_mask_at(entries, begin + place, warpgroup, shape);
-        let bits = mask_bits::<Const<1>>(partial_masks, partial_mask, thread, shape);
+        next_partial_mask = partial_mask_at(&mask.entries, begin + place, warpgroup, shape);
+        let bits = mask_bits::<Const<1>>(&mask.partial_masks, partial_mask, block.thread, shape);
         let scores = wgmma::wait::<NS>(
             scores,
             comptime!(tiles.scores()),
             comptime!(tiles.sums.keys() as usize),
         );
         // All products of the tile before are done, too.
-        let users = if comptime!(refill_late) {
-            count_warp_by_lanes(lane, counter_at(used_base, before), last_warp)
-        } else {
-            count_warp(lane, counter_at(used_base, before), last_warp)
-        };
+        let users = count_stage(lane, block.used_base, before, tiles);
         if comptime!(!refill_late) && users == last_warp && tile - 1 + comptime!(stages as u32) < tile_count {
             let row = upcoming * comptime!(streamed_rows as u32);
             next_tile::<E>(
                 barrier::at(full, before as usize),
-                q,
-                d_o,
-                lse,
-                delta,
-                &mut q_tiles,
-                &mut do_tiles,
-                &mut lse_tiles,
-                &mut delta_tiles,
+                &block.streamed,
+                statistics,
                 before as usize,
-                batch,
-                heads,
                 ahead_head,
                 row,
-                lse_rows,
                 tiles,
                 Issue::SingleThread,
             );
@@ -494,7 +314,13 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
         freed_by = read::<u32>(users);
         freed_for = read::<u32>(upcoming);
         let scores = apply_mask::<NS>(scores, partial_mask, bits, shape);
-        let p = probabilities::<NS>(scores, &lse_tiles, pairs, scale_log2, streamed_rows);
+        let p = probabilities::<NS>(
+            scores,
+            &block.streamed.q.statistics,
+            pairs,
+            block.scale_log2,
+            streamed_rows,
+        );
         if comptime!(tiles.sums.values()) {
             let weights = pack::<NS, NP>(p, streamed_rows, element);
             v_sum = wgmma::issue_registers::<NG, NP>(v_sum, weights, do_now, comptime!(tiles.weighted()));
@@ -505,66 +331,205 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
                 comptime!(tiles.scores()),
                 comptime!(tiles.sums.values() as usize),
             );
-            let ds = score_gradients::<NS>(p, gradients, &delta_tiles, pairs, streamed_rows);
+            let ds =
+                score_gradients::<NS>(p, gradients, &block.streamed.d_o.statistics, pairs, streamed_rows);
             let weights = pack::<NS, NP>(ds, streamed_rows, element);
             k_sum = wgmma::issue_registers::<NG, NP>(k_sum, weights, q_now, comptime!(tiles.weighted()));
         }
     }
+    (v_sum, k_sum)
+}
 
+/// Writes a block's sums over its split of the queries, of values and of keys, to `sums`.
+#[cube]
+fn write_sums<E: Numeric, NG: Size>(
+    block: &KeysBlock<E>,
+    sums: &mut [Pair],
+    v_sum: Vector<f32, NG>,
+    k_sum: Vector<f32, NG>,
+    #[comptime] tiles: BackwardTiles,
+) {
+    let split_q = comptime!(tiles.split_q as u32);
+    let rows = CUBE_COUNT_X / split_q * comptime!(tiles.stationary_rows() as u32);
+    let of_head = (block.work.batch * CUBE_COUNT_Y + block.work.kv_head) * split_q + block.work.query_split;
+    let of_block = of_head * rows + block.work.first_key;
+    let row = of_block + block.warpgroup * 64 + (block.thread / 32) * 16 + block.lane / 4;
+    if comptime!(tiles.sums.values()) {
+        let sum = wgmma::wait::<NG>(v_sum, comptime!(tiles.weighted()), 0usize);
+        write_sum::<NG>(sums, row, block.lane, sum, comptime!(tiles.head_dim));
+    }
+    if comptime!(tiles.sums.keys()) {
+        let of_keys = CUBE_COUNT_Z * CUBE_COUNT_Y * split_q * rows;
+        let sum = wgmma::wait::<NG>(k_sum, comptime!(tiles.weighted()), 0usize);
+        write_sum::<NG>(sums, of_keys + row, block.lane, sum, comptime!(tiles.head_dim));
+    }
+}
+
+/// Writes a warpgroup's gradients of values and of keys, these times `scale`. They take the places of its keys and values.
+#[cube]
+fn store_gradients<E: Numeric, NG: Size>(
+    block: &KeysBlock<E>,
+    maps: &mut BackwardKeysMaps<E>,
+    v_sum: Vector<f32, NG>,
+    k_sum: Vector<f32, NG>,
+    scale: f32,
+    #[comptime] tiles: BackwardTiles,
+) {
+    let (rows, panels) = comptime!((tiles.stationary_rows(), tiles.panels()));
+    let (warpgroup, thread) = (block.warpgroup, block.thread);
+    if comptime!(tiles.sums.values()) {
+        let sum = wgmma::wait::<NG>(v_sum, comptime!(tiles.weighted()), 0usize);
+        stage_gradient::<NG>(block.v_base, warpgroup, thread, sum, 1.0f32, tiles);
+    }
+    if comptime!(tiles.sums.keys()) {
+        let sum = wgmma::wait::<NG>(k_sum, comptime!(tiles.weighted()), 0usize);
+        stage_gradient::<NG>(block.k_base, warpgroup, thread, sum, scale, tiles);
+    }
+    tma::fence();
+    named_sync(warpgroup + 1, 128u32);
+    if thread == 0 {
+        let origin = TileOrigin {
+            batch: block.work.batch,
+            head: block.work.kv_head,
+            row: block.work.first_key + warpgroup * 64,
+        };
+        if comptime!(tiles.sums.values()) {
+            store_rows::<E>(
+                &block.stationary.second_tile,
+                &mut maps.dv,
+                warpgroup,
+                &origin,
+                rows,
+                panels,
+                Issue::SingleThread,
+            );
+        }
+        if comptime!(tiles.sums.keys()) {
+            store_rows::<E>(
+                &block.stationary.first_tile,
+                &mut maps.dk,
+                warpgroup,
+                &origin,
+                rows,
+                panels,
+                Issue::SingleThread,
+            );
+        }
+        tma::wait_read(0usize);
+    }
+}
+
+/// `dk` and `dv`. One block for `tiles.stationary_rows()` keys of a key head. The mask's list is of streamed queries, its rows are keys;
+/// see [`block_mask`](crate::block_mask).
+///
+/// With `tiles.split_q` above one a block takes a split of the queries, and leaves its sums in `sums`: of values, then of keys,
+/// each `[B, H, split_q, rows, D]`, with whole blocks of rows. [`reduce_partials`](super::reduce_partials) makes gradients of them.
+#[cube(launch_unchecked)]
+pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Size>(
+    maps: &mut BackwardKeysMaps<E>,
+    sums: &mut [Vector<f32, Const<2>>],
+    statistics: &QueryStatisticPairs,
+    mask: &BlockMaskArgs<Const<1>>,
+    problem: &BackwardKeysProblem,
+    #[comptime] tiles: BackwardTiles,
+    #[define(E)] _element: ElemType,
+    #[define(NS, NG, NP, NA, NB)] _vectors: [usize; 5],
+) {
+    let stationary_elements = comptime!(tiles.stationary_rows() * 64 * tiles.panels());
+    let streamed_elements = comptime!(tiles.streamed_rows * 64 * tiles.panels() * tiles.stages);
+    let statistic_pairs = comptime!(tiles.streamed_rows / 2 * tiles.stages);
+    let leading = comptime!((tiles.streamed_rows * 128) as u32);
+    let stages = comptime!(tiles.stages);
+
+    let k_tile: Shared<[E]> = Shared::new_aligned_slice(stationary_elements, 1024usize);
+    let v_tile: Shared<[E]> = Shared::new_aligned_slice(stationary_elements, 1024usize);
+    let q_tiles: Shared<[E]> = Shared::new_aligned_slice(streamed_elements, 1024usize);
+    let do_tiles: Shared<[E]> = Shared::new_aligned_slice(streamed_elements, 1024usize);
+    let lse_tiles: Shared<[Pair]> = Shared::new_aligned_slice(statistic_pairs, 16usize);
+    let delta_tiles: Shared<[Pair]> = Shared::new_aligned_slice(statistic_pairs, 16usize);
+    let kv_full: Shared<[u64]> = Shared::new_slice(1usize);
+    let kv_full = barrier::first(&kv_full);
+    let full: Shared<[u64]> = Shared::new_slice(stages);
+    let full = barrier::first(&full);
+    let mut used: Shared<[u32]> = Shared::new_slice(comptime!(stages * COUNTER_WORDS));
+
+    let heads = CUBE_COUNT_Y * problem.group;
+    let work = key_work(mask, problem, tiles);
+    start_barriers(kv_full, full, &mut used, stages);
+
+    let (warpgroup, thread) =
+        warpgroup_and_thread(comptime!(tiles.warpgroups), comptime!(tiles.uniform_warpgroup));
+    let lane = thread % 32;
+    let stationary = StationaryTiles::<E> {
+        first: maps.k,
+        second: maps.v,
+        first_tile: k_tile,
+        second_tile: v_tile,
+        full: kv_full,
+    };
+    let q = StreamedOperand::<E> {
+        map: maps.q,
+        tiles: q_tiles,
+        statistics: lse_tiles,
+    };
+    let d_o = StreamedOperand::<E> {
+        map: maps.d_o,
+        tiles: do_tiles,
+        statistics: delta_tiles,
+    };
+    let streamed = StreamedQueries::<E> {
+        q,
+        d_o,
+        full,
+        batch: work.batch,
+        heads,
+        lse_rows: problem.lse_rows,
+    };
+    // A vote, so that the compiler takes it for the same in all threads of the warp.
+    if plane_any(UNIT_POS < 32) {
+        start_copies::<E>(&stationary, &streamed, statistics, &work, problem.group, tiles);
+    }
+
+    // SAFETY: the address of the block's own shared memory; by the sizes of the tiles, what is read and
+    // written there stays within it.
+    let k_base = generic_to_shared::<E>(unsafe { stationary.first_tile.as_ptr_unchecked() });
+    // SAFETY: as above.
+    let v_base = generic_to_shared::<E>(unsafe { stationary.second_tile.as_ptr_unchecked() });
+    // SAFETY: as above.
+    let q_base = generic_to_shared::<E>(unsafe { streamed.q.tiles.as_ptr_unchecked() });
+    // SAFETY: as above.
+    let do_base = generic_to_shared::<E>(unsafe { streamed.d_o.tiles.as_ptr_unchecked() });
+    // SAFETY: as above.
+    let used_base = generic_to_shared::<u32>(unsafe { used.as_ptr_unchecked() });
+    let k_at = wgmma::descriptor(k_base + warpgroup * 8192, 16u32, 1024u32);
+    let v_at = wgmma::descriptor(v_base + warpgroup * 8192, 16u32, 1024u32);
+    let q_at = wgmma::descriptor(q_base, leading, 1024u32);
+    let do_at = wgmma::descriptor(do_base, leading, 1024u32);
+    let column = (lane % 4) as usize;
+    let block = KeysBlock::<E> {
+        work,
+        stationary,
+        streamed,
+        k_base,
+        v_base,
+        used_base,
+        k_at,
+        v_at,
+        q_at,
+        do_at,
+        warpgroup,
+        thread,
+        lane,
+        column,
+        group: problem.group,
+        scale_log2: problem.scale_log2,
+    };
+
+    let first = first_tile::<E, NS, NG, NP, NA, NB>(&block, mask, tiles);
+    let (v_sum, k_sum) = mainloop::<E, NS, NG, NP, NA, NB>(&block, mask, statistics, &first, tiles);
     if comptime!(tiles.split_q > 1) {
-        let rows = CUBE_COUNT_X / split_q * comptime!(stationary_rows as u32);
-        let of_block = ((batch * CUBE_COUNT_Y + kv_head) * split_q + query_split) * rows + first_key;
-        let row = of_block + warpgroup * 64 + (thread / 32) * 16 + lane / 4;
-        if comptime!(tiles.sums.values()) {
-            let sum = wgmma::wait::<NG>(v_sum, comptime!(tiles.weighted()), 0usize);
-            write_sum::<NG>(sums, row, lane, sum, comptime!(tiles.head_dim));
-        }
-        if comptime!(tiles.sums.keys()) {
-            let of_keys = CUBE_COUNT_Z * CUBE_COUNT_Y * split_q * rows;
-            let sum = wgmma::wait::<NG>(k_sum, comptime!(tiles.weighted()), 0usize);
-            write_sum::<NG>(sums, of_keys + row, lane, sum, comptime!(tiles.head_dim));
-        }
+        write_sums::<E, NG>(&block, sums, v_sum, k_sum, tiles);
     } else {
-        // Gradients take the places of this warpgroup's keys and values.
-        if comptime!(tiles.sums.values()) {
-            let sum = wgmma::wait::<NG>(v_sum, comptime!(tiles.weighted()), 0usize);
-            stage_gradient::<NG>(v_base, warpgroup, thread, sum, 1.0f32, tiles);
-        }
-        if comptime!(tiles.sums.keys()) {
-            let sum = wgmma::wait::<NG>(k_sum, comptime!(tiles.weighted()), 0usize);
-            stage_gradient::<NG>(k_base, warpgroup, thread, sum, scale, tiles);
-        }
-        tma::fence();
-        named_sync(warpgroup + 1, 128u32);
-        if thread == 0 {
-            let first = first_key + warpgroup * 64;
-            if comptime!(tiles.sums.values()) {
-                store_rows::<E>(
-                    &v_tile,
-                    dv,
-                    warpgroup,
-                    batch,
-                    kv_head,
-                    first,
-                    stationary_rows,
-                    panels,
-                    Issue::SingleThread,
-                );
-            }
-            if comptime!(tiles.sums.keys()) {
-                store_rows::<E>(
-                    &k_tile,
-                    dk,
-                    warpgroup,
-                    batch,
-                    kv_head,
-                    first,
-                    stationary_rows,
-                    panels,
-                    Issue::SingleThread,
-                );
-            }
-            tma::wait_read(0usize);
-        }
+        store_gradients::<E, NG>(&block, maps, v_sum, k_sum, problem.scale, tiles);
     }
 }

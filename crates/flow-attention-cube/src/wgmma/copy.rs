@@ -3,7 +3,6 @@
 //! A tile is a row of panels, each of some rows of 64 channels, with the 128-byte swizzle. Rows and channels that the
 //! tensor does not have arrive as zeros, and are not written.
 
-use super::BackwardTiles;
 use crate::softmax::take_rows;
 use cubecl::prelude::*;
 use flow_cube::Issue;
@@ -11,16 +10,26 @@ use flow_cube::barrier::arrive_and_expect;
 use flow_cube::tma;
 use flow_cube::wgmma::{self, Steps};
 
-/// Starts the copy of `panels` panels from row `row` on to `to[start..]`; its bytes count towards `barrier`.
+/// Where a tile begins in a tensor.
+#[derive(CubeType)]
+pub(super) struct TileOrigin {
+    /// Sample of the batch.
+    pub batch: u32,
+    /// Head.
+    pub head: u32,
+    /// First row.
+    pub row: u32,
+}
+
+/// Starts the copy of `panels` panels from `origin` on to `to[start..]`, which the accelerator writes; its bytes count towards
+/// `barrier`.
 #[cube]
 pub(super) fn copy_tile<E: Numeric>(
     barrier: u32,
     map: &TensorMap<E, Tiled>,
-    to: &mut [E],
+    to: &[E],
     start: usize,
-    batch: u32,
-    head: u32,
-    row: u32,
+    origin: &TileOrigin,
     #[comptime] rows: usize,
     #[comptime] panels: usize,
     #[comptime] caller: Issue,
@@ -32,9 +41,9 @@ pub(super) fn copy_tile<E: Numeric>(
             map,
             &to[at..at + comptime!(rows * 64)],
             barrier,
-            batch as i32,
-            head as i32,
-            row as i32,
+            origin.batch as i32,
+            origin.head as i32,
+            origin.row as i32,
             comptime!((p * 64) as i32).runtime(),
             caller,
         );
@@ -46,84 +55,34 @@ pub(super) fn copy_tile<E: Numeric>(
 pub(super) fn fill<E: Numeric>(
     barrier: u32,
     map: &TensorMap<E, Tiled>,
-    to: &mut [E],
+    to: &[E],
     start: usize,
-    batch: u32,
-    head: u32,
-    row: u32,
+    origin: &TileOrigin,
     #[comptime] rows: usize,
     #[comptime] panels: usize,
 ) {
     let caller = comptime!(Issue::ElectedLane);
     arrive_and_expect(barrier, comptime!((rows * 128 * panels) as u32), caller);
-    copy_tile::<E>(barrier, map, to, start, batch, head, row, rows, panels, caller);
+    copy_tile::<E>(barrier, map, to, start, origin, rows, panels, caller);
 }
 
 /// Prefetches rows of a tensor to the L2 cache, as many as the map's tiles have. For a whole warp.
 #[cube]
 pub(super) fn prefetch_tile<E: Numeric>(
     map: &TensorMap<E, Tiled>,
-    batch: u32,
-    head: u32,
-    row: u32,
+    origin: &TileOrigin,
     #[comptime] panels: usize,
 ) {
     #[unroll]
     for p in 0..panels {
         tma::prefetch_4d::<E>(
             map,
-            batch as i32,
-            head as i32,
-            row as i32,
+            origin.batch as i32,
+            origin.head as i32,
+            origin.row as i32,
             comptime!((p * 64) as i32).runtime(),
         );
     }
-}
-
-/// Whether this warp starts copy `share` of the prologue, if there are `any`. If the copies are `divided`, each of four warps starts its
-/// share; else the calling warp starts all.
-#[cube]
-pub(super) fn starts_copy(any: bool, #[comptime] share: usize, #[comptime] divided: bool) -> bool {
-    if divided {
-        plane_any(any && UNIT_POS / 32 == comptime!((share % 4) as u32))
-    } else {
-        any
-    }
-}
-
-/// Starts the copies of a backward kernel's stationary rows, of both operands, from row `row` on; their bytes complete the barrier's
-/// phase. For a whole warp.
-#[cube]
-pub(super) fn load_stationary<E: Numeric>(
-    barrier: u32,
-    first: &TensorMap<E, Tiled>,
-    second: &TensorMap<E, Tiled>,
-    first_tile: &mut [E],
-    second_tile: &mut [E],
-    batch: u32,
-    head: u32,
-    row: u32,
-    #[comptime] tiles: BackwardTiles,
-) {
-    let (rows, panels) = comptime!((tiles.stationary_rows(), tiles.panels()));
-    let caller = comptime!(Issue::ElectedLane);
-    let start = 0usize;
-    arrive_and_expect(barrier, comptime!((2 * rows * 128 * panels) as u32), caller);
-    copy_tile::<E>(
-        barrier, first, first_tile, start, batch, head, row, rows, panels, caller,
-    );
-    copy_tile::<E>(
-        barrier,
-        second,
-        second_tile,
-        start,
-        batch,
-        head,
-        row,
-        rows,
-        panels,
-        caller,
-    );
 }
 
 /// The stage, of `stages`, at least two, that the tile before last is in when this one is in `stage`.
@@ -132,16 +91,14 @@ pub(super) fn stage_before_last(stage: u32, #[comptime] stages: usize) -> u32 {
     select(stage < 2, stage + comptime!(stages as u32 - 2), stage - 2)
 }
 
-/// Starts writing a warpgroup's 64 rows from `tile`, whose panels have `rows` rows. For one thread or a warp, after the stores were made visible to the
+/// Starts writing a warpgroup's 64 rows from `tile`, whose panels have `rows` rows, to `origin`. For one thread or a warp, after the stores were made visible to the
 /// accelerator; before it ends it waits until they were read ([`tma::wait_read`]).
 #[cube]
 pub(super) fn store_rows<E: Numeric>(
     tile: &[E],
     map: &mut TensorMap<E, Tiled>,
     warpgroup: u32,
-    batch: u32,
-    head: u32,
-    row: u32,
+    origin: &TileOrigin,
     #[comptime] rows: usize,
     #[comptime] panels: usize,
     #[comptime] caller: Issue,
@@ -152,9 +109,9 @@ pub(super) fn store_rows<E: Numeric>(
         tma::store_4d::<E>(
             &tile[start..start + 4096],
             map,
-            batch as i32,
-            head as i32,
-            row as i32,
+            origin.batch as i32,
+            origin.head as i32,
+            origin.row as i32,
             comptime!((p * 64) as i32).runtime(),
             caller,
         );

@@ -1,19 +1,24 @@
 //! Attention on Hopper's asynchronous tensor cores.
 
+pub mod arguments;
+mod backward_block;
 pub mod backward_keys;
 pub mod backward_queries;
 mod copy;
 mod epilogue;
 pub mod forward;
 pub mod forward_persistent;
+mod kv_stages;
 pub mod launch;
 mod online_softmax;
+mod persistent_block;
 mod ping_pong;
 pub mod reduce_partials;
 mod scheduled_tiles;
 pub mod select;
 #[cfg(feature = "compile-check")]
 pub mod softmax_test_kernel;
+mod streamed_queries;
 mod tiles;
 
 use crate::launch_order::Grid;

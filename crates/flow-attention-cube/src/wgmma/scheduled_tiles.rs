@@ -1,7 +1,8 @@
 //! What a persistent block reads of its work assignment ([`tile_scheduler`](crate::tile_scheduler)), and the copies that this asks for.
 
 use super::ForwardTiles;
-use super::copy::fill;
+use super::copy::{TileOrigin, fill};
+use super::kv_stages::KvStages;
 use crate::tile_scheduler::SECOND_SEGMENT;
 use cubecl::prelude::*;
 use flow_cube::barrier;
@@ -41,15 +42,12 @@ pub(super) fn partial_mask_of(record_words: &[u32], at: u32, warpgroup: u32) -> 
     record_words[(4 * at + 2 + warpgroup) as usize]
 }
 
-/// Starts the copy of the tile of record `at`, of keys or of values. For a whole warp.
+/// Starts the copy of the tile of record `at`, of keys or of values, to stage `stage`. For a whole warp.
 ///
 /// The record is read here: its partial mask was read two tiles before, so it is in the cache of the multiprocessor.
 #[cube]
 pub(super) fn fill_record<E: Numeric>(
-    barrier: u32,
-    first: &TensorMap<E, Tiled>,
-    second: &TensorMap<E, Tiled>,
-    to: &mut [E],
+    stages: &KvStages<E>,
     stage: u32,
     records: &[Four],
     at: u32,
@@ -61,12 +59,17 @@ pub(super) fn fill_record<E: Numeric>(
     let heads = record.extract(1usize);
     let (batch, head) = (heads >> 16u32, heads & 0xFFFFu32);
     let to_row = stage as usize * comptime!(tiles.keys * 64 * tiles.panels());
-    let barrier = barrier::at(barrier, stage as usize);
+    let full = barrier::at(stages.full, stage as usize);
     let from = row & comptime!(!SECOND_SEGMENT);
+    let origin = TileOrigin {
+        batch,
+        head,
+        row: from,
+    };
     if comptime!(tiles.two_segments) && row != from {
-        fill::<E>(barrier, second, to, to_row, batch, head, from, rows, panels);
+        fill::<E>(full, &stages.second, &stages.tiles, to_row, &origin, rows, panels);
     } else {
-        fill::<E>(barrier, first, to, to_row, batch, head, from, rows, panels);
+        fill::<E>(full, &stages.first, &stages.tiles, to_row, &origin, rows, panels);
     }
 }
 
@@ -75,20 +78,15 @@ pub(super) fn fill_record<E: Numeric>(
 pub(super) fn fill_queries<E: Numeric>(
     barrier: u32,
     q: &TensorMap<E, Tiled>,
-    to: &mut [E],
+    to: &[E],
     item: &WorkItem,
     #[comptime] tiles: ForwardTiles,
 ) {
     let (rows, panels) = comptime!((tiles.queries(), tiles.panels()));
-    fill::<E>(
-        barrier,
-        q,
-        to,
-        0usize,
-        item.batch,
-        item.head,
-        item.first_query,
-        rows,
-        panels,
-    );
+    let origin = TileOrigin {
+        batch: item.batch,
+        head: item.head,
+        row: item.first_query,
+    };
+    fill::<E>(barrier, q, to, 0usize, &origin, rows, panels);
 }

@@ -1,6 +1,6 @@
 //! Sizes of tiles, and how products walk through them.
 
-use crate::block_mask::words_per_load;
+use crate::block_mask::{BlockMaskShape, words_per_load};
 pub use crate::prepared::KvGradients;
 use flow_cube::wgmma::{OperandType, Steps};
 
@@ -40,6 +40,15 @@ impl ForwardTiles {
         let [scores, output] = [self.score_vector(), self.output_vector()];
         let queries = fragment_vector(self.q_register_steps);
         [scores, output, scores / 2, queries, words_per_load(self.keys)]
+    }
+
+    /// Shape of the block mask.
+    pub(crate) fn mask_shape(&self) -> BlockMaskShape {
+        BlockMaskShape {
+            masked: self.masked,
+            row_groups: self.warpgroups,
+            columns: self.keys,
+        }
     }
 
     /// Panels of 64 channels.
@@ -143,6 +152,15 @@ impl BackwardTiles {
             first,
             second,
         ]
+    }
+
+    /// Shape of the block mask.
+    pub(crate) fn mask_shape(&self) -> BlockMaskShape {
+        BlockMaskShape {
+            masked: self.masked,
+            row_groups: self.warpgroups,
+            columns: self.streamed_rows,
+        }
     }
 
     /// Panels of 64 channels.
