@@ -2,6 +2,10 @@
 //! choose, which need no GPU, for the compile check and for reading.
 
 use crate::mma::Mma;
+use crate::mma::arguments::{
+    AttentionInputsCompilationArg, AttentionSizesCompilationArg, BlockMaskBuffersCompilationArg,
+    ForwardProblemCompilationArg,
+};
 use crate::mma::backward_keys::mma_backward_keys::MmaBackwardKeys;
 use crate::mma::backward_queries::mma_backward_queries::MmaBackwardQueries;
 use crate::mma::forward::mma_forward::MmaForward;
@@ -125,6 +129,42 @@ fn tensor_map(_name: &str) {}
 
 fn scalar(_name: &str) {}
 
+fn attention_inputs(name: &str) -> AttentionInputsCompilationArg {
+    AttentionInputsCompilationArg {
+        q: tensor(name),
+        k: tensor(name),
+        v: tensor(name),
+        k_2: tensor(name),
+        v_2: tensor(name),
+    }
+}
+
+fn block_mask(name: &str) -> BlockMaskBuffersCompilationArg {
+    BlockMaskBuffersCompilationArg {
+        work_tiles: buffer(name),
+        entries: buffer(name),
+        partial_masks: buffer(name),
+    }
+}
+
+fn attention_sizes() -> AttentionSizesCompilationArg {
+    AttentionSizesCompilationArg {
+        queries: (),
+        lse_rows: (),
+        first_keys: (),
+        second_keys: (),
+        group: (),
+    }
+}
+
+fn forward_problem(_name: &str) -> ForwardProblemCompilationArg {
+    ForwardProblemCompilationArg {
+        sizes: attention_sizes(),
+        scale_log2: (),
+        inverse_scale: (),
+    }
+}
+
 /// A kernel for a device: its arguments by kind and name, in their order, then what is compiled in.
 macro_rules! kernel {
     ($kernel:ident, $on:expr, $threads:expr; $($kind:ident($($name:ident)*))*; $($known:expr),*) => {
@@ -176,9 +216,12 @@ pub fn block_mask_test_kernel(row_groups: usize, columns: usize) -> Result<CudaS
 impl Sources for Mma {
     fn forward_kernel(on: &Properties, tiles: mma::ForwardTiles) -> Box<dyn CubeKernel> {
         kernel!(MmaForward, on, tiles.threads() as u32;
-            tensor(q k v k_2 v_2 o)
-            buffer(lse work_tiles entries partial_masks bias)
-            scalar(queries lse_rows first_keys second_keys group scale_log2 inverse_scale);
+            attention_inputs(inputs)
+            tensor(o)
+            buffer(lse)
+            block_mask(mask)
+            buffer(bias)
+            forward_problem(problem);
             tiles, tiles.vectors()
         )
     }

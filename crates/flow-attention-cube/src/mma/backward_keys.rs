@@ -5,7 +5,7 @@
 //! product wants them in. A row of the sum over queries is summed in one thread, in order.
 
 use super::BackwardTiles;
-use super::copy::{copy_tile, head_offset, rows_of_head, store_rows};
+use super::copy::{ResultRows, copy_tile, head_offset, rows_of_head, store_rows};
 use crate::block_mask::{
     BlockMaskEntry, BlockMaskShape, MaskWord, NONE, WorkTileHalf, apply_mask, mask_bits, partial_mask_at,
     tile_at, work_tile_of,
@@ -258,39 +258,34 @@ pub fn mma_backward_keys<NS: Size, NG: Size, NP: Size>(
     }
 
     // Gradients take the places of this warp's keys and values.
-    let first = first_key + warp_row;
+    let results = ResultRows {
+        batch,
+        head: kv_head,
+        row: first_key + warp_row,
+        exist: keys,
+    };
     if comptime!(tiles.sums.values()) {
         store_rows::<NG>(
             dv,
-            batch,
-            kv_head,
-            first,
-            keys,
+            &results,
             v_sum,
             1.0f32,
             1.0f32,
             v_base + warp_row * 128,
             lane,
-            stationary_rows,
-            head_dim,
-            element,
+            comptime!(tiles.staging()),
         );
     }
     if comptime!(tiles.sums.keys()) {
         store_rows::<NG>(
             dk,
-            batch,
-            kv_head,
-            first,
-            keys,
+            &results,
             k_sum,
             scale,
             scale,
             k_base + warp_row * 128,
             lane,
-            stationary_rows,
-            head_dim,
-            element,
+            comptime!(tiles.staging()),
         );
     }
 }

@@ -4,7 +4,7 @@
 //! for keys, which reads `delta`.
 
 use super::BackwardTiles;
-use super::copy::{copy_streamed, copy_tile, rows_of_head, store_rows};
+use super::copy::{ResultRows, copy_streamed, copy_tile, rows_of_head, store_rows};
 use crate::block_mask::{
     BlockMaskEntry, BlockMaskShape, MaskWord, NONE, WorkTileHalf, apply_mask, mask_bits, partial_mask_at,
     tile_at, tile_rows_in_segment, work_tile_of,
@@ -251,19 +251,20 @@ pub fn mma_backward_queries<NS: Size, NG: Size, NP: Size>(
     }
 
     // The gradient takes the place of this warp's queries.
-    store_rows::<NG>(
-        dq,
+    let results = ResultRows {
         batch,
         head,
-        first_query + warp_row,
-        queries,
+        row: first_query + warp_row,
+        exist: queries,
+    };
+    store_rows::<NG>(
+        dq,
+        &results,
         q_sum,
         scale,
         scale,
         q_base + warp_row * 128,
         lane,
-        stationary_rows,
-        head_dim,
-        element,
+        comptime!(tiles.staging()),
     );
 }
