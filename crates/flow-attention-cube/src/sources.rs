@@ -3,8 +3,8 @@
 
 use crate::mma::Mma;
 use crate::mma::arguments::{
-    AttentionInputsCompilationArg, AttentionSizesCompilationArg, BlockMaskBuffersCompilationArg,
-    ForwardProblemCompilationArg,
+    AttentionInputsCompilationArg, AttentionSizesCompilationArg, BackwardQueriesInputsCompilationArg,
+    BackwardQueriesProblemCompilationArg, BlockMaskBuffersCompilationArg, ForwardProblemCompilationArg,
 };
 use crate::mma::backward_keys::mma_backward_keys::MmaBackwardKeys;
 use crate::mma::backward_queries::mma_backward_queries::MmaBackwardQueries;
@@ -165,6 +165,22 @@ fn forward_problem(_name: &str) -> ForwardProblemCompilationArg {
     }
 }
 
+fn backward_queries_inputs(name: &str) -> BackwardQueriesInputsCompilationArg {
+    BackwardQueriesInputsCompilationArg {
+        attention: attention_inputs(name),
+        o: tensor(name),
+        d_o: tensor(name),
+    }
+}
+
+fn backward_queries_problem(_name: &str) -> BackwardQueriesProblemCompilationArg {
+    BackwardQueriesProblemCompilationArg {
+        sizes: attention_sizes(),
+        scale_log2: (),
+        scale: (),
+    }
+}
+
 /// A kernel for a device: its arguments by kind and name, in their order, then what is compiled in.
 macro_rules! kernel {
     ($kernel:ident, $on:expr, $threads:expr; $($kind:ident($($name:ident)*))*; $($known:expr),*) => {
@@ -238,9 +254,11 @@ impl Sources for Mma {
 
     fn queries_kernel(on: &Properties, tiles: mma::BackwardTiles) -> Box<dyn CubeKernel> {
         kernel!(MmaBackwardQueries, on, tiles.threads() as u32;
-            tensor(q k v k_2 v_2 o d_o dq)
-            buffer(lse delta work_tiles entries partial_masks)
-            scalar(queries lse_rows first_keys second_keys group scale_log2 scale);
+            backward_queries_inputs(inputs)
+            tensor(dq)
+            buffer(lse delta)
+            block_mask(mask)
+            backward_queries_problem(problem);
             tiles, tiles.vectors()
         )
     }

@@ -58,3 +58,25 @@ pub struct ForwardProblem {
     /// 1 over the scale of the scores.
     pub inverse_scale: f32,
 }
+
+/// What the kernel for queries reads.
+#[derive(CubeType, CubeLaunch)]
+pub struct BackwardQueriesInputs {
+    /// Inputs of the forward kernel.
+    pub attention: AttentionInputs,
+    /// Output.
+    pub o: &'static Tensor<Eight>,
+    /// Gradient of the output.
+    pub d_o: &'static Tensor<Eight>,
+}
+
+/// Sizes and scales of the kernel for queries.
+#[derive(CubeType, CubeLaunch)]
+pub struct BackwardQueriesProblem {
+    /// Sizes.
+    pub sizes: AttentionSizes,
+    /// Scale of the scores times log2 e.
+    pub scale_log2: f32,
+    /// Scale of the scores.
+    pub scale: f32,
+}

@@ -4,7 +4,6 @@
 //! an even number. Those that the tensor does not have become zeros, and so do rows.
 
 use super::tiles::StagingTile;
-use crate::block_mask::tile_rows_in_segment;
 use crate::delta::Eight;
 use crate::softmax::stage_rows;
 use cubecl::prelude::*;
@@ -92,34 +91,6 @@ pub(super) fn copy_tile(
                 );
             }
         }
-    }
-}
-
-/// Starts copying tile `tile` of keys, or of values, from its segment.
-#[cube]
-pub(super) fn copy_streamed(
-    first: &Tensor<Eight>,
-    second: &Tensor<Eight>,
-    of_first: Rows,
-    of_second: Rows,
-    tile: u32,
-    first_keys: u32,
-    second_keys: u32,
-    to: u32,
-    #[comptime] rows: usize,
-    #[comptime] head_dim: usize,
-    #[comptime] threads: usize,
-    #[comptime] two_segments: bool,
-) {
-    let (exist, row) = tile_rows_in_segment(tile, first_keys, second_keys, rows, two_segments);
-    if comptime!(two_segments) {
-        if tile * comptime!(rows as u32) < first_keys {
-            copy_tile(first, of_first, row, exist, to, rows, head_dim, threads);
-        } else {
-            copy_tile(second, of_second, row, exist, to, rows, head_dim, threads);
-        }
-    } else {
-        copy_tile(first, of_first, row, exist, to, rows, head_dim, threads);
     }
 }
 

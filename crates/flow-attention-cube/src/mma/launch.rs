@@ -1,7 +1,8 @@
 //! From tensors on the device to launches.
 
 use super::arguments::{
-    AttentionInputsLaunch, AttentionSizesLaunch, BlockMaskBuffersLaunch, ForwardProblemLaunch,
+    AttentionInputsLaunch, AttentionSizesLaunch, BackwardQueriesInputsLaunch, BackwardQueriesProblemLaunch,
+    BlockMaskBuffersLaunch, ForwardProblemLaunch,
 };
 use super::backward_keys::mma_backward_keys;
 use super::backward_queries::mma_backward_queries;
@@ -121,15 +122,7 @@ pub(super) fn launch_backward_queries(
     tiles: BackwardTiles,
 ) {
     let [batch, heads, queries, _] = of.q.shape;
-    let [_, kv_heads, first_keys, _] = kv_segments[0].k.shape;
-    let second = kv_segments.last().expect("a segment of keys");
-    let second_keys = if kv_segments.len() > 1 {
-        second.k.shape[2]
-    } else {
-        0
-    };
     let length = batch * heads * lse_rows(queries);
-    let [work_tiles, entries, partial_masks] = list.arguments();
     // SAFETY: the operands are those of the call, as `Prepared` wants them; the kernel stays within them.
     unsafe {
         mma_backward_queries::launch_unchecked(
@@ -140,26 +133,20 @@ pub(super) fn launch_backward_queries(
                 batch as u32,
             ),
             CubeDim::new_1d(tiles.threads() as u32),
-            eights(of.q),
-            eights(kv_segments[0].k),
-            eights(kv_segments[0].v),
-            eights(second.k),
-            eights(second.v),
-            eights(of.o),
-            eights(of.d_o),
+            BackwardQueriesInputsLaunch::new(
+                attention_inputs(of.q, kv_segments),
+                eights(of.o),
+                eights(of.d_o),
+            ),
             eights(dq),
             BufferArg::from_raw_parts(of.lse.clone(), length),
             BufferArg::from_raw_parts(of.delta.clone(), length),
-            work_tiles,
-            entries,
-            partial_masks,
-            queries as u32,
-            lse_rows(queries) as u32,
-            first_keys as u32,
-            second_keys as u32,
-            (heads / kv_heads) as u32,
-            of.scale * std::f32::consts::LOG2_E,
-            of.scale,
+            mask_buffers(list),
+            BackwardQueriesProblemLaunch::new(
+                attention_sizes(of.q, kv_segments),
+                of.scale * std::f32::consts::LOG2_E,
+                of.scale,
+            ),
             tiles,
             tiles.vectors(),
         );

@@ -174,6 +174,22 @@ impl BackwardTiles {
         256 * self.panels() * rows + 8 * rows
     }
 
+    /// How the other operand is streamed.
+    pub(crate) fn streaming(&self) -> Streaming {
+        Streaming {
+            rows: self.streamed_rows,
+            head_dim: self.head_dim,
+            threads: self.threads(),
+            stages: self.stages,
+            two_segments: self.two_segments,
+            shape: BlockMaskShape {
+                masked: self.masked,
+                row_groups: self.row_groups,
+                columns: self.streamed_rows,
+            },
+        }
+    }
+
     /// The tile of stationary rows, which takes their gradient.
     pub(crate) fn staging(&self) -> StagingTile {
         StagingTile {
