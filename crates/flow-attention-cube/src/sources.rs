@@ -3,8 +3,10 @@
 
 use crate::mma::Mma;
 use crate::mma::arguments::{
-    AttentionInputsCompilationArg, AttentionSizesCompilationArg, BackwardQueriesInputsCompilationArg,
+    AttentionInputsCompilationArg, AttentionSizesCompilationArg, BackwardKeysInputsCompilationArg,
+    BackwardKeysProblemCompilationArg, BackwardQueriesInputsCompilationArg,
     BackwardQueriesProblemCompilationArg, BlockMaskBuffersCompilationArg, ForwardProblemCompilationArg,
+    StatisticsBuffersCompilationArg,
 };
 use crate::mma::backward_keys::mma_backward_keys::MmaBackwardKeys;
 use crate::mma::backward_queries::mma_backward_queries::MmaBackwardQueries;
@@ -181,6 +183,33 @@ fn backward_queries_problem(_name: &str) -> BackwardQueriesProblemCompilationArg
     }
 }
 
+fn backward_keys_inputs(name: &str) -> BackwardKeysInputsCompilationArg {
+    BackwardKeysInputsCompilationArg {
+        q: tensor(name),
+        k: tensor(name),
+        v: tensor(name),
+        d_o: tensor(name),
+    }
+}
+
+fn statistics(name: &str) -> StatisticsBuffersCompilationArg {
+    StatisticsBuffersCompilationArg {
+        lse: buffer(name),
+        delta: buffer(name),
+    }
+}
+
+fn backward_keys_problem(_name: &str) -> BackwardKeysProblemCompilationArg {
+    BackwardKeysProblemCompilationArg {
+        queries: (),
+        keys: (),
+        lse_rows: (),
+        group: (),
+        scale_log2: (),
+        scale: (),
+    }
+}
+
 /// A kernel for a device: its arguments by kind and name, in their order, then what is compiled in.
 macro_rules! kernel {
     ($kernel:ident, $on:expr, $threads:expr; $($kind:ident($($name:ident)*))*; $($known:expr),*) => {
@@ -265,9 +294,11 @@ impl Sources for Mma {
 
     fn keys_kernel(on: &Properties, tiles: mma::BackwardTiles) -> Box<dyn CubeKernel> {
         kernel!(MmaBackwardKeys, on, tiles.threads() as u32;
-            tensor(q k v d_o dk dv)
-            buffer(lse delta work_tiles entries partial_masks)
-            scalar(queries keys lse_rows group scale_log2 scale);
+            backward_keys_inputs(inputs)
+            tensor(dk dv)
+            statistics(statistics)
+            block_mask(mask)
+            backward_keys_problem(problem);
             tiles, tiles.vectors()
         )
     }

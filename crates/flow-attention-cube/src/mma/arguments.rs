@@ -4,6 +4,7 @@
 
 use crate::block_mask::{BlockMaskEntry, MaskWord, WorkTileHalf};
 use crate::delta::Eight;
+use crate::softmax_by_columns::Pair;
 use cubecl::prelude::*;
 
 /// Queries, and keys and values in one or two segments: tensors `[B, H, S, D / 8]` of eight values each, of any strides but the
@@ -75,6 +76,45 @@ pub struct BackwardQueriesInputs {
 pub struct BackwardQueriesProblem {
     /// Sizes.
     pub sizes: AttentionSizes,
+    /// Scale of the scores times log2 e.
+    pub scale_log2: f32,
+    /// Scale of the scores.
+    pub scale: f32,
+}
+
+/// What the kernel for keys reads: queries, one segment of keys and values, and the gradient of the output.
+#[derive(CubeType, CubeLaunch)]
+pub struct BackwardKeysInputs {
+    /// Queries.
+    pub q: &'static Tensor<Eight>,
+    /// Keys.
+    pub k: &'static Tensor<Eight>,
+    /// Values.
+    pub v: &'static Tensor<Eight>,
+    /// Gradient of the output.
+    pub d_o: &'static Tensor<Eight>,
+}
+
+/// Statistics of queries, in pairs, `[B, H, lse_rows / 2]`.
+#[derive(CubeType, CubeLaunch)]
+pub struct StatisticsBuffers {
+    /// Log-sum-exp of forward.
+    pub lse: &'static [Pair],
+    /// What the kernel for queries wrote.
+    pub delta: &'static [Pair],
+}
+
+/// Sizes and scales of the kernel for keys.
+#[derive(CubeType, CubeLaunch)]
+pub struct BackwardKeysProblem {
+    /// Queries of a head.
+    pub queries: u32,
+    /// Keys of a head.
+    pub keys: u32,
+    /// Rows of statistics of a head: the queries, padded.
+    pub lse_rows: u32,
+    /// Heads of queries that share a head of keys.
+    pub group: u32,
     /// Scale of the scores times log2 e.
     pub scale_log2: f32,
     /// Scale of the scores.

@@ -5,7 +5,7 @@
 
 use super::BackwardTiles;
 use super::arguments::{BackwardQueriesInputs, BackwardQueriesProblem, BlockMaskBuffers};
-use super::copy::{ResultRows, copy_tile, rows_of_head, shared_address, store_rows};
+use super::copy::{HeadRows, copy_stationary, shared_address, store_rows};
 use super::stream::{
     QueryBlock, StageRing, ThreadPosition, advance_stream, kv_stream, mask_scores, masked_tile, query_block,
     start_stream, thread_position,
@@ -101,8 +101,6 @@ pub fn mma_backward_queries<NS: Size, NG: Size, NP: Size>(
     let stationary_rows = comptime!(tiles.stationary_rows());
     let streamed_rows = comptime!(tiles.streamed_rows);
     let stages = comptime!(tiles.stages);
-    let head_dim = comptime!(tiles.head_dim);
-    let threads = comptime!(tiles.threads());
     let words = comptime!(32 * tiles.panels());
     let streaming = comptime!(tiles.streaming());
     let tile_bytes = comptime!(streaming.tile_bytes());
@@ -121,25 +119,19 @@ pub fn mma_backward_queries<NS: Size, NG: Size, NP: Size>(
 
     let block = query_block(mask, &problem.sizes, stationary_rows, streaming);
     let stream = kv_stream(&inputs.attention, &block, k_base, v_base);
-    copy_tile(
+    let stationary = HeadRows {
+        batch: block.batch,
+        head: block.head,
+        row: block.first_query,
+        exist: problem.sizes.queries,
+    };
+    copy_stationary(
         inputs.attention.q,
-        rows_of_head(inputs.attention.q, block.batch, block.head),
-        block.first_query,
-        problem.sizes.queries - block.first_query,
-        q_base,
-        stationary_rows,
-        head_dim,
-        threads,
-    );
-    copy_tile(
         inputs.d_o,
-        rows_of_head(inputs.d_o, block.batch, block.head),
-        block.first_query,
-        problem.sizes.queries - block.first_query,
+        &stationary,
+        q_base,
         do_base,
-        stationary_rows,
-        head_dim,
-        threads,
+        tiles,
     );
     start_stream(
         &inputs.attention,
@@ -200,7 +192,7 @@ pub fn mma_backward_queries<NS: Size, NG: Size, NP: Size>(
     }
 
     // The gradient takes the place of this warp's queries.
-    let results = ResultRows {
+    let results = HeadRows {
         batch: block.batch,
         head: block.head,
         row: block.first_query + position.warp_row,

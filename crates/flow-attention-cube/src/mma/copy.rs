@@ -3,7 +3,7 @@
 //! Eight neighbouring threads copy the eight chunks of a row of a panel. A row has as many chunks as products read:
 //! an even number. Those that the tensor does not have become zeros, and so do rows.
 
-use super::tiles::StagingTile;
+use super::tiles::{BackwardTiles, StagingTile};
 use crate::delta::Eight;
 use crate::softmax::stage_rows;
 use cubecl::prelude::*;
@@ -94,21 +94,56 @@ pub(super) fn copy_tile(
     }
 }
 
-/// Rows of a head in a tensor of results: 16 from `row` on, of which those before `exist` exist.
+/// Rows of a head in a tensor: those from `row` on, of which those before `exist` exist.
 #[derive(CubeType)]
-pub(super) struct ResultRows {
+pub(super) struct HeadRows {
     pub batch: u32,
     pub head: u32,
     pub row: u32,
     pub exist: u32,
 }
 
-/// Writes a warp's 16 rows (this thread's two scaled) to those rows of a tensor.
+/// Starts copying a backward block's stationary rows of both operands to the tiles at two byte addresses.
+#[cube]
+pub(super) fn copy_stationary(
+    first: &Tensor<Eight>,
+    second: &Tensor<Eight>,
+    of: &HeadRows,
+    first_to: u32,
+    second_to: u32,
+    #[comptime] tiles: BackwardTiles,
+) {
+    let rows = comptime!(tiles.stationary_rows());
+    let head_dim = comptime!(tiles.head_dim);
+    let threads = comptime!(tiles.threads());
+    copy_tile(
+        first,
+        rows_of_head(first, of.batch, of.head),
+        of.row,
+        of.exist - of.row,
+        first_to,
+        rows,
+        head_dim,
+        threads,
+    );
+    copy_tile(
+        second,
+        rows_of_head(second, of.batch, of.head),
+        of.row,
+        of.exist - of.row,
+        second_to,
+        rows,
+        head_dim,
+        threads,
+    );
+}
+
+/// Writes a warp's 16 rows (this thread's two scaled) to the rows `to_rows` of a tensor.
 /// They take the place of 16 rows of a tile that this warp alone has read; `place` is the byte address of the first.
 #[cube]
 pub(super) fn store_rows<N: Size>(
     target: &mut Tensor<Eight>,
-    to_rows: &ResultRows,
+    to_rows: &HeadRows,
     values: Vector<f32, N>,
     scale_0: f32,
     scale_1: f32,

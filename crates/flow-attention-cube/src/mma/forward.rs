@@ -2,7 +2,7 @@
 
 use super::ForwardTiles;
 use super::arguments::{AttentionInputs, AttentionSizes, BlockMaskBuffers, ForwardProblem};
-use super::copy::{ResultRows, copy_tile, rows_of_head, shared_address, store_rows};
+use super::copy::{HeadRows, copy_tile, rows_of_head, shared_address, store_rows};
 use super::stream::{
     MaskedTile, QueryBlock, StageRing, ThreadPosition, advance_stream, kv_stream, mask_scores, masked_tile,
     query_block, start_stream, thread_position,
@@ -245,7 +245,7 @@ pub fn mma_forward<NS: Size, NO: Size, NP: Size>(
     write_log_sums(lse, &softmax, &block, &position, problem);
 
     // The output takes the place of this warp's queries.
-    let results = ResultRows {
+    let results = HeadRows {
         batch: block.batch,
         head: block.head,
         row: block.first_query + position.warp_row,

@@ -1,8 +1,9 @@
 //! From tensors on the device to launches.
 
 use super::arguments::{
-    AttentionInputsLaunch, AttentionSizesLaunch, BackwardQueriesInputsLaunch, BackwardQueriesProblemLaunch,
-    BlockMaskBuffersLaunch, ForwardProblemLaunch,
+    AttentionInputsLaunch, AttentionSizesLaunch, BackwardKeysInputsLaunch, BackwardKeysProblemLaunch,
+    BackwardQueriesInputsLaunch, BackwardQueriesProblemLaunch, BlockMaskBuffersLaunch, ForwardProblemLaunch,
+    StatisticsBuffersLaunch,
 };
 use super::backward_keys::mma_backward_keys;
 use super::backward_queries::mma_backward_queries;
@@ -165,7 +166,6 @@ pub(super) fn launch_backward_keys(
     let [batch, heads, queries, _] = of.q.shape;
     let [_, kv_heads, keys, _] = part.k.shape;
     let length = batch * heads * lse_rows(queries);
-    let [work_tiles, entries, partial_masks] = list.arguments();
     // SAFETY: the operands are those of the call, as `Prepared` wants them; the kernel stays within them.
     unsafe {
         mma_backward_keys::launch_unchecked(
@@ -176,23 +176,22 @@ pub(super) fn launch_backward_keys(
                 batch as u32,
             ),
             CubeDim::new_1d(tiles.threads() as u32),
-            eights(of.q),
-            eights(part.k),
-            eights(part.v),
-            eights(of.d_o),
+            BackwardKeysInputsLaunch::new(eights(of.q), eights(part.k), eights(part.v), eights(of.d_o)),
             eights(dk),
             eights(dv),
-            BufferArg::from_raw_parts(of.lse.clone(), length / 2),
-            BufferArg::from_raw_parts(of.delta.clone(), length / 2),
-            work_tiles,
-            entries,
-            partial_masks,
-            queries as u32,
-            keys as u32,
-            lse_rows(queries) as u32,
-            (heads / kv_heads) as u32,
-            of.scale * std::f32::consts::LOG2_E,
-            of.scale,
+            StatisticsBuffersLaunch::new(
+                BufferArg::from_raw_parts(of.lse.clone(), length / 2),
+                BufferArg::from_raw_parts(of.delta.clone(), length / 2),
+            ),
+            mask_buffers(list),
+            BackwardKeysProblemLaunch::new(
+                queries as u32,
+                keys as u32,
+                lse_rows(queries) as u32,
+                (heads / kv_heads) as u32,
+                of.scale * std::f32::consts::LOG2_E,
+                of.scale,
+            ),
             tiles,
             tiles.vectors(),
         );
