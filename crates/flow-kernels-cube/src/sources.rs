@@ -118,6 +118,23 @@ fn joins<F: Float>(vector: usize) -> KernelDefinition {
     .define()
 }
 
+fn combines<F: Float>(vector: usize) -> KernelDefinition {
+    CombineRows::<F>::new(
+        offline::settings(THREADS),
+        offline::h100(),
+        offline::target(),
+        each(MOST_SOURCES, buffer),
+        buffer(),
+        each(MOST_SOURCES, || ()),
+        each(MOST_SOURCES, || ()),
+        (),
+        (),
+        vector,
+        MOST_SOURCES,
+    )
+    .define()
+}
+
 /// With gradients of type `F`, f32 moments and a copy.
 fn adamw<F: Float>() -> KernelDefinition {
     AdamwKernel::<F, f32, bf16>::new(
@@ -268,9 +285,7 @@ pub fn sources(element: Element, channels: usize) -> Result<Vec<Source>, CannotC
             ("squared_distance", define!(SquaredDistance::<F>, THREADS, [a b p], [r v], 4)),
             (
                 "combine_rows",
-                define!(
-                    CombineRows::<F>, THREADS, [a b c d e f y], [a b c d e f g h i j k l y v], vector, MOST_SOURCES
-                ),
+                combines::<F>(vector),
             ),
             ("change_pieces", define!(ChangePieces::<F>, THREADS, [a b p], [a b v p f], vector)),
             ("transform_lines", define!(TransformLines::<F>, THREADS, [a b t y], [a b l w k],)),
