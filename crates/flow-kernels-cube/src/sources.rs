@@ -28,11 +28,14 @@ use crate::frequencies::transform_columns::TransformColumns;
 use crate::frequencies::transform_lines::TransformLines;
 use crate::gated_residual::gate_backward::GateBackward;
 use crate::gated_residual::gate_forward::GateForward;
+use crate::gated_residual::{GateGradients, GateSizesCompilationArg};
 use crate::low_precision::CodeFormat;
 use crate::low_precision::widen_kernel::WidenKernel;
-use crate::modulated_layer_norm::at_once;
 use crate::modulated_layer_norm::norm_backward::NormBackward;
 use crate::modulated_layer_norm::norm_forward::NormForward;
+use crate::modulated_layer_norm::{
+    NormBackwardKind, NormInputsCompilationArg, NormSizesCompilationArg, at_once,
+};
 use crate::multi_tensor::MOST;
 use crate::normals::draw_normals::DrawNormals;
 use crate::optimizer::squares::Squares;
@@ -114,6 +117,39 @@ fn joins<F: Float>(vector: usize) -> KernelDefinition {
         each(MOST_JOINED, || ()),
         each(MOST_JOINED, || ()),
         vector,
+    )
+    .define()
+}
+
+fn norm_backward<F: Float>(vector: usize, rows: Rows, modulated: bool, adds: bool) -> KernelDefinition {
+    NormBackward::<F>::new(
+        offline::settings(rows.threads() as u32),
+        offline::h100(),
+        offline::target(),
+        NormInputsCompilationArg {
+            x: buffer(),
+            modulation: buffer(),
+            statistics: buffer(),
+            gradient: buffer(),
+            added: buffer(),
+        },
+        buffer(),
+        buffer(),
+        NormSizesCompilationArg {
+            batch: (),
+            tokens: (),
+            chunks: (),
+            scale: (),
+            unit: (),
+            piece: (),
+        },
+        vector,
+        NormBackwardKind {
+            at_once: at_once(rows),
+            modulated,
+            adds,
+            rows,
+        },
     )
     .define()
 }
@@ -231,18 +267,9 @@ pub fn sources(element: Element, channels: usize) -> Result<Vec<Source>, CannotC
     with_type!(element, F => {
         let definitions = [
             ("norm_forward", define!(NormForward::<F>, several.threads(), [x m y s], [r t c a b u e], vector, several)),
-            (
-                "norm_backward",
-                define!(NormBackward::<F>, whole.threads(), [x m s g a d p], [b t c s u p], vector, at_once(whole), true, false, whole),
-            ),
-            (
-                "norm_backward_added",
-                define!(NormBackward::<F>, whole.threads(), [x m s g a d p], [b t c s u p], vector, at_once(whole), true, true, whole),
-            ),
-            (
-                "norm_backward_plain",
-                define!(NormBackward::<F>, whole.threads(), [x m s g a d p], [b t c s u p], vector, at_once(whole), false, false, whole),
-            ),
+            ("norm_backward", norm_backward::<F>(vector, whole, true, false)),
+            ("norm_backward_added", norm_backward::<F>(vector, whole, true, true)),
+            ("norm_backward_plain", norm_backward::<F>(vector, whole, false, false)),
             (
                 "rms_forward",
                 define!(RmsForward::<F, F>, several.threads(), [x w c s y r], [r t h e], vector, true, turn, several),
@@ -256,7 +283,11 @@ pub fn sources(element: Element, channels: usize) -> Result<Vec<Source>, CannotC
             ("gate_forward", define!(GateForward::<F>, THREADS, [r b m y], [r t c g v], vector)),
             (
                 "gate_backward",
-                define!(GateBackward::<F>, THREADS, [b m g d p], [b t c g p], vector, true, true, columns),
+                define!(
+                    GateBackward::<F>, THREADS, [b m g d p], [],
+                    GateSizesCompilationArg { batch: (), tokens: (), chunks: (), gate: (), piece: () },
+                    vector, GateGradients { branch: true, gate: true }, columns
+                ),
             ),
             ("activation_forward", define!(ActivationForward::<F>, THREADS, [x y], [v], vector, gelu, Arithmetic::Approximate)),
             (
