@@ -4,6 +4,7 @@ use crate::Element;
 use crate::activation::Activation;
 use crate::activation::activation_backward::ActivationBackward;
 use crate::activation::activation_forward::ActivationForward;
+use crate::adamw::NarrowStepCompilationArg;
 use crate::adamw::adamw_kernel::AdamwKernel;
 use crate::adamw::adamw_narrow_kernel::AdamwNarrowKernel;
 use crate::buffer::{width, with_type};
@@ -20,6 +21,7 @@ use crate::experts::route::choose_experts::ChooseExperts;
 use crate::experts::route::load_experts::LoadExperts;
 use crate::experts::route::route_backward::RouteBackward;
 use crate::experts::route::softmax::Softmax;
+use crate::experts::route::{RouteSizesCompilationArg, RouteSlopes};
 use crate::feature_cache::MOST_SOURCES;
 use crate::feature_cache::change_pieces::ChangePieces;
 use crate::feature_cache::combine_rows::CombineRows;
@@ -43,11 +45,12 @@ use crate::optimizer::step_values_kernel::StepValuesKernel;
 use crate::rms_norm::rms_backward::RmsBackward;
 use crate::rms_norm::rms_forward::RmsForward;
 use crate::rms_norm::rms_weight::RmsWeight;
+use crate::rms_norm::{RmsKind, RmsSizesCompilationArg, RotaryTablesCompilationArg};
 use crate::rotary::rotary_kernel::RotaryKernel;
 use crate::rows::Rows;
-use crate::sde::Origin;
 use crate::sde::sde_mean::SdeMean;
 use crate::sde::squared_distance::SquaredDistance;
+use crate::sde::{Origin, StepDrawCompilationArg};
 use crate::split_f32::{join_kernel::JoinKernel as JoinHalves, split_kernel::SplitKernel};
 use cubecl::prelude::*;
 use cubecl_runtime::kernel::CubeKernel;
@@ -154,6 +157,32 @@ fn norm_backward<F: Float>(vector: usize, rows: Rows, modulated: bool, adds: boo
     .define()
 }
 
+fn rotary_tables() -> RotaryTablesCompilationArg {
+    RotaryTablesCompilationArg {
+        cos: buffer(),
+        sin: buffer(),
+    }
+}
+
+fn rms_sizes() -> RmsSizesCompilationArg {
+    RmsSizesCompilationArg {
+        row_count: (),
+        tokens: (),
+        rows_of_token: (),
+    }
+}
+
+fn step_draw() -> StepDrawCompilationArg {
+    StepDrawCompilationArg {
+        samples: buffer(),
+        rows: (),
+        vectors: (),
+        draw: (),
+        key_low: (),
+        key_high: (),
+    }
+}
+
 fn combines<F: Float>(vector: usize) -> KernelDefinition {
     CombineRows::<F>::new(
         offline::settings(THREADS),
@@ -207,15 +236,17 @@ fn adamw_narrow<F: Float>(halves: bool) -> KernelDefinition {
         each(MOST, buffer),
         each(lows, buffer),
         buffer(),
-        each(MOST, || ()),
-        each(MOST, || ()),
-        each(MOST, || ()),
-        (),
-        (),
-        (),
-        (),
-        (),
-        (),
+        NarrowStepCompilationArg {
+            vectors: each(MOST, || ()),
+            decays: each(MOST, || ()),
+            streams: each(MOST, || ()),
+            beta1: (),
+            beta2: (),
+            epsilon: (),
+            key_low: (),
+            key_high: (),
+            step: (),
+        },
         4,
         halves,
     )
@@ -272,11 +303,21 @@ pub fn sources(element: Element, channels: usize) -> Result<Vec<Source>, CannotC
             ("norm_backward_plain", norm_backward::<F>(vector, whole, false, false)),
             (
                 "rms_forward",
-                define!(RmsForward::<F, F>, several.threads(), [x w c s y r], [r t h e], vector, true, turn, several),
+                RmsForward::<F, F>::new(
+                    offline::settings(several.threads() as u32), offline::h100(), offline::target(),
+                    buffer(), buffer(), rotary_tables(), buffer(), buffer(), rms_sizes(), (), vector,
+                    RmsKind { weighted: true, turn, rows: several },
+                )
+                .define(),
             ),
             (
                 "rms_backward",
-                define!(RmsBackward::<F, F>, several.threads(), [x w c s r g d], [r t h], vector, true, turn, several),
+                RmsBackward::<F, F>::new(
+                    offline::settings(several.threads() as u32), offline::h100(), offline::target(),
+                    buffer(), buffer(), rotary_tables(), buffer(), buffer(), buffer(), rms_sizes(), vector,
+                    RmsKind { weighted: true, turn, rows: several },
+                )
+                .define(),
             ),
             ("rms_weight", define!(RmsWeight::<F>, THREADS, [x c s r g p], [r t h p], vector, turn, columns)),
             ("rotary", define!(RotaryKernel::<F>, THREADS, [x c s y], [v t a b d], vector)),
@@ -300,7 +341,11 @@ pub fn sources(element: Element, channels: usize) -> Result<Vec<Source>, CannotC
             ("load_experts", define!(LoadExperts, THREADS, [s c l p], [b t e k v],)),
             (
                 "route_backward",
-                define!(RouteBackward::<F>, THREADS, [s c l w b d], [r t e k], true, true, true),
+                define!(
+                    RouteBackward::<F>, THREADS, [s c l w b d], [],
+                    RouteSizesCompilationArg { rows: (), tokens: (), experts: (), top_k: () },
+                    RouteSlopes { of_weights: true, of_balance: true, normalize: true }
+                ),
             ),
             ("count_slots", define!(CountSlots, THREADS, [c n], [s e p],)),
             ("place_slots", define!(PlaceSlots, THREADS, [c n o s r], [s e p],)),
@@ -308,8 +353,8 @@ pub fn sources(element: Element, channels: usize) -> Result<Vec<Source>, CannotC
             ("gather_rows", define!(GatherRows::<F>, THREADS, [y w r x], [t k v], vector, true)),
             ("weight_slopes", define!(WeightSlopes::<F>, several.threads(), [y g r d], [s k], vector, several)),
             ("sum_groups", define!(SumGroups::<F>, THREADS, [x o s], [g], vector, columns)),
-            ("sde_mean", define!(SdeMean::<F>, THREADS, [x v n c m y s], [r v t k l], 4, Origin::Given)),
-            ("sde_mean_drawn", define!(SdeMean::<F>, THREADS, [x v n c m y s], [r v t k l], 4, Origin::Drawn)),
+            ("sde_mean", define!(SdeMean::<F>, THREADS, [x v n c m y], [], step_draw(), 4, Origin::Given)),
+            ("sde_mean_drawn", define!(SdeMean::<F>, THREADS, [x v n c m y], [], step_draw(), 4, Origin::Drawn)),
             ("draw_normals", define!(DrawNormals, THREADS, [s y], [r v t k l], 4)),
             ("draw_normals_of_pairs", define!(DrawNormals, THREADS, [s y], [r v t k l], 2)),
             ("draw_normals_of_one", define!(DrawNormals, THREADS, [s y], [r v t k l], 1)),
