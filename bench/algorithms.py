@@ -98,7 +98,7 @@ def variants():
     yield grpo("grpo-guard", "coupled", "", f'algorithm={{kind="grpo-guard",{CLIP}}}')
     yield Variant("dppo", "coupled", "coupled", ['algorithm={kind="dppo",mask_threshold=1e-5}'], has_twin=True)
     yield grpo("gardo", "coupled", "judged by a second classifier", f"algorithm={pulls}", GARDO_REWARDS)
-    for weights in ("noise", "diffusion", "inverse-interval"):
+    for weights in ("noise", "diffusion", "inverse-interval", "inverse-gradient"):
         yield grpo(f"grpo-{weights}", "step-weights", f"`step_weights = \"{weights}\"`", f'algorithm.step_weights="{weights}"')
     yield grpo("grpo-fast", "windows", "window of 2 steps", 'scheduler.window={kind="contiguous",size=2,range=[0,8]}')
     yield grpo("mixgrpo", "windows", "sliding window of 4", SLIDING)
@@ -114,6 +114,16 @@ def variants():
         "sampling.micro_batch=4",
         "optimizer.gradient_accumulation=20",
         'algorithm.step_weights="noise"',
+    )
+    yield grpo(
+        "flash-grpo",
+        "branches",
+        "one stochastic step a group",
+        'scheduler.window={kind="contiguous",size=8,range=[0,8]}',
+        'sampling.branching={kind="one-step-per-group"}',
+        "sampling.micro_batch=16",
+        "optimizer.gradient_accumulation=5",
+        'algorithm.step_weights="inverse-gradient"',
     )
     yield grpo(
         "branchgrpo",

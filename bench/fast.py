@@ -5,7 +5,7 @@
 
 FOLDER holds those of our programs that the rows need (examples and program of a release build with CUDA): `workload_speed` for models
 and `load`, `decode_speed`, `encode_speed` for `t5`, `flow-train` and `full_size_folder` for `grpo`, `flow-train` for `audit-…`, `matmul_device` and
-`xtask` for `products`. `low-MODEL` is a model with its frozen weights in FP8, 8 and 4 bits beside itself in bf16. FILE gets a line of JSON for each
+`xtask` for `products`, `reward_speed` for `rewards`. `low-MODEL` is a model with its frozen weights in FP8, 8 and 4 bits beside itself in bf16. FILE gets a line of JSON for each
 measurement, besides what the programs write themselves: the row, who ran, the seconds the process took, and its end if that was not 0. A
 process is ended after `--each` seconds, and none begins after `--limit`. Rows of a model compare losses: their programs make the same
 weights and inputs. Every line has the peak of memory: `peak_gib` is what our pools took and the most that PyTorch's tensors had at once,
@@ -147,6 +147,17 @@ class Row:
         sizes = ["--batch", "16", "--tokens", "256"]
         self.peers["encode"] = [PYTHON, str(BENCH / "parts_peer.py"), "t5", *sizes, "--modes", *of_parts(work.modes)]
 
+    def rewards(self, work, name):
+        """Rewards of pretrained networks, in bf16 on the device, and beside PyTorch."""
+        fixtures = str(BENCH.parent / "crates/flow-rewards-models/tests/fixtures")
+        for reward, network in REWARDS.items():
+            folder = str(work.scratch / network)
+            ours = [str(work.programs / "reward_speed"), reward, "16", str(work.repeats), "--folder", folder, "--fixtures", fixtures]
+            for kernels in ("cuda-bf16", "cuda-bf16-fused"):
+                self.ours[f"{reward} {kernels}"] = [*ours, "--device", "cuda", "--dtype", "bf16", "--kernels", kernels]
+            peer = [PYTHON, str(BENCH / "reward_peer.py"), reward, "--folder", folder, "--repeats", str(work.repeats)]
+            self.peers[reward] = [*peer, "--modes", *of_parts(work.modes)]
+
     def load(self, work, name):
         peer, folder = [PYTHON, str(BENCH / "parts_peer.py")], str(work.scratch / "shards")
         if not Path(folder, "diffusion_pytorch_model.safetensors.index.json").exists():
@@ -158,13 +169,21 @@ class Row:
 
 # Of frozen weights: as they are, or as `workload_speed --low-precision` has them.
 PRECISIONS = ("bf16", "fp8", "storage-fp8", "storage-nf4", "storage-int8")
+# Rewards, and the networks that they have.
+REWARDS = {
+    "clip-score": "clip-vit-l-14",
+    "aesthetic": "clip-vit-l-14",
+    "pickscore": "clip-vit-h-14",
+    "hpsv2": "clip-vit-h-14",
+    "imagereward": "imagereward",
+}
 # Config, model of `parts_peer.py shards`, channels that come in.
 AUDITED = {
     "sd35": ("configs/sd35-shape-h100.toml", "sd35-medium", 3),
     "flux": ("bench/flux-shape.toml", "flux1-dev", 12),
 }
 LOW_ROWS = ("products", "sweep", "low-sd35-medium", "low-flux-512", "audit-sd35", "audit-flux")
-ROWS = ("decode-512", "decode-1024", "t5", "flux-512", "one", "flux-1024", "qwen-image-1024", "wan-lora", "grpo", "load", *LOW_ROWS)
+ROWS = ("decode-512", "decode-1024", "t5", "flux-512", "one", "flux-1024", "qwen-image-1024", "wan-lora", "grpo", "load", "rewards", *LOW_ROWS)
 
 
 def of_parts(modes):

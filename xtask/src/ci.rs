@@ -30,7 +30,7 @@ const CUBECL: &str = "flow-runtime/cubecl";
 const LAVAPIPE: &str = "flow-kernels/lavapipe,flow-checkpoint/lavapipe,flow-trainer/lavapipe";
 
 /// What is linted: everything, with all features of the program and of its benchmarks for NVIDIA GPUs.
-const LINTED: &str = "flow-train/kernel-cache,flow-train/tui,flow-kernels/cuda,flow-checkpoint/cuda,flow-trainer/cuda,flow-autoencoder/cuda,flow-text-encoder/cuda";
+const LINTED: &str = "flow-train/kernel-cache,flow-train/tui,flow-kernels/cuda,flow-checkpoint/cuda,flow-trainer/cuda,flow-autoencoder/cuda,flow-text-encoder/cuda,flow-rewards-models/cuda";
 
 /// The portable kernels' own tests, linted; what rests on them is linted as it is for NVIDIA GPUs.
 const LINTED_KERNELS: &str =

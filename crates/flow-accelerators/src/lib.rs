@@ -22,6 +22,7 @@ pub use fused_kernels::{FusedKernelsAccelerator, FusedKernelsMode, FusedKernelsP
 pub use fusion::FusionParams;
 pub use graph_capture::{GraphCaptureAccelerator, GraphCaptureParams};
 pub use low_precision::{
-    LowPrecisionAccelerator, LowPrecisionComputeParam, LowPrecisionFormatParam, LowPrecisionParams,
+    DataGradientParam, LowPrecisionAccelerator, LowPrecisionComputeParam, LowPrecisionFormatParam,
+    LowPrecisionParams,
 };
 pub use register::register;

@@ -1,7 +1,7 @@
-//! `low_precision`: frozen weights stored in 8 or 4 bits, in rollout and training alike.
+//! `low_precision`: frozen weights stored in 8 or 4 bits, or trained ones multiplied in FP8, in rollout and training alike.
 //!
 //! Whoever makes weights asks the accelerator for its rule and stores them by it; kernels widen them, or multiply their codes with those of
-//! activations. The accelerator itself refuses to stand where nothing is stored so, and counts the matrices that calls read.
+//! activations and of gradients. The accelerator itself refuses to stand where nothing is stored so, and counts the matrices that calls read.
 
 use burn::tensor::Tensor;
 use flow_accel::{Accelerator, AcceleratorStage, Engagement, Meter, Refusal, Safety, Target};
@@ -20,8 +20,12 @@ use std::sync::Arc;
 pub struct LowPrecisionParams {
     /// In what precision products are computed.
     pub compute: LowPrecisionComputeParam,
-    /// How frozen weights are stored; `compute = "fp8"` takes `fp8` alone.
+    /// How frozen weights are stored, or trained ones rounded; `compute = "fp8"` takes `fp8` alone.
     pub format: LowPrecisionFormatParam,
+    /// In what precision the gradients of the layers' inputs are computed; `fp8` is for `compute = "fp8"` and frozen weights, which it
+    /// stores a second time.
+    #[serde(default)]
+    pub data_gradient: DataGradientParam,
     /// Layers whose weights stay as they are, beside those outside of the model's blocks: whole names or their ends from a dot
     /// on, `*` standing for any characters, as in `lora.targets`.
     #[serde(default)]
@@ -35,8 +39,21 @@ pub struct LowPrecisionParams {
 pub enum LowPrecisionComputeParam {
     /// In that of the run: weights are widened right before a product.
     Storage,
-    /// In FP8 e4m3, with sums in f32: activations are rounded to it row by row, with a scale for each row. Gradients and adapters are
-    /// computed in the precision of the run.
+    /// In FP8 e4m3, with sums in f32: activations are rounded to it row by row, with a scale for each row. Adapters are computed in the
+    /// precision of the run, and so are gradients unless `data_gradient` says otherwise. With `model.finetune = "full"` trained weights
+    /// are rounded so right before each product, and stored as without it.
+    Fp8,
+}
+
+/// In what precision the gradients of the layers' inputs are computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum DataGradientParam {
+    /// In that of the run, from weights widened right before.
+    #[default]
+    Run,
+    /// In FP8 e4m3, with sums in f32: gradients are rounded to it row by row, as activations are, and weights are stored a second time,
+    /// transposed, with a scale for each input channel.
     Fp8,
 }
 
@@ -52,15 +69,6 @@ pub enum LowPrecisionFormatParam {
     Nf4,
 }
 
-impl From<LowPrecisionComputeParam> for LowPrecisionCompute {
-    fn from(compute: LowPrecisionComputeParam) -> Self {
-        match compute {
-            LowPrecisionComputeParam::Storage => Self::Storage,
-            LowPrecisionComputeParam::Fp8 => Self::Fp8,
-        }
-    }
-}
-
 impl From<LowPrecisionFormatParam> for LowPrecisionFormat {
     fn from(format: LowPrecisionFormatParam) -> Self {
         match format {
@@ -71,10 +79,11 @@ impl From<LowPrecisionFormatParam> for LowPrecisionFormat {
     }
 }
 
-/// Stores frozen matrices in 8 or 4 bits.
+/// Stores frozen matrices in 8 or 4 bits, or multiplies trained ones in FP8.
 #[derive(Clone, Debug)]
 pub struct LowPrecisionAccelerator {
     rule: LowPrecisionRule,
+    data_gradient: DataGradientParam,
 }
 
 impl LowPrecisionAccelerator {
@@ -86,20 +95,36 @@ impl LowPrecisionAccelerator {
         let LowPrecisionParams {
             compute,
             format,
+            data_gradient,
             keep,
         } = params;
+        let compute = match (compute, data_gradient) {
+            // Gradients in FP8 are refused then.
+            (LowPrecisionComputeParam::Storage, _) => LowPrecisionCompute::Storage,
+            (LowPrecisionComputeParam::Fp8, DataGradientParam::Run) => LowPrecisionCompute::Fp8,
+            (LowPrecisionComputeParam::Fp8, DataGradientParam::Fp8) => {
+                LowPrecisionCompute::Fp8WithDataGradient
+            }
+        };
         let rule = LowPrecisionRule {
             format: format.into(),
-            compute: compute.into(),
+            compute,
             keep,
         };
-        Self { rule }
+        Self { rule, data_gradient }
     }
 
-    /// The other formats have no codes that FP8 products multiply.
+    /// The other formats have no codes that FP8 products multiply, and where forward multiplies none, backward does not either.
     fn expect_codes(&self) -> Result<(), Refusal> {
         let LowPrecisionRule { format, compute, .. } = &self.rule;
-        if *compute == LowPrecisionCompute::Storage || *format == LowPrecisionFormat::Fp8 {
+        if !compute.quantises_activations() && self.data_gradient == DataGradientParam::Fp8 {
+            return Err(Refusal::new(
+                "`data_gradient = \"fp8\"` multiplies FP8 codes of gradients with those of a second copy of the weights, and \
+                 `compute = \"storage\"` computes no product in FP8",
+                "Set `compute = \"fp8\"` and `format = \"fp8\"`, or remove `data_gradient`",
+            ));
+        }
+        if !compute.quantises_activations() || *format == LowPrecisionFormat::Fp8 {
             return Ok(());
         }
         Err(Refusal::new(
@@ -122,7 +147,8 @@ impl Accelerator for LowPrecisionAccelerator {
         AcceleratorStage::Both
     }
 
-    // Rollout and training read the same words by the same kernels, and round a row of activations by that row alone.
+    // Rollout and training read the same words by the same kernels, and round a row of activations by that row alone. What gradients are
+    // rounded to is no part of a ratio.
     fn safety(&self, _: &Backends) -> Safety {
         Safety::Lossless
     }
@@ -132,13 +158,15 @@ impl Accelerator for LowPrecisionAccelerator {
     }
 
     fn set_up(&self, weights: &Weights) -> Result<(), Refusal> {
-        if weights.forms().iter().any(Option::is_some) {
+        let mut forms = weights.forms().iter().chain(weights.rounded().iter());
+        if forms.any(Option::is_some) {
             return Ok(());
         }
         Err(Refusal::new(
             format!(
-                "no weight of the run is stored in {}: it stores the frozen matrices of adapter runs (`model.finetune = \"lora\"`) in \
-                 the model's blocks, of {MIN_LOW_PRECISION_COLUMNS} input channels and more, that `keep` does not name",
+                "no weight of the run is stored in {}: it stores the frozen matrices of adapter runs (`model.finetune = \"lora\"`), and with \
+                 `compute = \"fp8\"` multiplies the trained ones of others, in the model's blocks, of {MIN_LOW_PRECISION_COLUMNS} input \
+                 channels and more, that `keep` does not name",
                 self.rule.format
             ),
             "Set `model.finetune = \"lora\"`, name fewer layers in `keep`, or remove the entry",

@@ -85,8 +85,8 @@ pub fn register(registry: &mut AcceleratorRegistry, backends: &AttentionRegistry
     registry.register(
         LowPrecisionAccelerator::NAME,
         AcceleratorStage::Both,
-        "frozen weights of an adapter run stored in 8 or 4 bits, widened for each product or multiplied in FP8 (lossless across stages, \
-         another policy than with all bits; `compute` and `format` are required)",
+        "frozen weights of an adapter run stored in 8 or 4 bits, widened for each product or multiplied in FP8; trained ones multiplied in FP8 \
+         (lossless across stages, another policy than with all bits; `compute` and `format` are required)",
         |params: LowPrecisionParams| Ok(LowPrecisionAccelerator::new(params)),
     )?;
     for (name, why, instead) in ELSEWHERE {

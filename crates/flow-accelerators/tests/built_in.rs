@@ -353,12 +353,15 @@ fn every_accelerator_has_a_summary_and_a_closed_schema() {
 }
 
 #[test]
-fn products_in_fp8_take_weights_in_fp8_alone() {
-    let of = |compute: &str, format: &str| {
-        let params = Params::from([
+fn products_in_fp8_take_weights_in_fp8_alone_and_gradients_in_fp8_such_products() {
+    let with = |compute: &str, format: &str, data_gradient: Option<&str>| {
+        let mut params = Params::from([
             ("compute".into(), json!(compute)),
             ("format".into(), json!(format)),
         ]);
+        if let Some(precision) = data_gradient {
+            params.insert("data_gradient".into(), json!(precision));
+        }
         let base = Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));
         let arranged = registry().arrangement(base, [("low_precision", &params)], [], &model(&[]));
         arranged.map(|_| ()).map_err(|errors| {
@@ -368,6 +371,20 @@ fn products_in_fp8_take_weights_in_fp8_alone() {
                 .collect::<String>()
         })
     };
+    let of = |compute: &str, format: &str| with(compute, format, None);
+    for data_gradient in ["run", "fp8"] {
+        assert!(with("fp8", "fp8", Some(data_gradient)).is_ok(), "{data_gradient}");
+    }
+    assert!(with("storage", "nf4", Some("run")).is_ok());
+    let text = with("storage", "fp8", Some("fp8")).expect_err("no product of codes");
+    assert!(
+        text.contains("computes no product in FP8") && text.contains("remove `data_gradient`"),
+        "{text}"
+    );
+    let text = with("fp8", "int8", Some("fp8")).expect_err("other codes");
+    assert!(text.contains("stores other codes"), "{text}");
+    let text = with("fp8", "fp8", Some("bf16")).expect_err("no such value");
+    assert!(text.contains("run") && text.contains("fp8"), "{text}");
     assert!(of("fp8", "fp8").is_ok());
     for format in ["int8", "nf4"] {
         assert!(of("storage", format).is_ok(), "{format}");

@@ -8,8 +8,8 @@ use flow_core::device::ComputeDevice;
 use flow_core::model::{Condition, LatentShape, ModelInput};
 use flow_core::rng::{Purpose, Stream};
 use flow_core::{
-    Backends, BlockWeights, CallContext, FlowModel, ModelSpec, ParamKind, ParamLayout, RawTensor, Stage,
-    TrainingPass, Weights, cpu,
+    Backends, BlockWeights, CallContext, Drawn, FlowModel, ModelSpec, ParamKind, ParamLayout, RawTensor,
+    Stage, TrainingPass, Weights, cpu,
 };
 use flow_kernels::CpuKernels;
 use flow_models::{Dit, DitConfig, Position, Trained, add_lora, trained_mask};
@@ -169,7 +169,8 @@ fn everything() {
         asked: Mutex::default(),
         bytes: AtomicUsize::new(0),
     });
-    let mut in_parts = Weights::init_adapters_on_parts(layout.clone(), 3, &device, &trained, copies.clone());
+    let drawn = (Drawn::Adapters, &trained[..]);
+    let mut in_parts = Weights::init_on_parts(layout.clone(), (3, &device), drawn, copies.clone());
     for index in 0..layout.len() {
         in_parts
             .set_host(index, file.host(index))

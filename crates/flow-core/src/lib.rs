@@ -39,8 +39,8 @@ pub use ops::{
     LayeredKernels, MasterWeight, Noise, Refusal, RelativeBias, Rounding, RowSource, Squares,
 };
 pub use params::{
-    BlockGradients, BlockWeights, Changing, Handle, Init, ParamKind, ParamLayout, ParamSpec, ParamView, Rows,
-    Standing, WeightStorage, Weights, WeightsUpdate, WeightsVersion,
+    BlockGradients, BlockWeights, Changing, Drawn, Handle, Init, ParamKind, ParamLayout, ParamSpec,
+    ParamView, Rows, Standing, WeightStorage, Weights, WeightsUpdate, WeightsVersion,
 };
 pub use split_f32::SplitF32;
 pub use stopped::Stopped;

@@ -13,10 +13,12 @@
 //!
 //! Stored is one tensor of 32-bit words: the codes row by row, as many in a word as it has room for, the first in the lowest bits, a row
 //! filled up to whole words; behind them the scales row by row, two bf16s in a word, the first in the upper half, a row filled up to
-//! whole words. So the word of a row with one scale is that scale as an f32.
+//! whole words. So the word of a row with one scale is that scale as an f32. Where gradients are products of codes, too, a second,
+//! [transposed](LowPrecision::transposed) copy lies behind all of this.
 
 mod activations;
 mod format;
+mod transposed;
 
 pub use activations::quantise_activations;
 pub use format::LowPrecisionFormat;
@@ -42,6 +44,22 @@ pub enum LowPrecisionCompute {
     /// activations is that of the widened matrix, as if they had not been quantised (the straight-through estimator, Bengio et al. 2013,
     /// arXiv:1308.3432). A low-rank adapter of the layer reads the activations as they are.
     Fp8,
+    /// As [`Fp8`](Self::Fp8), but the gradient of the activations is a product of codes as well: of the gradients of the layer's sums, each
+    /// row of which is [quantised](quantise_activations) as one of activations, and of the matrix's [transposed](LowPrecision::transposed)
+    /// copy. A low-rank adapter of the layer reads the gradients as they are.
+    Fp8WithDataGradient,
+}
+
+impl LowPrecisionCompute {
+    /// Whether forward multiplies codes of activations.
+    pub fn quantises_activations(self) -> bool {
+        self != Self::Storage
+    }
+
+    /// Whether backward multiplies codes of gradients.
+    pub fn quantises_gradients(self) -> bool {
+        self == Self::Fp8WithDataGradient
+    }
 }
 
 /// How a matrix is stored whose values are codes with scales.
@@ -49,7 +67,8 @@ pub enum LowPrecisionCompute {
 pub struct LowPrecision {
     /// How a value is stored.
     pub format: LowPrecisionFormat,
-    /// What a product with it multiplies. [`Fp8`](LowPrecisionCompute::Fp8) is for matrices in [`Fp8`](LowPrecisionFormat::Fp8).
+    /// What a product with it multiplies. All but [`Storage`](LowPrecisionCompute::Storage) is for matrices in
+    /// [`Fp8`](LowPrecisionFormat::Fp8).
     pub compute: LowPrecisionCompute,
     /// Output channels of the layer.
     pub rows: usize,
@@ -81,12 +100,18 @@ impl LowPrecision {
         self.rows * self.words_per_row()
     }
 
-    /// Words of codes and scales.
-    pub fn words(&self) -> usize {
+    /// Words of the codes and scales of the copy that forward reads.
+    fn copy_words(&self) -> usize {
         self.code_words() + self.rows * self.scale_words_per_row()
     }
 
-    /// Bytes of codes and scales.
+    /// Words of codes and scales, of both copies if there are two.
+    pub fn words(&self) -> usize {
+        let second = self.transposed();
+        second.map_or(self.copy_words(), |(start, of)| start + of.words())
+    }
+
+    /// Bytes of codes and scales, of both copies if there are two.
     pub fn bytes(&self) -> usize {
         4 * self.words()
     }
@@ -120,6 +145,7 @@ impl LowPrecision {
             .zip(scales.par_chunks_mut(self.scale_words_per_row()));
         rows.zip(values.par_chunks(self.columns))
             .try_for_each(|((codes, scales), values)| self.quantise_row(values, codes, scales))?;
+        self.quantise_transposed(&mut words)?;
         Ok(words)
     }
 
@@ -143,13 +169,14 @@ impl LowPrecision {
         );
         let codes = self.decode(words, false);
         // The word of a row with one scale is that scale.
-        let scales = words[self.code_words()..].iter();
+        let scales = words[self.code_words()..self.copy_words()].iter();
         (codes, scales.map(|word| f32::from_bits(*word as u32)).collect())
     }
 
-    /// The values of the codes, times their scales if `scaled`.
+    /// The values of the codes that forward reads, times their scales if `scaled`.
     fn decode(&self, words: &[i32], scaled: bool) -> Vec<f32> {
         assert_eq!(words.len(), self.words(), "words of a matrix");
+        let words = &words[..self.copy_words()];
         let mut values = vec![0.0; self.values()];
         if values.is_empty() {
             return values;

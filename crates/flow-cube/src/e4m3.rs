@@ -3,6 +3,7 @@
 
 use crate::register::read;
 use cubecl::prelude::*;
+use cubecl_core::ir::features::Tma;
 
 /// The value of a code, without its scale; exact in f32, f16 and bf16.
 #[cube]
@@ -56,6 +57,12 @@ pub fn encode_four(value_0: f32, value_1: f32, value_2: f32, value_3: f32, #[com
     } else {
         encode(value_0) | (encode(value_1) << 8u32) | (encode(value_2) << 16u32) | (encode(value_3) << 24u32)
     }
+}
+
+/// Whether [`encode_four`] may be `native` on `client`'s device: it may where there is tensor memory access, which came after the
+/// instruction.
+pub fn is_native(client: &Client) -> bool {
+    client.properties().features.tma.contains(Tma::Base)
 }
 
 /// The magnitude of a value as bits, which are ordered as magnitudes are; of NaN, 0.

@@ -300,6 +300,16 @@ impl Exchange for BlockExchange {
         self.at_rest(|exchange| exchange.sum(lanes, parts))
     }
 
+    fn reduce_scatter(
+        &self,
+        lanes: &Lanes,
+        parts: &mut [&mut dyn Values],
+        counts: &[usize],
+        own: &mut dyn Values,
+    ) -> Result<(), Lost> {
+        self.at_rest(|exchange| exchange.reduce_scatter(lanes, parts, counts, own))
+    }
+
     fn settle(&self) -> Result<(), Lost> {
         // Of what this rank's device has under way; the others need not be there.
         self.0.exchange.settle()

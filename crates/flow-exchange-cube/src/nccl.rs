@@ -1,13 +1,13 @@
 //! Sums of NVIDIA GPUs over the ranks of a run, by NCCL.
 
 mod all_reduce;
+mod lanes;
 
 use crate::flat_tensor::FlatTensor;
 use crate::stream::{Gpu, IN_FLIGHT, MARKS, Stream};
-use burn::backend::{Dispatch, ops::FloatTensorOps};
 use flow_core::RawTensor;
 use flow_core::device::ComputeDevice;
-use flow_exchange::{Exchange, Lanes, Lost, Partials, ValueType, Values, World, parts_of_ranks, portion};
+use flow_exchange::{Exchange, Lanes, Lost, ValueType, Values, World, parts_of_ranks};
 use flow_nccl::{Communicator, Nccl, NcclError, UniqueId};
 use std::ops::Range;
 use std::path::Path;
@@ -171,6 +171,10 @@ impl<E: Exchange> NcclExchange<E> {
         Err(outcome)
     }
 
+    fn address(&self, tensor: &RawTensor) -> Result<u64, Lost> {
+        self.gpu.address(tensor).map_err(|problem| self.lost(problem))
+    }
+
     /// Waits until the device is past a mark.
     fn until_past(&self, mark: usize) -> Result<(), Lost> {
         self.until(|exchange| {
@@ -244,57 +248,6 @@ impl<E: Exchange> NcclExchange<E> {
         self.in_flight.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// As [`Exchange::sum`], of the rows of this rank's nodes, of `count` values each. They are on the device's way, not yet there.
-    fn sum_on_gpu(
-        &self,
-        lanes: &Lanes,
-        parts: Vec<RawTensor>,
-        (count, device): (usize, &ComputeDevice),
-    ) -> Result<RawTensor, Lost> {
-        let World { rank: own, ranks, .. } = self.control.world();
-        let mark = self.next_mark()?;
-        self.agree(count, ValueType::F32)?;
-        self.gpu.bind().map_err(|problem| self.lost(problem))?;
-        let address = |tensor: &RawTensor| self.gpu.address(tensor).map_err(|problem| self.lost(problem));
-        let mine = portion(count, own, ranks, ALIGNMENT);
-        // One row for each node of every rank: what it has of this rank's portion.
-        let mut nodes = Vec::new();
-        let mut transfers = Vec::new();
-        for (rank, part) in (0..ranks).flat_map(|rank| parts.iter().map(move |part| (rank, part))) {
-            let range = portion(count, rank, ranks, ALIGNMENT);
-            transfers.push(Transfer::send(address(part)?, &range, rank, WIDTH));
-        }
-        for rank in 0..ranks {
-            for node in lanes.cover(lanes.of_rank(rank, ranks)) {
-                let row = device.empty(&[mine.len().max(1)]);
-                transfers.push(Transfer::receive(address(&row)?, &(0..mine.len()), rank, WIDTH));
-                nodes.push((node, row));
-            }
-        }
-        let stream = self.gpu.stream().map_err(|problem| self.lost(problem))?;
-        transfers.retain(|transfer| transfer.bytes > 0);
-        self.launch(stream, &transfers)?;
-        let mut sums: Partials<RawTensor> = Partials::new(*lanes);
-        for (node, row) in nodes {
-            sums.push(node, row, |sum, more| {
-                *sum = Dispatch::float_add(sum.clone(), more);
-            });
-        }
-        let (_, total) = sums.into_sums().swap_remove(0);
-        let all = device.empty(&[count]);
-        let (from, to) = (address(&total)?, address(&all)?);
-        let mut transfers = Vec::new();
-        for rank in 0..ranks {
-            let range = portion(count, rank, ranks, ALIGNMENT);
-            transfers.push(Transfer::send(from, &(0..mine.len()), rank, WIDTH));
-            transfers.push(Transfer::receive(to, &range, rank, WIDTH));
-        }
-        transfers.retain(|transfer| transfer.bytes > 0);
-        self.launch(stream, &transfers)?;
-        self.end_at(mark, stream, parts)?;
-        Ok(all)
-    }
-
     /// As [`Exchange::share`] and, if `is_ahead`, [`Exchange::share_ahead`], of a row with the parts of all ranks, if it is on a GPU:
     /// whether it is. The row is on the device's way until the end of the next [`settle`](Exchange::settle).
     ///
@@ -316,10 +269,9 @@ impl<E: Exchange> NcclExchange<E> {
         };
         self.agree(count, of)?;
         self.gpu.bind().map_err(|problem| self.lost(problem))?;
-        let address = |tensor: &RawTensor| self.gpu.address(tensor).map_err(|problem| self.lost(problem));
         let row = flat.values().clone();
         let all = flat.empty_like();
-        let (from, to) = (address(&row)?, address(&all)?);
+        let (from, to) = (self.address(&row)?, self.address(&all)?);
         let mut transfers = Vec::new();
         for (rank, part) in parts.iter().enumerate() {
             transfers.push(Transfer::send(from, &parts[own], rank, of.bytes()));
@@ -406,6 +358,25 @@ impl Transfer {
     }
 }
 
+/// Rows of values on GPUs, and the device of the last; none if there is none, or one is elsewhere.
+fn rows_on_gpu(parts: &mut [&mut dyn Values]) -> Option<(Vec<RawTensor>, ComputeDevice)> {
+    let (mut rows, mut device) = (Vec::new(), None);
+    for part in parts {
+        let flat = part.as_any().downcast_mut::<FlatTensor>();
+        let flat = flat.filter(|flat| !flat.device().is_processor())?;
+        device = Some(flat.device().clone());
+        rows.push(flat.values().clone());
+    }
+    Some((rows, device?))
+}
+
+/// Puts a row in the place of values that are one.
+fn replace(values: &mut dyn Values, row: RawTensor) {
+    if let Some(flat) = values.as_any().downcast_mut::<FlatTensor>() {
+        flat.replace(row);
+    }
+}
+
 /// A rank's id, if it has one, or its problem.
 fn to_message(words: &Result<Option<[u8; 128]>, String>) -> Vec<u8> {
     match words {
@@ -436,25 +407,42 @@ impl<E: Exchange> Exchange for NcclExchange<E> {
     }
 
     fn sum(&self, lanes: &Lanes, parts: &mut [&mut dyn Values]) -> Result<(), Lost> {
-        let on_gpu = |part: &mut &mut dyn Values| {
-            let flat = part.as_any().downcast_mut::<FlatTensor>();
-            flat.is_some_and(|flat| !flat.device().is_processor())
-        };
-        if parts.is_empty() || !parts.iter_mut().all(on_gpu) {
+        let Some((rows, device)) = rows_on_gpu(parts) else {
             return self.control.sum(lanes, parts);
-        }
-        let flats = parts.iter_mut().filter_map(|part| part.as_any().downcast_mut());
-        let mut flats: Vec<&mut FlatTensor> = flats.collect();
-        let (count, device) = (flats[0].count(), flats[0].device().clone());
+        };
+        let count = parts[0].count();
         if count == 0 {
             return Ok(());
         }
-        let rows: Vec<RawTensor> = flats.iter().map(|flat| flat.values().clone()).collect();
         let total = match self.order {
             SumOrder::Lanes => self.sum_on_gpu(lanes, rows, (count, &device))?,
             SumOrder::Nccl => self.all_reduce(rows, (count, &device))?,
         };
-        flats[0].replace(total);
+        replace(parts[0], total);
+        Ok(())
+    }
+
+    fn reduce_scatter(
+        &self,
+        lanes: &Lanes,
+        parts: &mut [&mut dyn Values],
+        counts: &[usize],
+        own: &mut dyn Values,
+    ) -> Result<(), Lost> {
+        let is_row = own.as_any().is::<FlatTensor>();
+        let Some((rows, device)) = rows_on_gpu(parts).filter(|_| is_row) else {
+            return self.control.reduce_scatter(lanes, parts, counts, own);
+        };
+        let World { rank, ranks, .. } = self.world();
+        let ranges = parts_of_ranks(counts, ranks, parts[0].count());
+        if parts[0].count() == 0 {
+            return Ok(());
+        }
+        // In the order of the lanes in any case: to let NCCL add would save nothing.
+        let total = self.reduce_scatter_on_gpu(lanes, rows, (&ranges, &device))?;
+        if !ranges[rank].is_empty() {
+            replace(own, total);
+        }
         Ok(())
     }
 

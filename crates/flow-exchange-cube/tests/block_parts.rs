@@ -4,7 +4,7 @@ use burn::tensor::FloatDType;
 use flow_core::device::ComputeDevice;
 use flow_core::params::LayoutBuilder;
 use flow_core::stopped::caught;
-use flow_core::{Init, ModelSpec, ParamLayout, ParamView, Stopped, Weights, cpu};
+use flow_core::{Drawn, Init, ModelSpec, ParamLayout, ParamView, Stopped, Weights, cpu};
 use flow_exchange::{Exchange, Lanes, Lost, Values, World, in_process};
 use flow_exchange_cube::{BlockExchange, BlockParts};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -51,7 +51,8 @@ fn in_parts(exchange: &BlockExchange, device: &ComputeDevice) -> Weights {
     let frozen = vec![false; layout.len()];
     let parts = BlockParts::new(&spec, &layout, (exchange.world(), device));
     let blocks = exchange.hold(parts);
-    let mut weights = Weights::init_adapters_on_parts(layout.clone(), 0, device, &frozen, blocks);
+    let drawn = (Drawn::Adapters, &frozen[..]);
+    let mut weights = Weights::init_on_parts(layout.clone(), (0, device), drawn, blocks);
     let file = file(&layout);
     for index in 0..layout.len() {
         weights
@@ -333,6 +334,16 @@ impl Exchange for Logged {
 
     fn sum(&self, lanes: &Lanes, parts: &mut [&mut dyn Values]) -> Result<(), Lost> {
         self.exchange.sum(lanes, parts)
+    }
+
+    fn reduce_scatter(
+        &self,
+        lanes: &Lanes,
+        parts: &mut [&mut dyn Values],
+        counts: &[usize],
+        own: &mut dyn Values,
+    ) -> Result<(), Lost> {
+        self.exchange.reduce_scatter(lanes, parts, counts, own)
     }
 
     fn settle(&self) -> Result<(), Lost> {

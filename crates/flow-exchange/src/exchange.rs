@@ -28,6 +28,22 @@ pub trait Exchange: Debug + Send + Sync {
     /// If a rank is lost, or sums another number of values. What `parts` hold then is not said.
     fn sum(&self, lanes: &Lanes, parts: &mut [&mut dyn Values]) -> Result<(), Lost>;
 
+    /// As [`sum`](Self::sum), where each rank gets some of the sums alone (reduce-scatter): the first `counts[0]` of them are for rank 0, the
+    /// next `counts[1]` for rank 1, and so on. This rank's come into `own`, which has as many values; `parts` stay as they are.
+    ///
+    /// # Errors
+    /// As [`sum`](Self::sum).
+    ///
+    /// # Panics
+    /// If `counts` has not one number for each rank, or these are not as many as the values of a part together.
+    fn reduce_scatter(
+        &self,
+        lanes: &Lanes,
+        parts: &mut [&mut dyn Values],
+        counts: &[usize],
+        own: &mut dyn Values,
+    ) -> Result<(), Lost>;
+
     /// Waits until every sum and every [shared](Self::share) row is there.
     ///
     /// # Errors
@@ -109,6 +125,19 @@ impl Exchange for Alone {
 
     fn sum(&self, _: &Lanes, _: &mut [&mut dyn Values]) -> Result<(), Lost> {
         // The cover of all lanes is the whole tree.
+        Ok(())
+    }
+
+    fn reduce_scatter(
+        &self,
+        _: &Lanes,
+        parts: &mut [&mut dyn Values],
+        counts: &[usize],
+        own: &mut dyn Values,
+    ) -> Result<(), Lost> {
+        let sums = parts.first().map_or_else(Vec::new, |part| part.read());
+        parts_of_ranks(counts, 1, sums.len());
+        own.write(sums);
         Ok(())
     }
 

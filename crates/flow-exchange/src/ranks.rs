@@ -10,6 +10,7 @@ use flow_rendezvous::{Membership, Watch, World};
 use std::collections::VecDeque;
 use std::fmt::Debug;
 use std::io;
+use std::ops::Range;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -222,6 +223,50 @@ impl Ranks {
         })
     }
 
+    /// Sends every rank what it adds up of `rows`, the sums of this rank's nodes, and adds up what comes for this one. `ranges` are the values
+    /// of each rank.
+    fn own_total(
+        &self,
+        state: &mut State,
+        lanes: &Lanes,
+        rows: &[Vec<f32>],
+        ranges: &[Range<usize>],
+    ) -> Result<Vec<f32>, Lost> {
+        let World { rank: own, ranks, .. } = self.world;
+        let of_range = |range: &Range<usize>| -> Vec<f32> {
+            let values = rows.iter().flat_map(|row| &row[range.clone()]);
+            values.copied().collect()
+        };
+        for to in self.others() {
+            let frame = Frame {
+                kind: Kind::Portion,
+                number: state.number,
+                bytes: to_bytes(&of_range(&ranges[to]), ValueType::F32),
+            };
+            self.send(to, &frame);
+        }
+        let count = ranges[own].len();
+        let mut sums: Partials<Vec<f32>> = Partials::new(*lanes);
+        for from in 0..ranks {
+            let nodes = lanes.cover(lanes.of_rank(from, ranks));
+            let values = match from == own {
+                true => of_range(&ranges[own]),
+                false => {
+                    let due = (nodes.len() * count, ValueType::F32);
+                    self.receive_values(state, from, Kind::Portion, due)?
+                }
+            };
+            for (index, node) in nodes.into_iter().enumerate() {
+                let values = values[index * count..(index + 1) * count].to_vec();
+                sums.push(node, values, |sum, more| {
+                    sum.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
+                });
+            }
+        }
+        let (_, total) = sums.into_sums().swap_remove(0);
+        Ok(total)
+    }
+
     /// Begins an exchange.
     fn begin(&self) -> Result<MutexGuard<'_, State>, Lost> {
         let mut state = self.state();
@@ -255,41 +300,10 @@ impl Exchange for Ranks {
     fn sum(&self, lanes: &Lanes, parts: &mut [&mut dyn Values]) -> Result<(), Lost> {
         let mut state = self.begin()?;
         let World { rank: own, ranks, .. } = self.world;
-        let host: Vec<Vec<f32>> = parts.iter().map(|part| part.read()).collect();
-        let count = host.first().map_or(0, Vec::len);
-        for to in self.others() {
-            let range = portion(count, to, ranks, 1);
-            let values = host.iter().flat_map(|part| &part[range.clone()]);
-            let frame = Frame {
-                kind: Kind::Portion,
-                number: state.number,
-                bytes: to_bytes(values, ValueType::F32),
-            };
-            self.send(to, &frame);
-        }
-        let range = portion(count, own, ranks, 1);
-        let mut sums: Partials<Vec<f32>> = Partials::new(*lanes);
-        for from in 0..ranks {
-            let nodes = lanes.cover(lanes.of_rank(from, ranks));
-            let values = match from == own {
-                true => host
-                    .iter()
-                    .flat_map(|part| &part[range.clone()])
-                    .copied()
-                    .collect(),
-                false => {
-                    let due = (nodes.len() * range.len(), ValueType::F32);
-                    self.receive_values(&mut state, from, Kind::Portion, due)?
-                }
-            };
-            for (index, node) in nodes.into_iter().enumerate() {
-                let values = values[index * range.len()..(index + 1) * range.len()].to_vec();
-                sums.push(node, values, |sum, more| {
-                    sum.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
-                });
-            }
-        }
-        let (_, total) = sums.into_sums().swap_remove(0);
+        let rows: Vec<Vec<f32>> = parts.iter().map(|part| part.read()).collect();
+        let count = rows.first().map_or(0, Vec::len);
+        let ranges: Vec<Range<usize>> = (0..ranks).map(|rank| portion(count, rank, ranks, 1)).collect();
+        let total = self.own_total(&mut state, lanes, &rows, &ranges)?;
         let frame = Frame {
             kind: Kind::Total,
             number: state.number,
@@ -301,7 +315,7 @@ impl Exchange for Ranks {
             let values = match from == own {
                 true => total.clone(),
                 false => {
-                    let due = (portion(count, from, ranks, 1).len(), ValueType::F32);
+                    let due = (ranges[from].len(), ValueType::F32);
                     self.receive_values(&mut state, from, Kind::Total, due)?
                 }
             };
@@ -309,6 +323,23 @@ impl Exchange for Ranks {
         }
         if let Some(first) = parts.first_mut() {
             first.write(all);
+        }
+        Ok(())
+    }
+
+    fn reduce_scatter(
+        &self,
+        lanes: &Lanes,
+        parts: &mut [&mut dyn Values],
+        counts: &[usize],
+        own: &mut dyn Values,
+    ) -> Result<(), Lost> {
+        let rows: Vec<Vec<f32>> = parts.iter().map(|part| part.read()).collect();
+        let ranges = parts_of_ranks(counts, self.world.ranks, rows.first().map_or(0, Vec::len));
+        let mut state = self.begin()?;
+        let total = self.own_total(&mut state, lanes, &rows, &ranges)?;
+        if !total.is_empty() {
+            own.write(total);
         }
         Ok(())
     }

@@ -19,8 +19,14 @@ fn value(seed: u32, unit: usize, index: usize) -> f32 {
     fraction * 2f32.powi((mixed % 23) as i32 - 11)
 }
 
-/// One rank's part of a sum over `units` units of `count` values.
-fn rank_sum(exchange: &dyn Exchange, lanes: Lanes, (units, count): (usize, usize), seed: u32) -> Vec<f32> {
+/// The sum over `units` units of `count` values as a rank gets it: all of it, and the part of it that is for this rank, where parts differ in
+/// length and some are empty.
+fn rank_sum(
+    exchange: &dyn Exchange,
+    lanes: Lanes,
+    (units, count): (usize, usize),
+    seed: u32,
+) -> [Vec<f32>; 2] {
     let world = exchange.world();
     let mut partials = Partials::new(lanes);
     for lane in lanes.of_rank(world.rank, world.ranks) {
@@ -42,9 +48,13 @@ fn rank_sum(exchange: &dyn Exchange, lanes: Lanes, (units, count): (usize, usize
         .into_iter()
         .map(|(_, sum)| HostValues(sum))
         .collect();
+    let end = |rank: usize| rank * rank * count / (world.ranks * world.ranks);
+    let counts: Vec<usize> = (0..world.ranks).map(|rank| end(rank + 1) - end(rank)).collect();
+    let mut own = HostValues(vec![0.0; counts[world.rank]]);
     let mut parts: Vec<&mut dyn Values> = parts.iter_mut().map(|part| part as &mut dyn Values).collect();
+    (exchange.reduce_scatter(&lanes, &mut parts, &counts, &mut own)).expect("everyone is there");
     exchange.sum(&lanes, &mut parts).expect("everyone is there");
-    parts[0].read()
+    [parts[0].read(), own.0]
 }
 
 /// The tree as the README defines it, by recursion.
@@ -97,10 +107,13 @@ proptest! {
             let of = move |exchange: Arc<dyn Exchange>| {
                 rank_sum(&*exchange, Lanes::new(lanes), (units, count), seed)
             };
-            for sum in on_ranks(ranks, of) {
-                let bits: Vec<u32> = sum.iter().map(|value| value.to_bits()).collect();
-                prop_assert_eq!(&bits, &wanted, "{} ranks", ranks);
+            let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<u32>>();
+            let mut of_parts = Vec::new();
+            for [sum, part] in on_ranks(ranks, of) {
+                prop_assert_eq!(&bits(&sum), &wanted, "{} ranks", ranks);
+                of_parts.extend(bits(&part));
             }
+            prop_assert_eq!(&of_parts, &wanted, "parts of {} ranks", ranks);
         }
     }
 

@@ -1,12 +1,18 @@
-//! Elementwise activations, and their gradients together with those of a bias before them.
+//! Elementwise activations, as rows of numbers or of FP8 codes, and their gradients together with those of a bias before them.
+
+// Conditions of kernels that are known when they are compiled stay apart from those that are not.
+#![allow(clippy::collapsible_if)]
 
 use crate::Element;
 use crate::buffer::{Buffer, Refused, address_type, at_least_one, grid, width, with_type};
 use crate::columns::{Columns, THREADS, fold, place, rows_per_piece};
 use crate::partials::Target;
+use crate::row_codes::{RowCodes, codes_of, largest_held, row_max, words};
+use crate::rows::{Rows, plane_size};
 use cubecl::prelude::*;
 pub use flow_cube::activation::Activation;
 use flow_cube::activation::{Arithmetic, activate, derivative};
+use flow_cube::e4m3::{is_native, scale_of};
 
 /// `activation(x)` of each.
 #[cube]
@@ -52,6 +58,58 @@ pub(crate) fn activation_forward<F: Float, N: Size>(
     if at < vectors {
         let x = Vector::cast_from(x[at]);
         y[at] = Vector::cast_from(activate_each::<N>(x, activation, arithmetic));
+    }
+}
+
+/// `y = activation(x)` as codes with a scale for each row, and as it is if `stores_rows`.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(crate) fn activation_codes<F: Float, N: Size, M: Size>(
+    x: &[Vector<F, N>],
+    y: &mut [Vector<F, N>],
+    codes: &mut [Vector<u32, M>],
+    scales: &mut [f32],
+    row_count: usize,
+    #[comptime] activation: Activation,
+    #[comptime] arithmetic: Arithmetic,
+    #[comptime] stores_rows: bool,
+    #[comptime] native: bool,
+    #[comptime] rows: Rows,
+) {
+    let held = comptime!(rows.held());
+    let vectors = comptime!(rows.vectors());
+    let mut largest_of: Shared<[u32]> = Shared::new_slice(comptime!(rows.shared(1)));
+    let lane = UNIT_POS as usize % rows.threads_per_row;
+    let asked = CUBE_POS * rows.groups + UNIT_POS as usize / rows.threads_per_row;
+    let exists = asked < row_count;
+    let row = select(exists, asked, 0usize);
+    let mut values = Array::<Vector<f32, N>>::new(held);
+    #[unroll]
+    for i in 0..held {
+        let at = lane + comptime!(i * rows.threads_per_row);
+        let inside = at < vectors;
+        let value = Vector::<f32, N>::cast_from(x[row * vectors + select(inside, at, 0usize)]);
+        let stored = Vector::<F, N>::cast_from(activate_each::<N>(value, activation, arithmetic));
+        if comptime!(stores_rows) {
+            if exists && inside {
+                y[row * vectors + at] = stored;
+            }
+        }
+        // Threads behind the row's end have its first vector, and count as zeros.
+        values[i] = select(inside, Vector::<f32, N>::cast_from(stored), Vector::new(0.0f32));
+    }
+    let largest = row_max(largest_held::<N>(&values, rows), &mut largest_of, rows);
+    let row_scale = scale_of(largest);
+    if exists {
+        #[unroll]
+        for i in 0..held {
+            let at = lane + comptime!(i * rows.threads_per_row);
+            if at < vectors {
+                codes[row * vectors + at] = codes_of::<N, M>(values[i], row_scale, native);
+            }
+        }
+        if lane == 0 {
+            scales[row] = row_scale;
+        }
     }
 }
 
@@ -125,6 +183,58 @@ pub fn forward(client: &Client, x: &Buffer, y: &Buffer, activation: Activation) 
             vectors,
             activation,
             Arithmetic::of(client, x.element),
+        );
+    });
+    Ok(())
+}
+
+/// What [`forward`] gives as `y` of rows of `columns` values, as codes, and as it is where there is a `y`. The codes are those of the
+/// rows as they would be stored: see [`row_codes`](crate::row_codes).
+///
+/// # Errors
+/// [`Refused`] if a tensor does not fit, or if [`RowCodes::fits`] says that the columns do not.
+pub fn forward_codes(
+    client: &Client,
+    x: &Buffer,
+    columns: usize,
+    y: Option<&Buffer>,
+    codes: &RowCodes,
+    activation: Activation,
+) -> Result<(), Refused> {
+    at_least_one("columns", columns)?;
+    let (element, shape) = (x.element, [x.length / columns, columns]);
+    let [row_count, _] = shape;
+    x.expect("x", row_count * columns)?;
+    if let Some(y) = y {
+        y.expect_of("y", x.length, element)?;
+    }
+    codes.check(shape)?;
+    if x.length == 0 {
+        return Ok(());
+    }
+    let width = width(columns, element);
+    let rows = Rows::several(columns, width, plane_size(client));
+    let unused = Buffer::empty(client, width, element);
+    let [code_words, scales] = codes.arguments(shape);
+    // SAFETY: all lengths were checked; `y` is not written unless there is one.
+    with_type!(element, F => unsafe {
+        activation_codes::launch_unchecked::<F>(
+            client,
+            grid(client, row_count.div_ceil(rows.groups)),
+            CubeDim::new_1d(rows.threads() as u32),
+            address_type(&[x]),
+            width,
+            words(width),
+            x.argument(),
+            y.unwrap_or(&unused).argument(),
+            code_words,
+            scales,
+            row_count,
+            activation,
+            Arithmetic::of(client, element),
+            y.is_some(),
+            is_native(client),
+            rows,
         );
     });
     Ok(())

@@ -211,8 +211,13 @@ pub enum MasterWeight<'a> {
     Copy(&'a Buffer),
     /// The low half of an f32 whose high half is the weight, in bf16 ([`SplitF32`](crate::split_f32::SplitF32)); changed.
     Low(&'a Buffer),
-    /// Nothing, of a weight in bf16: the result is rounded at random, by the numbers of this stream.
-    Stream(u32),
+    /// Nothing, of a weight in bf16: the result is rounded at random.
+    Stream {
+        /// By the numbers of this stream.
+        stream: u32,
+        /// Which of these the first value takes, a multiple of four.
+        first: usize,
+    },
 }
 
 /// What weights of one launch have in common: types of gradients and moments, what is beside them, and how many values a
@@ -224,8 +229,17 @@ impl AdamWParam<'_> {
         let length = self.weight.length;
         let stored = match self.beside {
             MasterWeight::Nothing | MasterWeight::Copy(_) => Element::F32,
-            MasterWeight::Low(_) | MasterWeight::Stream(_) => Element::Bf16,
+            MasterWeight::Low(_) | MasterWeight::Stream { .. } => Element::Bf16,
         };
+        if let MasterWeight::Stream { first, .. } = self.beside
+            && !first.is_multiple_of(4)
+        {
+            return Err(Refused::Size {
+                name: "first",
+                found: first,
+                allowed: "multiples of 4".into(),
+            });
+        }
         self.weight.expect_of("weight", length, stored)?;
         self.gradient.expect("gradient", length)?;
         if self.first.element == Element::F16 {
@@ -246,13 +260,21 @@ impl AdamWParam<'_> {
     fn beside(&self) -> Option<&Buffer> {
         match self.beside {
             MasterWeight::Copy(beside) | MasterWeight::Low(beside) => Some(beside),
-            MasterWeight::Nothing | MasterWeight::Stream(_) => None,
+            MasterWeight::Nothing | MasterWeight::Stream { .. } => None,
         }
     }
 
     fn stream(&self) -> u32 {
         match self.beside {
-            MasterWeight::Stream(stream) => stream,
+            MasterWeight::Stream { stream, .. } => stream,
+            _ => 0,
+        }
+    }
+
+    /// The block of four numbers of the stream in which the first value's is.
+    fn first_block(&self) -> u32 {
+        match self.beside {
+            MasterWeight::Stream { first, .. } => (first / 4) as u32,
             _ => 0,
         }
     }
@@ -267,7 +289,7 @@ impl AdamWParam<'_> {
             MasterWeight::Nothing => 0,
             MasterWeight::Copy(_) => 1,
             MasterWeight::Low(_) => 2,
-            MasterWeight::Stream(_) => 3,
+            MasterWeight::Stream { .. } => 3,
         };
         (gradient, moments, beside, width(self.weight.length, Element::F32))
     }
@@ -352,6 +374,7 @@ impl AdamW<'_> {
                     group.iter().map(AdamWParam::vectors).collect(),
                     group.iter().map(|one| one.weight_decay).collect(),
                     group.iter().map(AdamWParam::stream).collect(),
+                    group.iter().map(AdamWParam::first_block).collect(),
                     beta1,
                     beta2,
                     self.epsilon,

@@ -40,6 +40,8 @@ pub mod pictures;
 pub mod rms_norm;
 #[allow(missing_docs)]
 pub mod rotary;
+#[allow(missing_docs)]
+pub mod row_codes;
 mod rows;
 #[allow(missing_docs)]
 pub mod sde;

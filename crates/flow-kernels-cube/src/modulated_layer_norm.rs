@@ -6,8 +6,10 @@
 use crate::Element;
 use crate::buffer::{Buffer, Refused, address_type, at_least_one, grid, width, with_type};
 use crate::partials::Target;
+use crate::row_codes::{RowCodes, codes_of, largest_held, row_max, words};
 use crate::rows::{Rows, plane_size, row_sums, total};
 use cubecl::prelude::*;
+use flow_cube::e4m3::{is_native, scale_of};
 
 /// Sizes of a modulated layer norm of `x [B, S, D]` by `modulation [B, K, D]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -28,6 +30,62 @@ pub struct ModulatedNorm {
     pub unit: f32,
     /// Added to the variance.
     pub epsilon: f32,
+}
+
+/// Fills `values` with what the thread holds of a row, less the row's mean; gives the mean and the reciprocal deviation. Every thread
+/// of the block calls this.
+#[cube]
+fn deviations<F: Float, N: Size>(
+    x: &[Vector<F, N>],
+    values: &mut Array<Vector<f32, N>>,
+    shared: &mut Shared<[f32]>,
+    row: usize,
+    lane: usize,
+    epsilon: f32,
+    #[comptime] rows: Rows,
+) -> (f32, f32) {
+    let held = comptime!(rows.held());
+    let vectors = comptime!(rows.vectors());
+    let mut sum = Array::<f32>::new(1usize);
+    sum[0] = 0.0f32;
+    #[unroll]
+    for i in 0..held {
+        let at = lane + comptime!(i * rows.threads_per_row);
+        let inside = at < vectors;
+        let value = Vector::<f32, N>::cast_from(x[row * vectors + select(inside, at, 0usize)]);
+        values[i] = value;
+        sum[0] += select(inside, total(value), 0.0f32);
+    }
+    row_sums(&mut sum, shared, 1usize, rows);
+    let mean = sum[0] / comptime!(rows.columns as f32);
+    sum[0] = 0.0f32;
+    #[unroll]
+    for i in 0..held {
+        let inside = lane + comptime!(i * rows.threads_per_row) < vectors;
+        let deviation = values[i] - Vector::new(mean);
+        values[i] = deviation;
+        sum[0] += select(inside, total(deviation * deviation), 0.0f32);
+    }
+    row_sums(&mut sum, shared, 1usize, rows);
+    let variance = sum[0] / comptime!(rows.columns as f32);
+    let reciprocal = 1.0f32 / (variance + epsilon).sqrt();
+    (mean, reciprocal)
+}
+
+/// A vector of the result, of which the modulation has scale and shift at the vectors of these numbers.
+#[cube]
+fn modulate<F: Float, N: Size>(
+    deviation: Vector<f32, N>,
+    reciprocal: f32,
+    modulation: &[Vector<F, N>],
+    scale_at: usize,
+    shift_at: usize,
+    unit: f32,
+) -> Vector<f32, N> {
+    let scaled = Vector::<f32, N>::cast_from(modulation[scale_at]);
+    let shifted = Vector::<f32, N>::cast_from(modulation[shift_at]);
+    let factor = scaled + Vector::new(unit);
+    deviation * Vector::new(reciprocal) * factor + shifted
 }
 
 /// `y = (x - mean) / sqrt(variance + epsilon) · (unit + scale) + shift`, and mean and reciprocal deviation of each row.
@@ -55,45 +113,88 @@ pub(crate) fn norm_forward<F: Float, N: Size>(
     let row = select(exists, asked, 0usize);
 
     let mut values = Array::<Vector<f32, N>>::new(held);
-    let mut sum = Array::<f32>::new(1usize);
-    sum[0] = 0.0f32;
-    #[unroll]
-    for i in 0..held {
-        let at = lane + comptime!(i * rows.threads_per_row);
-        let inside = at < vectors;
-        let value = Vector::<f32, N>::cast_from(x[row * vectors + select(inside, at, 0usize)]);
-        values[i] = value;
-        sum[0] += select(inside, total(value), 0.0f32);
-    }
-    row_sums(&mut sum, &mut shared, 1usize, rows);
-    let mean = sum[0] / comptime!(rows.columns as f32);
-    sum[0] = 0.0f32;
-    #[unroll]
-    for i in 0..held {
-        let inside = lane + comptime!(i * rows.threads_per_row) < vectors;
-        let deviation = values[i] - Vector::new(mean);
-        values[i] = deviation;
-        sum[0] += select(inside, total(deviation * deviation), 0.0f32);
-    }
-    row_sums(&mut sum, &mut shared, 1usize, rows);
-    let variance = sum[0] / comptime!(rows.columns as f32);
-    let reciprocal = 1.0f32 / (variance + epsilon).sqrt();
+    let (mean, reciprocal) = deviations::<F, N>(x, &mut values, &mut shared, row, lane, epsilon, rows);
     let of_sample = row / tokens * chunks;
+    let scale_start = (of_sample + scale) * vectors;
+    let shift_start = (of_sample + shift) * vectors;
     if exists {
         #[unroll]
         for i in 0..held {
             let at = lane + comptime!(i * rows.threads_per_row);
             if at < vectors {
-                let scaled = Vector::<f32, N>::cast_from(modulation[(of_sample + scale) * vectors + at]);
-                let shifted = Vector::<f32, N>::cast_from(modulation[(of_sample + shift) * vectors + at]);
-                let factor = scaled + Vector::new(unit);
-                let result = values[i] * Vector::new(reciprocal) * factor + shifted;
+                let (scale_at, shift_at) = (scale_start + at, shift_start + at);
+                let result = modulate::<F, N>(values[i], reciprocal, modulation, scale_at, shift_at, unit);
                 y[row * vectors + at] = Vector::cast_from(result);
             }
         }
         if lane == 0 {
             statistics[row * 2] = mean;
             statistics[row * 2 + 1] = reciprocal;
+        }
+    }
+}
+
+/// The `y` of `norm_forward` as codes with a scale for each row, and as it is if `stores_rows`.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(crate) fn norm_codes<F: Float, N: Size, M: Size>(
+    x: &[Vector<F, N>],
+    modulation: &[Vector<F, N>],
+    y: &mut [Vector<F, N>],
+    codes: &mut [Vector<u32, M>],
+    scales: &mut [f32],
+    row_count: usize,
+    tokens: usize,
+    chunks: usize,
+    shift: usize,
+    scale: usize,
+    unit: f32,
+    epsilon: f32,
+    #[comptime] stores_rows: bool,
+    #[comptime] native: bool,
+    #[comptime] rows: Rows,
+) {
+    let held = comptime!(rows.held());
+    let vectors = comptime!(rows.vectors());
+    let mut shared: Shared<[f32]> = Shared::new_slice(comptime!(rows.shared(1)));
+    let mut largest_of: Shared<[u32]> = Shared::new_slice(comptime!(rows.shared(1)));
+    let lane = UNIT_POS as usize % rows.threads_per_row;
+    let asked = CUBE_POS * rows.groups + UNIT_POS as usize / rows.threads_per_row;
+    let exists = asked < row_count;
+    let row = select(exists, asked, 0usize);
+
+    let mut values = Array::<Vector<f32, N>>::new(held);
+    let (_, reciprocal) = deviations::<F, N>(x, &mut values, &mut shared, row, lane, epsilon, rows);
+    let of_sample = row / tokens * chunks;
+    let scale_start = (of_sample + scale) * vectors;
+    let shift_start = (of_sample + shift) * vectors;
+    #[unroll]
+    for i in 0..held {
+        let at = lane + comptime!(i * rows.threads_per_row);
+        let inside = at < vectors;
+        // Threads behind the row's end compute its first vector, and then count as zeros.
+        let place = select(inside, at, 0usize);
+        let (scale_at, shift_at) = (scale_start + place, shift_start + place);
+        let result = modulate::<F, N>(values[i], reciprocal, modulation, scale_at, shift_at, unit);
+        let stored = Vector::<F, N>::cast_from(result);
+        if comptime!(stores_rows) {
+            if exists && inside {
+                y[row * vectors + at] = stored;
+            }
+        }
+        values[i] = select(inside, Vector::<f32, N>::cast_from(stored), Vector::new(0.0f32));
+    }
+    let largest = row_max(largest_held::<N>(&values, rows), &mut largest_of, rows);
+    let row_scale = scale_of(largest);
+    if exists {
+        #[unroll]
+        for i in 0..held {
+            let at = lane + comptime!(i * rows.threads_per_row);
+            if at < vectors {
+                codes[row * vectors + at] = codes_of::<N, M>(values[i], row_scale, native);
+            }
+        }
+        if lane == 0 {
+            scales[row] = row_scale;
         }
     }
 }
@@ -276,7 +377,7 @@ impl ModulatedNorm {
         self.batch * self.tokens
     }
 
-    fn check(&self, x: &Buffer, modulation: &Buffer, statistics: &Buffer) -> Result<Element, Refused> {
+    fn check_inputs(&self, x: &Buffer, modulation: &Buffer) -> Result<Element, Refused> {
         at_least_one("channels", self.channels)?;
         at_least_one("chunks", self.chunks)?;
         let allowed = || format!("0 to {}", self.chunks - 1);
@@ -288,8 +389,13 @@ impl ModulatedNorm {
         }
         x.expect("x", self.rows() * self.channels)?;
         modulation.expect_of("modulation", self.batch * self.chunks * self.channels, x.element)?;
-        statistics.expect_of("statistics", self.rows() * 2, Element::F32)?;
         Ok(x.element)
+    }
+
+    fn check(&self, x: &Buffer, modulation: &Buffer, statistics: &Buffer) -> Result<Element, Refused> {
+        let element = self.check_inputs(x, modulation)?;
+        statistics.expect_of("statistics", self.rows() * 2, Element::F32)?;
+        Ok(element)
     }
 
     /// `y`, of the type of `x` and of the modulation, and `statistics [B, S, 2]` in f32: mean and reciprocal deviation of
@@ -331,6 +437,61 @@ impl ModulatedNorm {
                 self.scale,
                 self.unit,
                 self.epsilon,
+                rows,
+            );
+        });
+        Ok(())
+    }
+
+    /// What [`forward`](Self::forward) gives as `y`, as codes, and as it is where there is a `y`; without statistics. The codes are
+    /// those of the rows as they would be stored: see [`row_codes`](crate::row_codes).
+    ///
+    /// # Errors
+    /// [`Refused`] if a tensor does not fit, or if [`RowCodes::fits`] says that the channels do not.
+    pub fn forward_codes(
+        &self,
+        client: &Client,
+        x: &Buffer,
+        modulation: &Buffer,
+        y: Option<&Buffer>,
+        codes: &RowCodes,
+    ) -> Result<(), Refused> {
+        let element = self.check_inputs(x, modulation)?;
+        if let Some(y) = y {
+            y.expect_of("y", x.length, element)?;
+        }
+        let shape = [self.rows(), self.channels];
+        codes.check(shape)?;
+        if x.length == 0 {
+            return Ok(());
+        }
+        let width = width(self.channels, element);
+        let rows = Rows::several(self.channels, width, plane_size(client));
+        let unused = Buffer::empty(client, width, element);
+        let [code_words, scales] = codes.arguments(shape);
+        // SAFETY: all lengths were checked; `y` is not written unless there is one.
+        with_type!(element, F => unsafe {
+            norm_codes::launch_unchecked::<F>(
+                client,
+                grid(client, self.rows().div_ceil(rows.groups)),
+                CubeDim::new_1d(rows.threads() as u32),
+                address_type(&[x, modulation]),
+                width,
+                words(width),
+                x.argument(),
+                modulation.argument(),
+                y.unwrap_or(&unused).argument(),
+                code_words,
+                scales,
+                self.rows(),
+                self.tokens,
+                self.chunks,
+                self.shift,
+                self.scale,
+                self.unit,
+                self.epsilon,
+                y.is_some(),
+                is_native(client),
                 rows,
             );
         });

@@ -8,8 +8,8 @@ use cubecl::prelude::*;
 
 /// Threads of a block.
 const THREADS: usize = 256;
-/// Values whose squares one block sums.
-const PIECE: usize = 16 * THREADS;
+/// Values whose squares one block sums: a piece.
+pub const SQUARES_PIECE: usize = 16 * THREADS;
 
 /// Sums of squares of the pieces of several tensors of one type and width: tensor `i` has `vectors[i]` vectors, and its pieces'
 /// sums go to `partials[firsts[i]..]`.
@@ -21,7 +21,7 @@ pub(crate) fn squares<F: Float, N: Size>(
     partials: &mut [f32],
 ) {
     let width = N::value();
-    let in_piece = comptime!(PIECE / width);
+    let in_piece = comptime!(SQUARES_PIECE / width);
     let mut begin = 0usize.runtime();
     let mut sum = 0.0f32;
     let mut to = 0usize.runtime();
@@ -33,7 +33,7 @@ pub(crate) fn squares<F: Float, N: Size>(
             let values = tensors.index(i);
             let base = (CUBE_POS - begin) * in_piece;
             to = *firsts.index(i) + CUBE_POS - begin;
-            for step in 0..comptime!(PIECE / width / THREADS) {
+            for step in 0..comptime!(SQUARES_PIECE / width / THREADS) {
                 let at = base + step * THREADS + UNIT_POS as usize;
                 if at < length {
                     let value = Vector::<f32, N>::cast_from(values[at]);
@@ -142,31 +142,39 @@ pub(crate) fn average_kernel<F: Float, N: Size>(
 
 /// Sums of squares of the pieces of all `tensors`, and how many pieces each has. Many tensors take one launch.
 fn partial_squares(client: &Client, tensors: &[&Buffer]) -> (Buffer, Vec<usize>) {
-    let pieces: Vec<usize> = tensors
-        .iter()
-        .map(|tensor| tensor.length.div_ceil(PIECE))
-        .collect();
+    let pieces: Vec<usize> = tensors.iter().map(|tensor| self::pieces(tensor)).collect();
     let firsts = pieces.iter().scan(0, |next, pieces| {
         let first = *next;
         *next += pieces;
         Some(first)
     });
     let partials = Buffer::empty(client, pieces.iter().sum(), Element::F32);
-    sum_squares(client, tensors, firsts, &partials);
+    let placed = tensors.iter().zip(firsts).map(|(tensor, first)| Placed {
+        tensor,
+        width: width(tensor.length, tensor.element),
+        first,
+    });
+    sum_squares(client, &placed.collect::<Vec<_>>(), &partials);
     (partials, pieces)
 }
 
-/// Puts the sums of squares of the pieces of each tensor into `partials`, from its place in `firsts` on.
-fn sum_squares(client: &Client, tensors: &[&Buffer], firsts: impl Iterator<Item = usize>, partials: &Buffer) {
-    let placed: Vec<(&Buffer, usize)> = tensors.iter().copied().zip(firsts).collect();
-    let alike = |(tensor, _): &(&Buffer, usize)| (tensor.element, width(tensor.length, tensor.element));
-    for group in groups(client, &placed, 1, alike, |(tensor, _)| tensor.length) {
+/// A tensor whose squares are summed, or some of its pieces.
+#[derive(Clone, Copy)]
+struct Placed<'a> {
+    tensor: &'a Buffer,
+    /// Values that a thread reads at once, on which the order of a piece's sum depends.
+    width: usize,
+    /// Where the sum of the first piece goes.
+    first: usize,
+}
+
+/// Puts the sums of squares of the pieces of each tensor into `partials`.
+fn sum_squares(client: &Client, all: &[Placed<'_>], partials: &Buffer) {
+    let alike = |of: &Placed<'_>| (of.tensor.element, of.width);
+    for group in groups(client, all, 1, alike, |of| of.tensor.length) {
         let (element, width) = alike(&group[0]);
-        let blocks = group
-            .iter()
-            .map(|(tensor, _)| tensor.length.div_ceil(PIECE))
-            .sum();
-        let buffers: Vec<&Buffer> = group.iter().map(|(tensor, _)| *tensor).collect();
+        let blocks = group.iter().map(|of| pieces(of.tensor)).sum();
+        let buffers: Vec<&Buffer> = group.iter().map(|of| of.tensor).collect();
         // SAFETY: there is one partial sum for each piece of each tensor.
         with_type!(element, F => unsafe {
             squares::launch_unchecked::<F>(
@@ -177,7 +185,7 @@ fn sum_squares(client: &Client, tensors: &[&Buffer], firsts: impl Iterator<Item 
                 width,
                 buffers.iter().map(|tensor| tensor.argument()).collect(),
                 buffers.iter().map(|tensor| tensor.length / width).collect(),
-                group.iter().map(|(_, first)| *first).collect(),
+                group.iter().map(|of| of.first).collect(),
                 partials.argument(),
             );
         });
@@ -186,16 +194,31 @@ fn sum_squares(client: &Client, tensors: &[&Buffer], firsts: impl Iterator<Item 
 
 /// How many pieces a tensor has whose squares are summed apart.
 pub fn pieces(tensor: &Buffer) -> usize {
-    tensor.length.div_ceil(PIECE)
+    tensor.length.div_ceil(SQUARES_PIECE)
 }
 
-/// The sums of squares of the [`pieces`] of one tensor of any type, to `partials [pieces]` in f32.
+/// The sums of squares of the [`pieces`] of one tensor of any type, to `partials [pieces]` in f32. `tensor` is one of `length` values, or whole
+/// pieces of it, one behind the other: their sums have the bits that they have among all.
 ///
 /// # Errors
-/// [`Refused`] if `partials` does not fit.
-pub fn squares_of_pieces(client: &Client, tensor: &Buffer, partials: &Buffer) -> Result<(), Refused> {
+/// [`Refused`] if `partials` does not fit, or `tensor` is not pieces of one of `length` values.
+pub fn squares_of_pieces(
+    client: &Client,
+    tensor: &Buffer,
+    length: usize,
+    partials: &Buffer,
+) -> Result<(), Refused> {
     partials.expect_of("partials", pieces(tensor), Element::F32)?;
-    sum_squares(client, &[tensor], std::iter::once(0), partials);
+    let width = width(length, tensor.element);
+    if !tensor.length.is_multiple_of(width) {
+        return Err(Refused::Size {
+            name: "tensor",
+            found: tensor.length,
+            allowed: format!("multiples of {width}, of which a piece of a tensor of {length} values is one"),
+        });
+    }
+    let first = 0;
+    sum_squares(client, &[Placed { tensor, width, first }], partials);
     Ok(())
 }
 

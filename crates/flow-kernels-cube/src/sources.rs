@@ -3,6 +3,7 @@
 use crate::Element;
 use crate::activation::Activation;
 use crate::activation::activation_backward::ActivationBackward;
+use crate::activation::activation_codes::ActivationCodes;
 use crate::activation::activation_forward::ActivationForward;
 use crate::adamw::NarrowStepCompilationArg;
 use crate::adamw::adamw_kernel::AdamwKernel;
@@ -34,6 +35,7 @@ use crate::gated_residual::{GateGradients, GateSizesCompilationArg};
 use crate::low_precision::CodeFormat;
 use crate::low_precision::widen_kernel::WidenKernel;
 use crate::modulated_layer_norm::norm_backward::NormBackward;
+use crate::modulated_layer_norm::norm_codes::NormCodes;
 use crate::modulated_layer_norm::norm_forward::NormForward;
 use crate::modulated_layer_norm::{
     NormBackwardKind, NormInputsCompilationArg, NormSizesCompilationArg, at_once,
@@ -47,6 +49,7 @@ use crate::rms_norm::rms_forward::RmsForward;
 use crate::rms_norm::rms_weight::RmsWeight;
 use crate::rms_norm::{RmsKind, RmsSizesCompilationArg, RotaryTablesCompilationArg};
 use crate::rotary::rotary_kernel::RotaryKernel;
+use crate::row_codes::{RowCodes, words};
 use crate::rows::Rows;
 use crate::sde::sde_mean::SdeMean;
 use crate::sde::squared_distance::SquaredDistance;
@@ -240,6 +243,7 @@ fn adamw_narrow<F: Float>(halves: bool) -> KernelDefinition {
             vectors: each(MOST, || ()),
             decays: each(MOST, || ()),
             streams: each(MOST, || ()),
+            first_blocks: each(MOST, || ()),
             beta1: (),
             beta2: (),
             epsilon: (),
@@ -279,6 +283,31 @@ fn join_halves() -> KernelDefinition {
         4,
     )
     .define()
+}
+
+/// Kernels that make rows as codes, alone and beside numbers; none where rows of `channels` values cannot be made so.
+fn row_codes<F: Float>(channels: usize, vector: usize) -> Vec<(&'static str, KernelDefinition)> {
+    if !RowCodes::fits(channels) {
+        return Vec::new();
+    }
+    let (rows, words) = (Rows::several(channels, vector, WARP), words(vector));
+    let norm = |stores_rows: bool| {
+        define!(
+            NormCodes::<F>, rows.threads(), [x m y c s], [r t c a b u e], vector, words, stores_rows, true, rows
+        )
+    };
+    let activation = |stores_rows: bool| {
+        let (gelu, arithmetic) = (Activation::GeluTanh, Arithmetic::Approximate);
+        define!(
+            ActivationCodes::<F>, rows.threads(), [x y c s], [r], vector, words, gelu, arithmetic, stores_rows, true, rows
+        )
+    };
+    vec![
+        ("norm_codes", norm(false)),
+        ("norm_codes_and_rows", norm(true)),
+        ("activation_codes", activation(false)),
+        ("activation_codes_and_rows", activation(true)),
+    ]
 }
 
 /// The kernels for tensors of type `element` with `channels` channels.
@@ -386,7 +415,8 @@ pub fn sources(element: Element, channels: usize) -> Result<Vec<Source>, CannotC
             ("widen_nf4", define!(WidenKernel::<F>, THREADS, [w v], [n r w s b], vector, CodeFormat::Nf4)),
             ("join_halves", join_halves()),
         ];
-        let compiled = definitions.into_iter().map(|(kernel, definition)| {
+        let definitions = definitions.into_iter().chain(row_codes::<F>(channels, vector));
+        let compiled = definitions.map(|(kernel, definition)| {
             Ok(Source {
                 name: format!("{kernel}_{}_{channels}", element.name()),
                 cuda: offline::cuda_source(definition)?,

@@ -56,6 +56,11 @@ fn matrices_in_low_precision_hold_in_f32() {
 }
 
 #[test]
+fn rows_that_are_made_as_codes_hold_in_f32() {
+    holds("row_codes", Element::F32);
+}
+
+#[test]
 fn experts_hold_in_f32() {
     holds("experts", Element::F32);
 }

@@ -18,11 +18,12 @@ const INNER: usize = 29;
 const RANK: usize = 3;
 const WIDENED: LowPrecisionCompute = LowPrecisionCompute::Storage;
 const CODES: LowPrecisionCompute = LowPrecisionCompute::Fp8;
+const CODES_OF_GRADIENTS: LowPrecisionCompute = LowPrecisionCompute::Fp8WithDataGradient;
 
-/// A frozen matrix, as words and widened.
+/// A frozen matrix, as it was and widened.
 struct Matrix {
     of: LowPrecision,
-    words: RawTensor,
+    values: Vec<f32>,
     widened: RawTensor,
 }
 
@@ -34,26 +35,26 @@ impl Matrix {
             rows,
             columns,
         };
-        let words = of
-            .quantise(&operand(seed, &[rows, columns]).values)
-            .expect("finite values");
+        let values = operand(seed, &[rows, columns]).values;
+        let words = of.quantise(&values).expect("finite values");
         Self {
             of,
+            values,
             widened: from_vec(of.widen(&words), &[rows, columns]),
-            words: ComputeDevice::cpu().words(words),
         }
+    }
+
+    /// The matrix as `form` stores it.
+    fn words(&self, form: LowPrecision) -> RawTensor {
+        let words = form.quantise(&self.values).expect("finite values");
+        ComputeDevice::cpu().words(words)
     }
 
     /// A layer with bias and adapter, `others`, and this matrix: in words for such products, or widened before.
     fn layer(&self, others: &[DispatchTensor], in_words: Option<LowPrecisionCompute>) -> LinearWeights {
         let low_precision = in_words.map(|compute| LowPrecision { compute, ..self.of });
         LinearWeights {
-            weight: if in_words.is_some() {
-                &self.words
-            } else {
-                &self.widened
-            }
-            .clone(),
+            weight: low_precision.map_or_else(|| self.widened.clone(), |form| self.words(form)),
             low_precision,
             bias: Some(others[0].clone()),
             adapter: Some((others[1].clone(), others[2].clone(), 0.5)),
@@ -312,16 +313,171 @@ fn gradients_of_products_of_codes_are_those_of_the_widened_matrix() {
     operands.extend(others(10, [INNER, WIDTH]));
     operands.extend(others(20, [WIDTH, INNER]));
     let seed = operand(6, &[2, 5, WIDTH]);
-    for which in 1..3 {
+    for (which, compute) in [1, 2]
+        .into_iter()
+        .flat_map(|which| [(which, CODES), (which, CODES_OF_GRADIENTS)])
+    {
         for tracked in [[true; 8], [false; 8]] {
             let of = |kernels: &dyn Kernels| {
-                let kernel =
-                    |inputs: &[DispatchTensor]| operation(which, kernels, [&up, &down], Some(CODES), inputs);
+                let kernel = |inputs: &[DispatchTensor]| {
+                    operation(which, kernels, [&up, &down], Some(compute), inputs)
+                };
                 run(&operands, &tracked, &kernel, &seed)
             };
             let ((found, gradients), (expected, composed)) = (of(&*fused), of(&plain));
-            assert_eq!(bits(&found), bits(&expected), "operation {which}");
-            assert_eq!(gradients, composed, "operation {which}, gradients");
+            assert_eq!(bits(&found), bits(&expected), "operation {which}, {compute:?}");
+            assert_eq!(gradients, composed, "operation {which}, {compute:?}, gradients");
         }
+    }
+}
+
+#[test]
+fn a_trained_matrix_is_rounded_as_one_that_is_stored_and_has_the_gradients_of_one_that_is_not_rounded() {
+    let matrix = Matrix::new(LowPrecisionFormat::Fp8, 1, [INNER, WIDTH]);
+    let mut operands = vec![operand(3, &[2, 5, WIDTH])];
+    operands.extend(others(10, [INNER, WIDTH]));
+    operands.push(Operand {
+        values: matrix.values.clone(),
+        shape: vec![INNER, WIDTH],
+    });
+    let seed = operand(5, &[2, 5, INNER]);
+    let kernels = CpuKernels::default();
+    let of = |low_precision: Option<LowPrecision>| {
+        let kernel = |inputs: &[DispatchTensor]| {
+            let layer = LinearWeights {
+                weight: inputs[4].clone(),
+                low_precision,
+                ..matrix.layer(&inputs[1..4], None)
+            };
+            let model = kernels.ops().model;
+            model.linear(&Compute, &inputs[0], &layer, Activation::None)
+        };
+        run(&operands, &[true; 5], &kernel, &seed)
+    };
+    let form = LowPrecision {
+        compute: CODES,
+        ..matrix.of
+    };
+    let ((found, gradients), (unrounded, expected)) = (of(Some(form)), of(None));
+    let plain: Vec<RawTensor> = operands[1..4].iter().map(Operand::plain).collect();
+    let stored = matrix.layer(&plain, Some(CODES));
+    let model = kernels.ops().model;
+    let stored = model.linear(&Compute, &operands[0].plain(), &stored, Activation::None);
+    assert_eq!(bits(&found), bits(&to_host(&stored)));
+    assert_ne!(bits(&found), bits(&unrounded));
+    assert!(gradients.iter().all(Option::is_some));
+    assert_eq!(gradients, expected);
+}
+
+/// `quantised(g) Q + scale · (g B) A` in f64, the columns of `Q` being those of the widened matrix, each quantised as a row is.
+fn defined_gradient(gradient: &[f32], matrix: &Matrix, others: &[Operand; 3]) -> Vec<f64> {
+    let (outputs, columns) = (matrix.of.rows, matrix.of.columns);
+    let widened = to_host(&matrix.widened);
+    let copy: Vec<Vec<f64>> = (0..columns)
+        .map(|column| {
+            let values: Vec<f32> = widened.iter().skip(column).step_by(columns).copied().collect();
+            quantised(&values)
+        })
+        .collect();
+    let [_, down, up] = others.each_ref().map(Operand::wide);
+    let mut result = Vec::new();
+    for row in gradient.chunks(outputs) {
+        let codes = quantised(row);
+        let reduced: Vec<f64> = (0..RANK)
+            .map(|rank| {
+                let of_rank = up.iter().skip(rank).step_by(RANK);
+                row.iter().zip(of_rank).map(|(g, b)| f64::from(*g) * b).sum()
+            })
+            .collect();
+        result.extend(copy.iter().enumerate().map(|(column, of_column)| {
+            let of_matrix: f64 = codes.iter().zip(of_column).map(|(g, w)| g * w).sum();
+            let of_down = down.iter().skip(column).step_by(columns);
+            let of_adapter: f64 = reduced.iter().zip(of_down).map(|(r, a)| r * a).sum();
+            of_matrix + 0.5 * of_adapter
+        }));
+    }
+    result
+}
+
+/// The gradients of a layer's input, bias, `A` and `B` for that of its result, `gradient [rows, outputs]`; behind its result.
+fn gradients(
+    gradient: &[f32],
+    matrix: &Matrix,
+    others: &[Operand; 3],
+    in_words: LowPrecisionCompute,
+) -> Vec<Vec<f32>> {
+    let (outputs, columns) = (matrix.of.rows, matrix.of.columns);
+    let rows = gradient.len() / outputs;
+    let mut operands = vec![Operand {
+        values: operand(7, &[70, columns]).values[..rows * columns].to_vec(),
+        shape: vec![rows, columns],
+    }];
+    operands.extend(others.iter().cloned());
+    let kernels = CpuKernels::default();
+    let kernel = |inputs: &[DispatchTensor]| {
+        let layer = matrix.layer(&inputs[1..], Some(in_words));
+        let model = kernels.ops().model;
+        model.linear(&Compute, &inputs[0], &layer, Activation::None)
+    };
+    let seed = Operand {
+        values: gradient.to_vec(),
+        shape: vec![rows, outputs],
+    };
+    let (result, found) = run(&operands, &[true; 4], &kernel, &seed);
+    let found = found.into_iter().map(|values| values.expect("tracked"));
+    std::iter::once(result).chain(found).collect()
+}
+
+#[test]
+fn input_gradients_of_codes_are_those_of_their_definition_row_by_row_and_nothing_else_is_another() {
+    for [rows, outputs, columns] in [[1, 1, 1], [7, 5, 3], [33, 29, 18], [70, 130, 67]] {
+        let matrix = Matrix::new(LowPrecisionFormat::Fp8, 1, [outputs, columns]);
+        let others = others(10, [outputs, columns]);
+        let seed = activations(rows, outputs);
+        let of = |seed: &[f32], in_words| gradients(seed, &matrix, &others, in_words);
+        let found = of(&seed, CODES_OF_GRADIENTS);
+        let expected = defined_gradient(&seed, &matrix, &others);
+        let each = found[1].chunks(columns).zip(expected.chunks(columns)).enumerate();
+        for (number, (found, expected)) in each {
+            let length = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
+            let size = length(&mut expected.iter().copied());
+            let error = length(&mut found.iter().zip(expected).map(|(f, e)| f64::from(*f) - e));
+            assert!(
+                error <= 2e-5 * size,
+                "{rows} x {outputs} x {columns}, row {number}: {error:e} off, of {size:e}"
+            );
+            let alone = of(&seed[number * outputs..][..outputs], CODES_OF_GRADIENTS);
+            assert_eq!(bits(found), bits(&alone[1]), "row {number} alone");
+        }
+        // What forward gives, and the gradients of bias and adapter.
+        let widened = of(&seed, CODES);
+        for which in [0, 2, 3, 4] {
+            assert_eq!(bits(&found[which]), bits(&widened[which]), "tensor {which}");
+        }
+        assert!(
+            columns < 3 || bits(&found[1]) != bits(&widened[1]),
+            "gradients are rounded"
+        );
+        let one_thread = on_threads(1, || of(&seed, CODES_OF_GRADIENTS));
+        assert_eq!(bits(&found[1]), bits(&one_thread[1]), "one thread");
+    }
+}
+
+#[test]
+fn a_row_of_gradients_that_is_not_finite_gives_no_number_and_leaves_the_others_alone() {
+    let matrix = Matrix::new(LowPrecisionFormat::Fp8, 1, [INNER, WIDTH]);
+    let others = others(10, [INNER, WIDTH]);
+    let seed = activations(3, INNER);
+    let of = |seed: &[f32]| gradients(seed, &matrix, &others, CODES_OF_GRADIENTS).swap_remove(1);
+    let whole = of(&seed);
+    for wrong in [f32::NAN, f32::INFINITY] {
+        let mut seed = seed.clone();
+        seed[INNER + 3] = wrong;
+        let found = of(&seed);
+        let rows: Vec<&[f32]> = found.chunks(WIDTH).collect();
+        // The adapter reads the row as it is.
+        assert!(rows[1].iter().all(|value| !value.is_finite()), "{wrong}");
+        assert_eq!(bits(rows[0]), bits(&whole[..WIDTH]));
+        assert_eq!(bits(rows[2]), bits(&whole[2 * WIDTH..]));
     }
 }

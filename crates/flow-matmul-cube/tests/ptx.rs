@@ -58,12 +58,19 @@ fn problems() -> Vec<Matmul> {
     ]
 }
 
-/// Forward calls of [`problems`] in bf16, with codes.
+/// Forward calls of [`problems`] in bf16, with codes; and gradients of inputs, whose second factors lie transposed then, and whose sums are
+/// promoted.
 fn problems_of_codes(accumulation: Accumulation) -> impl Iterator<Item = Matmul> {
-    let forward = problems()
+    let has_codes = move |call: &Matmul| match call.layout {
+        Layout::Nt => true,
+        Layout::Nn => accumulation == Accumulation::Promoted,
+        Layout::Tn => false,
+    };
+    let calls = problems()
         .into_iter()
-        .filter(|call| call.layout == Layout::Nt && call.element == Element::Bf16);
-    forward.map(move |call| Matmul {
+        .filter(move |call| has_codes(call) && call.element == Element::Bf16);
+    calls.map(move |call| Matmul {
+        layout: Layout::Nt,
         storage: Storage::E4m3(accumulation),
         ..call
     })

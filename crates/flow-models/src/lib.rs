@@ -26,7 +26,7 @@ pub use mmdit::{Mmdit, MmditConfig};
 pub use qwen_image::{QwenImage, QwenImageConfig};
 pub use registry::{
     Architecture, ModelFactory, ModelRegistry, initialize, initialize_adapters,
-    initialize_adapters_on_frozen, initialize_adapters_on_parts, initialize_on_parts,
+    initialize_adapters_on_frozen, initialize_on_parts,
 };
 pub use wan::{Wan, WanConfig};
 pub use weights::{LoadReport, Loaded, StoredDtype, load, load_into, save, save_tensors};

@@ -5,7 +5,7 @@ use crate::lora::OriginalLayer;
 use flow_config::{ModelKind, Rules};
 use flow_core::device::ComputeDevice;
 use flow_core::exec::Linear;
-use flow_core::{BlockWeights, FlowModel, LowPrecision, ParamLayout, Weights};
+use flow_core::{BlockWeights, Drawn, FlowModel, LowPrecision, ParamLayout, Weights};
 use flow_registry::{NameTaken, Registry};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -84,28 +84,16 @@ pub fn initialize_adapters_on_frozen(
     with_buffers(weights, model)
 }
 
-/// As [`initialize_adapters_on_frozen`], drawn from a seed onto a device, where `blocks` has some of the weights in parts
-/// ([`Weights::init_adapters_on_parts`]).
-pub fn initialize_adapters_on_parts(
-    model: &dyn Architecture,
-    layout: &Arc<ParamLayout>,
-    (seed, device): (u64, &ComputeDevice),
-    trained: &[bool],
-    blocks: Arc<dyn BlockWeights>,
-) -> Weights {
-    let weights = Weights::init_adapters_on_parts(layout.clone(), seed, device, trained, blocks);
-    with_buffers(weights, model)
-}
-
-/// As [`initialize`], drawn from a seed onto a device, where `blocks` has some of the weights in parts ([`Weights::init_on_parts`]).
+/// As [`initialize`], where `blocks` has some of the weights in parts, some are `trained` (one flag each), and those that are not `drawn` are zeros,
+/// for a file that is about to give them ([`Weights::init_on_parts`]).
 pub fn initialize_on_parts(
     model: &dyn Architecture,
     layout: &Arc<ParamLayout>,
     (seed, device): (u64, &ComputeDevice),
-    trained: &[bool],
+    (drawn, trained): (Drawn, &[bool]),
     blocks: Arc<dyn BlockWeights>,
 ) -> Weights {
-    let weights = Weights::init_on_parts(layout.clone(), seed, device, trained, blocks);
+    let weights = Weights::init_on_parts(layout.clone(), (seed, device), (drawn, trained), blocks);
     with_buffers(weights, model)
 }
 

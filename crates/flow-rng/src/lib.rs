@@ -121,6 +121,20 @@ pub struct Draws {
 }
 
 impl Draws {
+    /// The same numbers from number `first` on, as [`next_u32`](Self::next_u32) counts them.
+    ///
+    /// # Panics
+    /// If that is 2^34 or more.
+    #[must_use]
+    pub fn from_number(mut self, first: u64) -> Self {
+        self.block = u32::try_from(first / 4).expect("an address has 2^34 numbers");
+        (self.used, self.spare) = (4, None);
+        for _ in 0..first % 4 {
+            self.next_u32();
+        }
+        self
+    }
+
     /// 32 uniform bits.
     pub fn next_u32(&mut self) -> u32 {
         if self.used == 4 {

@@ -38,6 +38,10 @@ fn a_draw_depends_on_its_address_only() {
     assert_ne!(values[0], other.next_u32());
     let mut again = stream.at(3, 5);
     assert!(values.iter().all(|value| *value == again.next_u32()));
+    for first in [0, 3, 4, 9, 36] {
+        let mut later = again.clone().from_number(first as u64);
+        assert_eq!(later.next_u32(), values[first], "number {first}");
+    }
 }
 
 #[test]

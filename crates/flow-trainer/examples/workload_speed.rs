@@ -16,7 +16,7 @@
 //!   --moments f32|bf16    what AdamW's moments are stored as (time; default f32)
 //!   --gradients f32|bf16  what gradients of matrices are stored as (time; default f32)
 //!   --weights f32|bf16    what trained weights are stored as (time; default f32, in halves on a GPU)
-//!   --low-precision fp8|storage-fp8|storage-int8|storage-nf4   frozen matrices of the blocks, under adapters (time)
+//!   --low-precision fp8|fp8-data-gradient|storage-fp8|storage-int8|storage-nf4   frozen matrices of the blocks, under adapters (time)
 //!   --learning-rate X     of the updates (time; default 1e-8, so that each is of the same data)
 //!   --layers N            of that many blocks, for a look at one of them
 //!   --batch N             of so many samples

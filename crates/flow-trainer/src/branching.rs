@@ -5,6 +5,7 @@
 //! and nothing depends on micro-batches or ranks.
 //!
 //! `one-step` is TempFlow-GRPO (arXiv 2508.04324): a part of the group for each step of the window, random at that step alone.
+//! `one-step-per-group` is the iso-temporal grouping of Flash-GRPO (arXiv 2605.15980): a whole group at a step that is drawn for it.
 //! `tree` is BranchGRPO (arXiv 2509.06040): the members of a group are the leaves of a tree.
 
 mod tree;
@@ -25,17 +26,19 @@ pub struct Branches<'a> {
     group_size: usize,
     /// The steps of the window, ascending.
     window: Vec<usize>,
+    schedule: &'a Schedule,
     iteration: u64,
 }
 
 impl<'a> Branches<'a> {
     /// Of groups of `group_size` images whose window is that of `schedule` at `iteration`, which fit each other as the checks of a
     /// config ask.
-    pub fn new(branching: &'a Branching, group_size: usize, schedule: &Schedule, iteration: u64) -> Self {
+    pub fn new(branching: &'a Branching, group_size: usize, schedule: &'a Schedule, iteration: u64) -> Self {
         Self {
             branching,
             group_size,
             window: schedule.trained_steps(iteration),
+            schedule,
             iteration,
         }
     }
@@ -53,34 +56,35 @@ impl<'a> Branches<'a> {
                 window: &self.window,
                 iteration: self.iteration,
             }),
-            Branching::None(_) | Branching::OneStep(_) => None,
+            Branching::None(_) | Branching::OneStep(_) | Branching::OneStepPerGroup(_) => None,
         }
     }
 
     /// The members of each part that is compared within itself.
     fn compared(&self) -> usize {
         match self.branching {
-            Branching::None(_) | Branching::Tree(_) => self.group_size,
+            Branching::None(_) | Branching::OneStepPerGroup(_) | Branching::Tree(_) => self.group_size,
             Branching::OneStep(_) => (self.group_size / self.window.len().max(1)).max(1),
         }
     }
 
-    /// The steps that are random for a member of a group. Members of a micro-batch have the same.
-    pub fn random_steps(&self, member: usize) -> &[usize] {
-        match self.branching {
-            Branching::None(_) | Branching::Tree(_) => &self.window,
-            Branching::OneStep(_) => {
-                let part = member / self.compared();
-                self.window.get(part..=part).unwrap_or_default()
-            }
-        }
+    /// The steps that are random for a member of the group that has this number in the run. Members of a micro-batch have the same.
+    pub fn random_steps(&self, group: u64, member: usize) -> &[usize] {
+        let place = match self.branching {
+            Branching::None(_) | Branching::Tree(_) => return &self.window,
+            Branching::OneStep(_) => Some(member / self.compared()),
+            Branching::OneStepPerGroup(_) => self.schedule.place_of_group(group, self.window.len()),
+        };
+        place
+            .and_then(|place| self.window.get(place..=place))
+            .unwrap_or_default()
     }
 
     /// Who is compared with whom: one number per image of the rollout, the same for those whose advantages are taken together. `groups`
     /// are the groups of the images, which stand beside one another.
     pub fn compared_groups<'g>(&self, groups: &'g [u64]) -> Cow<'g, [u64]> {
         match self.branching {
-            Branching::None(_) | Branching::Tree(_) => Cow::Borrowed(groups),
+            Branching::None(_) | Branching::OneStepPerGroup(_) | Branching::Tree(_) => Cow::Borrowed(groups),
             Branching::OneStep(_) => {
                 let parts = 0..groups.len();
                 parts.map(|image| (image / self.compared()) as u64).collect()
@@ -94,7 +98,7 @@ impl<'a> Branches<'a> {
         match self.branching {
             Branching::None(_) => {}
             // The one step that a micro-batch has recorded.
-            Branching::OneStep(_) => positions.truncate(1),
+            Branching::OneStep(_) | Branching::OneStepPerGroup(_) => positions.truncate(1),
             Branching::Tree(_) => {
                 let tree = self.tree();
                 let is_trained = |step: &usize| tree.as_ref().is_none_or(|tree| tree.is_trained(*step));
@@ -152,7 +156,7 @@ impl<'a> Branches<'a> {
 mod tests {
     use super::*;
     use crate::scheduler::{Dynamics, NoiseLevel, ScheduleOptions, SdeWindow, SigmaEnds, SigmaShift};
-    use flow_config::{OneStepBranching, TreeBranching};
+    use flow_config::{OneStepBranching, OneStepPerGroupBranching, TreeBranching};
 
     fn schedule(steps: usize, window: &[usize]) -> Schedule {
         let schedule = Schedule::new(&ScheduleOptions {
@@ -170,8 +174,9 @@ mod tests {
     #[test]
     fn a_group_is_dealt_to_the_steps_of_the_window_and_compared_part_by_part() {
         let branching = Branching::OneStep(OneStepBranching {});
-        let branches = Branches::new(&branching, 6, &schedule(8, &[1, 4, 5]), 0);
-        let steps: Vec<&[usize]> = (0..6).map(|member| branches.random_steps(member)).collect();
+        let schedule = schedule(8, &[1, 4, 5]);
+        let branches = Branches::new(&branching, 6, &schedule, 0);
+        let steps: Vec<&[usize]> = (0..6).map(|member| branches.random_steps(3, member)).collect();
         assert_eq!(steps, [[1], [1], [4], [4], [5], [5]]);
         let groups = branches.compared_groups(&[9, 9, 9, 9, 9, 9, 4, 4, 4, 4, 4, 4]);
         assert_eq!(*groups, [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]);
@@ -180,10 +185,44 @@ mod tests {
     }
 
     #[test]
+    fn all_members_of_a_group_are_random_at_one_step_which_is_drawn_for_the_group() {
+        let branching = Branching::OneStepPerGroup(OneStepPerGroupBranching {});
+        let schedule = schedule(9, &[0, 1, 4, 5, 7]);
+        let branches = Branches::new(&branching, 6, &schedule, 2);
+        let mut counts = [0; 9];
+        for group in 0..1000 {
+            let [step] = *branches.random_steps(group, 0) else {
+                panic!("group {group} has one step");
+            };
+            assert!((1..6).all(|member| branches.random_steps(group, member) == [step]));
+            counts[step] += 1;
+        }
+        // Of 200 that are expected of each; the standard deviation is 13.
+        for (step, count) in counts.into_iter().enumerate() {
+            let expected = if branches.window().contains(&step) {
+                140..260
+            } else {
+                0..1
+            };
+            assert!(expected.contains(&count), "step {step}: {counts:?}");
+        }
+        // Which rank or micro-batch asks, and in which iteration, changes nothing.
+        let later = Branches::new(&branching, 6, &schedule, 5);
+        assert_eq!(later.random_steps(41, 5), branches.random_steps(41, 0));
+
+        assert_eq!(*branches.compared_groups(&[9, 9, 4, 4]), [9, 9, 4, 4]);
+        let positions = (0..5).map(Position::Recorded).collect();
+        assert_eq!(branches.positions(positions), [Position::Recorded(0)]);
+        assert!(branches.noise_ids(9, &[12, 13], &[0, 1]).is_empty());
+        assert!(branches.credits(&[1.0; 6], &[]).is_empty());
+    }
+
+    #[test]
     fn without_branches_every_member_is_random_in_the_whole_window() {
         let branching = Branching::default();
-        let branches = Branches::new(&branching, 2, &schedule(8, &[1, 4]), 0);
-        assert_eq!(branches.random_steps(1), [1, 4]);
+        let schedule = schedule(8, &[1, 4]);
+        let branches = Branches::new(&branching, 2, &schedule, 0);
+        assert_eq!(branches.random_steps(7, 1), [1, 4]);
         assert_eq!(*branches.compared_groups(&[3, 3, 7, 7]), [3, 3, 7, 7]);
     }
 
@@ -194,7 +233,8 @@ mod tests {
             untrained_steps: vec![1],
             ..TreeBranching::default()
         });
-        let branches = Branches::new(&branching, 4, &schedule(5, &[0, 1, 2]), 0);
+        let schedule = schedule(5, &[0, 1, 2]);
+        let branches = Branches::new(&branching, 4, &schedule, 0);
         // A micro-batch that has the second half of a group and the first of the next.
         let ids = branches.noise_ids(4, &[42, 43, 44, 45], &[2, 3, 0, 1]);
         let (nodes, leaves) = (vec![42, 42, 44, 44], vec![42, 43, 44, 45]);

@@ -342,8 +342,9 @@ fn leaves(config: &Value, read: Option<&Config>) -> BTreeMap<String, Value> {
     };
     let is_used = |key: &str| !unused.iter().any(|section| rules::is_below(key, section));
     let leaves = flatten(&full).into_iter();
+    let is_said = |key: &str, value: &Value| !is_empty(value) && !rules::is_left_out(&unwrapped(key), value);
     leaves
-        .filter(|(key, value)| is_used(key) && !is_empty(value))
+        .filter(|(key, value)| is_used(key) && is_said(key, value))
         .collect()
 }
 

@@ -3,6 +3,7 @@
 use crate::audit::Deviation;
 use crate::description::Change;
 use crate::optimizer::NonFiniteGradient;
+use flow_config::Diagnostic;
 use flow_registry::Refusal;
 use std::path::{Path, PathBuf};
 
@@ -16,6 +17,15 @@ impl TrainError {
             key: None,
             refusal: problem.into(),
         }
+    }
+
+    /// A [`Setting`](Self::Setting) that the rules of configs refuse.
+    pub(crate) fn refused(found: Diagnostic) -> Self {
+        let refusal = Refusal {
+            why: found.message,
+            help: found.help,
+        };
+        Self::setting(refusal).about(found.path)
     }
 
     /// A [`Setting`](Self::Setting) with what to do; any other error has said it already.

@@ -2,6 +2,7 @@
 
 mod accumulated;
 mod block_sums;
+mod scatter;
 
 pub use accumulated::Accumulated;
 pub(crate) use block_sums::{BlockSums, UnitLanes};
@@ -262,7 +263,7 @@ impl AdamW {
             },
         };
         let (decaying, steady) = (step(self.settings.weight_decay), step(0.0));
-        let mut update = weights.update();
+        let (mut update, shards) = (weights.update(), self.shards.as_ref());
         let (mut decayed, mut others) = (Vec::new(), Vec::new());
         let state = self.moments.iter_mut().zip(sums).zip(layout.specs());
         for ((changing, stream), ((moments, gradient), spec)) in update.each().zip(0..).zip(state) {
@@ -275,7 +276,11 @@ impl AdamW {
                 master: match (changing.lower, changing.copy) {
                     (Some(lower), _) => MasterWeight::SplitF32(lower),
                     (None, Some(copy)) => MasterWeight::F32WithCopy(copy),
-                    (None, None) if narrow => MasterWeight::StochasticRounding(stream),
+                    (None, None) if narrow => {
+                        let part = shards.and_then(|shards| shards.own_part(stream as usize));
+                        let first = part.map_or(0, |part| part.start);
+                        MasterWeight::StochasticRounding { stream, first }
+                    }
                     (None, None) => MasterWeight::F32,
                 },
                 gradient,

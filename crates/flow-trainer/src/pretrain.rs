@@ -16,7 +16,7 @@ pub use examples::{Examples, LatentExamples, PixelExamples};
 pub use state::{Clock, Keeping, PretrainCheckpoint};
 
 use crate::conditions::Conditioner;
-use crate::distributed::{Distribution, Shard, on_some_rank};
+use crate::distributed::{Distribution, on_some_rank};
 use crate::error::TrainError;
 use crate::observer::{IterationSummary, Observer, Phase};
 use crate::optimizer::{Accumulated, AdamW, AdamWSettings, NonFiniteGradient, StepReport};
@@ -153,14 +153,9 @@ impl Pretraining<'_> {
         if self.dataset.is_empty() {
             return Err(TrainError::setting("there is no example to learn from"));
         }
-        if self.distribution.shard == Shard::Weights && self.distribution.exchange.world().is_several() {
-            return Err(TrainError::setting(
-                "`distributed.shard = \"weights\"` is for reinforcement learning",
-            )
-            .with_help(
-                "a pretraining shares out the optimizer's state alone, with `distributed.shard = \"optimizer\"`",
-            )
-            .about("distributed.shard"));
+        let ranks = self.distribution.exchange.world().ranks;
+        if let Some(refused) = flow_validate::sharded_pretraining(self.distribution.shard, ranks) {
+            return Err(TrainError::refused(refused));
         }
         match buckets == models {
             true => Ok(()),

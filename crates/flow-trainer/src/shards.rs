@@ -84,11 +84,16 @@ impl Shards {
         self.counts[index].as_deref()
     }
 
-    /// Which values of the weight at `index` this rank has, if it is trained and in parts.
-    pub(crate) fn own_part(&self, index: usize) -> Option<Range<usize>> {
+    /// Which values of the weight at `index` a rank has, if it is trained and in parts.
+    pub(crate) fn part_of(&self, index: usize, rank: usize) -> Option<Range<usize>> {
         let counts = self.counts(index)?;
-        let begin: usize = counts[..self.own].iter().sum();
-        Some(begin..begin + counts[self.own])
+        let begin: usize = counts[..rank].iter().sum();
+        Some(begin..begin + counts[rank])
+    }
+
+    /// Those of this rank.
+    pub(crate) fn own_part(&self, index: usize) -> Option<Range<usize>> {
+        self.part_of(index, self.own)
     }
 
     /// The shape of the moments that this rank has of a weight of `shape` at `index`; none if it has none.

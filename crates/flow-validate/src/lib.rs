@@ -38,5 +38,5 @@ pub use phase::Phase;
 pub use resolve::resolve;
 pub use rules::{RULES, Rule};
 pub use several::{lanes, several};
-pub use sharded::sharded_weights;
+pub use sharded::{sharded_pretraining, sharded_weights};
 pub use validate::{Capabilities, Machine, Question, errors, validate};

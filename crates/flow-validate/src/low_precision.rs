@@ -1,4 +1,4 @@
-//! Frozen weights in low precision: what they take, that none is frozen or stored so, and that the policy is another one.
+//! Weights in low precision: what they take, that none is frozen, stored or multiplied so, and that the policy is another one.
 
 use crate::Capabilities;
 use crate::check::path;
@@ -6,7 +6,7 @@ use crate::codes::{OTHER_POLICY, REFUSED};
 use flow_accel::{AcceleratorRegistry, Slot};
 use flow_config::{AcceleratorEntry, Config, Diagnostic, Finetune};
 use flow_core::model::MIN_LOW_PRECISION_COLUMNS;
-use flow_core::{LowPrecisionCompute, LowPrecisionRule, ModelSpec, ParamLayout, ParamSpec};
+use flow_core::{LowPrecision, LowPrecisionCompute, LowPrecisionRule, ModelSpec, ParamLayout, ParamSpec};
 
 /// Frozen weights in low precision; the default is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -15,10 +15,14 @@ pub struct LowPrecisionLoad {
     pub values: usize,
     /// Bytes that they are stored in.
     pub bytes: usize,
+    /// Of these, bytes of the transposed copies that gradients are computed with; 0 where there are none.
+    pub transposed: usize,
     /// Values of the largest matrix among them, which products widen one at a time.
     pub largest: usize,
     /// Bytes beside its operands and its result of the product in FP8 that takes most, by row of a call; 0 where products are not in FP8.
     pub product: usize,
+    /// Bytes that the trained matrix takes as codes of which these are most, whatever the rows of a call; 0 where products round none.
+    pub rounded: usize,
 }
 
 /// Bytes of an f32.
@@ -34,42 +38,90 @@ impl LowPrecisionLoad {
         spec: &ModelSpec,
         (bytes, tokens): (usize, usize),
     ) -> Self {
-        let forms = rule.select(layout, spec);
+        let (forms, trained) = (rule.select(layout, spec), rule.select_trained(layout, spec));
         let matrices = || forms.iter().flatten();
-        // The codes of activations with the scales of their rows, and on a device that multiplies no FP8 these codes widened.
-        let product = |(index, weight): (usize, &ParamSpec)| {
-            let of = forms.get(index).copied().flatten()?;
-            let row = of.columns.next_multiple_of(CODE_ALIGNMENT) + F32 + bytes * of.columns;
-            (of.compute == LowPrecisionCompute::Fp8).then_some(spec.count_rows(weight.rows, tokens) * row)
+        let of_weight = |index: usize| {
+            let form = forms.get(index).or(trained.get(index));
+            form.copied().flatten()
         };
+        let row_of_codes = |columns: usize| columns.next_multiple_of(CODE_ALIGNMENT) + F32 + bytes * columns;
+        // The codes of activations, or of gradients, with the scales of their rows, and on a device that multiplies no FP8 these codes
+        // widened.
+        let product = |(index, weight): (usize, &ParamSpec)| {
+            let of = of_weight(index)?;
+            let columns = match of.compute.quantises_gradients() {
+                true => of.columns.max(of.rows),
+                false => of.columns,
+            };
+            let rows = spec.count_rows(weight.rows, tokens);
+            of.compute
+                .quantises_activations()
+                .then_some(rows * row_of_codes(columns))
+        };
+        let transposed = |of: &LowPrecision| of.transposed().map_or(0, |(_, copy)| copy.bytes());
         Self {
             values: matrices().map(|of| of.values()).sum(),
             bytes: matrices().map(|of| of.bytes()).sum(),
+            transposed: matrices().map(transposed).sum(),
             largest: matrices().map(|of| of.values()).max().unwrap_or(0),
             product: (layout.specs().iter().enumerate())
                 .filter_map(product)
+                .max()
+                .unwrap_or(0),
+            rounded: (trained.iter().flatten())
+                .map(|of| of.rows * row_of_codes(of.columns))
                 .max()
                 .unwrap_or(0),
         }
     }
 }
 
-/// What is said of an accelerator called `name`, the entry at `position` of `acceleration.shared`, that stores frozen weights as
-/// `rule` says.
+/// What is said of an accelerator called `name`, the entry at `position` of `acceleration.shared`, that stores frozen weights, or
+/// multiplies trained ones, as `rule` says.
 pub(crate) fn of_entry(config: &Config, rule: &LowPrecisionRule, name: &str, position: usize) -> Diagnostic {
     let format = rule.format;
     let found = match config.model.finetune {
+        Finetune::Full if rule.compute == LowPrecisionCompute::Fp8 => {
+            let message = format!(
+                "the accelerator `{name}` multiplies in {format}: trained weights are rounded to it right before each product, and so are \
+                 activations. Rollout and training compute the same products, so ratios stay exactly 1, but the policy is another one than \
+                 the same weights are in the precision of the run"
+            );
+            Diagnostic::warning(OTHER_POLICY, message).help(
+                "compare the reward at the first evaluation with that of a run without it (`flow-train drift --low-precision` tells what it \
+                 changes), and sample and evaluate the weights with the same entry, then without it (`flow-train eval \
+                 --without-low-precision`)",
+            )
+        }
+        Finetune::Full if rule.compute == LowPrecisionCompute::Fp8WithDataGradient => {
+            let message = format!(
+                "`data_gradient = \"fp8\"` of the accelerator `{name}` multiplies with a second copy of frozen weights, and \
+                 `model.finetune = \"full\"` trains all of them"
+            );
+            Diagnostic::error(REFUSED, message).help(
+                "leave out `data_gradient`, which leaves products in FP8, or set `model.finetune = \"lora\"`",
+            )
+        }
         Finetune::Full => {
             let message = format!(
                 "the accelerator `{name}` stores frozen weights in {format}, and `model.finetune = \"full\"` trains all of them"
             );
-            Diagnostic::error(REFUSED, message).help("set `model.finetune = \"lora\"`, or remove the entry")
+            Diagnostic::error(REFUSED, message).help(
+                "set `model.finetune = \"lora\"`, or `compute = \"fp8\"` to multiply trained weights in FP8, or remove the entry",
+            )
         }
         Finetune::Lora => {
             let (how, same) = match rule.compute {
                 LowPrecisionCompute::Storage => (String::new(), "with the same weights"),
                 LowPrecisionCompute::Fp8 => (
                     format!(" and multiplies them with activations that are rounded to {format}"),
+                    "the same products",
+                ),
+                LowPrecisionCompute::Fp8WithDataGradient => (
+                    format!(
+                        ", a second time transposed, and multiplies them with activations, and in backward with gradients, that are rounded \
+                         to {format}"
+                    ),
                     "the same products",
                 ),
             };
@@ -89,7 +141,7 @@ pub(crate) fn of_entry(config: &Config, rule: &LowPrecisionRule, name: &str, pos
         .related(["model.finetune"])
 }
 
-/// What of an adapter run's low precision does not fit its model: no weight is stored so, or a pattern keeps nothing.
+/// What of a run's low precision does not fit its model: no weight is stored or multiplied so, or a pattern keeps nothing.
 pub(crate) fn of_model(
     config: &Config,
     accelerators: &AcceleratorRegistry,
@@ -98,7 +150,11 @@ pub(crate) fn of_model(
     let rule_of = |entry: &AcceleratorEntry| accelerators.low_precision(std::slice::from_ref(entry));
     let mut entries = config.acceleration.shared.iter().enumerate();
     let first = entries.find_map(|(position, entry)| Some((position, rule_of(entry)?)));
-    let Some((position, rule)) = first.filter(|_| config.model.finetune == Finetune::Lora) else {
+    let is_for = |rule: &LowPrecisionRule| match config.model.finetune {
+        Finetune::Lora => true,
+        Finetune::Full => rule.compute == LowPrecisionCompute::Fp8,
+    };
+    let Some((position, rule)) = first.filter(|(_, rule)| is_for(rule)) else {
         return Vec::new();
     };
     let at = |key| path(Slot::Shared.name(), position, key);
@@ -106,7 +162,8 @@ pub(crate) fn of_model(
     let mut found: Vec<Diagnostic> = idle
         .map(|pattern| {
             let message = format!(
-                "`{pattern}` names no layer that would be stored in {}; layers outside of the model's blocks stay as they are anyway",
+                "`{pattern}` names no layer that would be stored in {}, or multiplied in it; layers outside of the model's blocks stay as they \
+                 are anyway",
                 rule.format
             );
             Diagnostic::error(REFUSED, message)
@@ -114,10 +171,14 @@ pub(crate) fn of_model(
                 .help("remove it, or write a layer's name as `lora.targets` has it")
         })
         .collect();
-    if rule.select(model.layout, model.spec).iter().all(Option::is_none) {
+    let chosen = match config.model.finetune {
+        Finetune::Lora => rule.select(model.layout, model.spec),
+        Finetune::Full => rule.select_trained(model.layout, model.spec),
+    };
+    if chosen.iter().all(Option::is_none) {
         let message = format!(
-            "no layer of the model is stored in {}: those are the layers of its blocks of {MIN_LOW_PRECISION_COLUMNS} input channels \
-             and more that `keep` does not name",
+            "no layer of the model is stored in {}, or multiplied in it: those are the layers of its blocks of \
+             {MIN_LOW_PRECISION_COLUMNS} input channels and more that `keep` does not name",
             rule.format
         );
         found.push(

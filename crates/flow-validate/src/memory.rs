@@ -4,10 +4,10 @@
 //!
 //! | part | values |
 //! |---|---|
-//! | weights | `W`; on a GPU that computes in bf16, half of what is frozen, and of what is trained if it is stored in bf16; of the weights of blocks, an even share on several processes that share them out; what the accelerator `low_precision` stores takes a byte a value and 4 a row, or in NF4 half a byte a value and 2 for each 64 of a row, and the largest such matrix stands there widened as well |
-//! | products in FP8 | with `compute = "fp8"`, of the product that takes most: the codes of its activations, and these widened, as they are where a device multiplies no FP8 |
+//! | weights | `W`; on a GPU that computes in bf16, half of what is frozen, and of what is trained if it is stored in bf16; of the weights of blocks, an even share on several processes that share them out; what the accelerator `low_precision` stores takes a byte a value and 4 a row, or in NF4 half a byte a value and 2 for each 64 of a row, with `data_gradient = "fp8"` again a byte a value and 4 a column, and the largest such matrix stands there widened as well |
+//! | products in FP8 | with `compute = "fp8"`, of the product that takes most: the codes of its activations, or with `data_gradient = "fp8"` of its gradients, and these widened, as they are where a device multiplies no FP8; of trained weights as much for the largest matrix |
 //! | whole blocks | where processes share out weights: five times the largest block as it is stored: the one that computes, the next one, and three rows of a block that are on their way between processes |
-//! | gradients | `2 T`: those added up over micro-batches, and those of the call under way, which may be bf16. Where processes share out trained blocks, one block of the call under way; the sums are whole until a process's last unit of an update, so an even share where it has one |
+//! | gradients | `2 T`: those added up over micro-batches, and those of the call under way, which may be bf16. Where processes share out trained blocks, one block of the call under way, and three rows of it, of 256 MiB at most, on their way between processes; the sums are whole until a process's last unit of an update, so an even share where it has one |
 //! | moments | `2 T`: AdamW's first and second; half of it in bf16; on several processes that share the optimizer's state, an even share of it |
 //! | copies | `T` for each of the moving average, the reference, the policy that samples and, with `sampling.staleness`, the weights before the last update, and half as much again for what a model that computes in bf16 reads of them; what is frozen is shared; of blocks that processes share out, an even share in f32 |
 //! | teachers | of a distillation: `W` for each whole model, `T` for each adapter, and `W` once more for what adapters stand on where the run trains all weights; stored as what is frozen |
@@ -44,6 +44,8 @@ use flow_core::{LowPrecisionRule, ModelSpec, ParamKind, ParamLayout, ParamSpec, 
 use std::collections::BTreeMap;
 
 const BYTES: f64 = 4.0;
+/// Values of the sums of a block that processes exchange at a time, unless a weight has more.
+const LARGEST_ROW: f64 = (1 << 26) as f64;
 
 /// What a run asks of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,10 +152,12 @@ impl Load {
         let is_coupled = algorithm.is_some_and(|facts| facts.is_coupled);
         let distillation = catalog.distillation_facts(config);
         let scheduler = &config.scheduler;
+        let branching = &sampling.branching;
+        let is_random_once = matches!(branching, Branching::OneStep(_) | Branching::OneStepPerGroup(_));
         let records = match &scheduler.window {
             _ if scheduler.dynamics == Dynamics::Ode => 0,
             _ if !is_coupled && distillation.is_none() => 0,
-            _ if matches!(sampling.branching, Branching::OneStep(_)) => 1,
+            _ if is_random_once => 1,
             Window::All(_) => scheduler.steps.saturating_sub(1),
             Window::List(list) => list.steps.len(),
             Window::Random(random) => random.count,
@@ -266,7 +270,7 @@ pub struct MemoryEstimate {
     pub whole_blocks: f64,
     /// Gradients of the trained ones, of the call under way.
     pub gradients: f64,
-    /// Sums of gradients over micro-batches.
+    /// Sums of gradients over micro-batches, and what of them is on its way between processes.
     pub sums: f64,
     /// The optimizer's moments.
     pub moments: f64,
@@ -321,6 +325,11 @@ impl MemoryEstimate {
             true => trained - of_blocks + largest,
             false => trained,
         };
+        // The last two rows that this process sent, and what it gets of the others'.
+        let on_their_way = match load.shards_trained {
+            true => 3.0 * largest.min(LARGEST_ROW),
+            false => 0.0,
+        };
         let summed = match load.one_unit {
             true => trained_here,
             false => trained,
@@ -337,7 +346,7 @@ impl MemoryEstimate {
             // Two whole ones, and three rows on their way: what this process gives of two of them, and what it gets.
             whole_blocks: 5.0 * bytes(stored.frozen, largest),
             gradients: bytes(stored.gradient, under_way),
-            sums: BYTES * summed,
+            sums: BYTES * (summed + on_their_way),
             // Weights are shared out whole: some process has at least this much, and none has more than one weight above it. Those of a
             // second network are whole everywhere.
             moments: bytes(stored.moment, 2.0 * trained)
@@ -350,7 +359,7 @@ impl MemoryEstimate {
             trajectories: latents(3 * load.records + load.states + 1),
             unshared_trajectories: latents(2 * load.records + load.states + 1),
             activations: bytes(stored.activation, per_row) * load.rows as f64,
-            products: low.product as f64 * load.rows as f64,
+            products: low.product as f64 * load.rows as f64 + low.rounded as f64,
             loading: frozen + BYTES * trained_here,
             autoencoder: 0.0,
             rewards: 0.0,

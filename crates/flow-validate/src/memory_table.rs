@@ -198,12 +198,17 @@ fn of_model(config: &Config, model: &Trained<'_>, estimate: &MemoryEstimate) -> 
 /// Frozen weights in low precision, and room for the largest matrix of them.
 fn of_low_precision(load: &Load) -> MemoryRow {
     let low = load.low_precision;
+    let bits = |bytes: usize| 8.0 * bytes as f64 / low.values.max(1) as f64;
+    let copies = match low.transposed {
+        0 => String::new(),
+        bytes => format!(", {:.2} of them for a transposed copy", bits(bytes)),
+    };
     MemoryRow {
         part: "model, low precision".into(),
         what: format!(
-            "{} values, frozen, in {:.2} bits each with their scales, and the largest matrix of them widened",
+            "{} values, frozen, in {:.2} bits each with their scales{copies}, and the largest matrix of them widened",
             count(low.values),
-            8.0 * low.bytes as f64 / low.values.max(1) as f64
+            bits(low.bytes)
         ),
         bytes: low.bytes as f64 + load.stored.activation as f64 * low.largest as f64,
         when: WITH_MODEL.into(),
@@ -214,7 +219,9 @@ fn of_low_precision(load: &Load) -> MemoryRow {
 fn of_products(estimate: &MemoryEstimate) -> MemoryRow {
     MemoryRow {
         part: "products in FP8".into(),
-        what: "of the largest, codes of its activations, and these widened".into(),
+        what:
+            "of the largest, codes of its activations or gradients, and of trained weights, and these widened"
+                .into(),
         bytes: estimate.products,
         when: vec![Phase::Rollout, Phase::Update],
     }

@@ -3,9 +3,7 @@
 use crate::checkpoint_policy;
 use crate::codes::NOT_ON_SEVERAL;
 use flow_checkpoint::Policy;
-use flow_config::{
-    AcceleratorEntry, AdapterLayout, Config, Diagnostic, DistillationFacts, Finetune, Shard, WeightStorage,
-};
+use flow_config::{AcceleratorEntry, AdapterLayout, Config, Diagnostic, DistillationFacts, Finetune, Shard};
 
 /// Accelerators that weights in parts are not for, and why.
 const WITHOUT: [(&str, &str); 2] = [
@@ -36,14 +34,6 @@ pub fn sharded_weights(
         found.push(refused.related(["distributed.shard"]));
     };
     let is_full = config.model.finetune == Finetune::Full;
-    if is_full && config.optimizer.weights == WeightStorage::Bf16 {
-        refuse(
-            "optimizer.weights",
-            "a step of weights in bf16 is rounded at random by numbers that are counted through the whole weight, and with \
-             `distributed.shard = \"weights\"` a process steps a part of it",
-            "set `optimizer.weights = \"f32\"`, which is shared out, or `distributed.shard = \"optimizer\"`",
-        );
-    }
     if !is_full && config.model.weights.is_none() && config.model.path.is_none() {
         refuse(
             "model.weights",
@@ -92,6 +82,18 @@ pub fn sharded_weights(
         );
     }
     found
+}
+
+/// What forbids a pretraining whose `ranks` processes share out this; nothing where it is the optimizer's state alone.
+pub fn sharded_pretraining(shard: Shard, ranks: usize) -> Option<Diagnostic> {
+    (ranks > 1 && shard == Shard::Weights).then(|| {
+        Diagnostic::error(
+            NOT_ON_SEVERAL,
+            "`distributed.shard = \"weights\"` is for reinforcement learning: a pretraining has all weights on every process",
+        )
+        .path("distributed.shard")
+        .help("set it to \"optimizer\", which shares out the optimizer's state of a pretraining, or to \"none\"")
+    })
 }
 
 /// Whether a policy may keep what some block computes, and with it the block's weights.

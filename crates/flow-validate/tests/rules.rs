@@ -9,7 +9,7 @@ use flow_core::{Backends, ModelSpec};
 use flow_kernels::CpuKernels;
 use flow_validate::{
     Entry, RULES, Severity, TrainerKind, check, errors, explain, resolve, resolve_exploration, several,
-    sharded_weights,
+    sharded_pretraining, sharded_weights,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -411,7 +411,10 @@ fn weights_are_shared_out_where_every_block_is_computed_again_and_nothing_else_n
         config.model.finetune = Finetune::Full;
         config.optimizer.weights = flow_config::WeightStorage::Bf16;
     });
-    assert_eq!(narrow, ["optimizer.weights"]);
+    assert!(
+        narrow.is_empty(),
+        "the numbers that round a part are those of its place in the weight"
+    );
     assert_eq!(changed(|config| config.model.weights = None), ["model.weights"]);
     let kept = changed(|config| config.checkpointing = CheckpointingConfig::default());
     assert_eq!(kept, ["checkpointing.policy"]);
@@ -436,4 +439,18 @@ fn weights_are_shared_out_where_every_block_is_computed_again_and_nothing_else_n
     };
     assert!(found(&right, 2, Some(facts(0))).is_empty());
     assert_eq!(found(&right, 2, Some(facts(1))), ["algorithm.kind"]);
+}
+
+#[test]
+fn a_pretraining_on_several_processes_shares_out_nothing_but_the_state_of_its_optimizer() {
+    use flow_config::Shard;
+    let refused = sharded_pretraining(Shard::Weights, 2).expect("its weights stay whole");
+    assert_eq!(refused.path, "distributed.shard");
+    assert!(refused.help.is_some_and(|help| help.contains("\"optimizer\"")));
+    for (shard, ranks) in [(Shard::Weights, 1), (Shard::Optimizer, 2), (Shard::None, 4)] {
+        assert!(
+            sharded_pretraining(shard, ranks).is_none(),
+            "{shard:?} on {ranks}"
+        );
+    }
 }

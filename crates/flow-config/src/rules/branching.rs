@@ -13,7 +13,9 @@ pub(super) fn check(rules: &mut Rules<'_>) {
     if config.sampling.branching == Branching::default() {
         return;
     }
-    if config.sampling.initial_noise != InitialNoise::PerGroup {
+    let branching = &config.sampling.branching;
+    let starts_together = !matches!(branching, Branching::OneStepPerGroup(_));
+    if starts_together && config.sampling.initial_noise != InitialNoise::PerGroup {
         let message = "members of a group that part at a step need one trajectory up to it, but `sampling.initial_noise` lets each start \
                        from noise of its own";
         rules
@@ -29,9 +31,10 @@ pub(super) fn check(rules: &mut Rules<'_>) {
             .error(RULE_BRANCHING, &[KIND, "algorithm.kind"], message)
             .help("set `algorithm.kind` to \"grpo\", \"grpo-guard\", \"dppo\" or \"gardo\", or remove `sampling.branching`");
     }
-    match &config.sampling.branching {
+    match branching {
         Branching::None(_) => {}
         Branching::OneStep(_) => one_step(rules),
+        Branching::OneStepPerGroup(_) => one_step_per_group(rules),
         Branching::Tree(tree) => self::tree(rules, tree),
     }
 }
@@ -50,7 +53,7 @@ fn window_size(window: &Window, steps: usize) -> usize {
 fn one_step(rules: &mut Rules<'_>) {
     let (scheduler, sampling) = (&rules.config.scheduler, &rules.config.sampling);
     let size = window_size(&scheduler.window, scheduler.steps);
-    let (group, micro_batch) = (sampling.group_size, sampling.micro_batch);
+    let group = sampling.group_size;
     if size == 0 {
         // A path without a random step is no matter of branches.
         return;
@@ -71,30 +74,41 @@ fn one_step(rules: &mut Rules<'_>) {
                 "the next larger group is {above}; or let fewer steps be random, as with `scheduler.window = {{ kind = \"random\", \
                  count = 2 }}`"
             ));
-    } else if micro_batch > 0 && !part.is_multiple_of(micro_batch) {
-        let message = format!(
-            "images of one call are random at the same step, so `sampling.micro_batch` ({micro_batch}) must divide the {part} images of a \
-             group that part at one step"
+    } else {
+        let images = format!("the {part} images of a group that part at one step");
+        images_of_a_call(
+            rules,
+            (part, images.as_str()),
+            &["sampling.group_size", "scheduler.window", KIND],
         );
-        let lower = (1..=micro_batch.min(part))
-            .rev()
-            .find(|lower| part.is_multiple_of(*lower));
-        rules
-            .error(
-                RULE_BRANCHING,
-                &[
-                    "sampling.micro_batch",
-                    "sampling.group_size",
-                    "scheduler.window",
-                    KIND,
-                ],
-                message,
-            )
-            .help(format!(
-                "the next lower batch that divides {part} is {}",
-                lower.unwrap_or(1)
-            ));
     }
+}
+
+fn one_step_per_group(rules: &mut Rules<'_>) {
+    let group = rules.config.sampling.group_size;
+    let images = format!("the {group} images of a group, which has a step of its own");
+    images_of_a_call(rules, (group, images.as_str()), &["sampling.group_size", KIND]);
+}
+
+/// That the images of one call, whose steps are the same, are some of these many `images`, which `keys` decide beside the micro-batch.
+fn images_of_a_call(rules: &mut Rules<'_>, (count, images): (usize, &str), keys: &[&str]) {
+    let micro_batch = rules.config.sampling.micro_batch;
+    if micro_batch == 0 || count.is_multiple_of(micro_batch) {
+        return;
+    }
+    let message = format!(
+        "images of one call are random at the same step, so `sampling.micro_batch` ({micro_batch}) must divide {images}"
+    );
+    let lower = (1..=micro_batch.min(count))
+        .rev()
+        .find(|lower| count.is_multiple_of(*lower));
+    let keys: Vec<&str> = std::iter::once("sampling.micro_batch")
+        .chain(keys.iter().copied())
+        .collect();
+    rules.error(RULE_BRANCHING, &keys, message).help(format!(
+        "the next lower batch that divides {count} is {}",
+        lower.unwrap_or(1)
+    ));
 }
 
 fn tree(rules: &mut Rules<'_>, tree: &TreeBranching) {

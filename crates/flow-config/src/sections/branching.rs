@@ -3,8 +3,8 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// `[sampling.branching]`: where the members of a group part, and which of them are compared with which. All but `none` need
-/// `sampling.initial_noise = "per_group"` and a coupled algorithm.
+/// `[sampling.branching]`: where the members of a group part, and which of them are compared with which. All but `none` need a coupled
+/// algorithm, `one-step` and `tree` also `sampling.initial_noise = "per_group"`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, tag = "kind", rename_all = "kebab-case")]
 pub enum Branching {
@@ -13,6 +13,9 @@ pub enum Branching {
     /// Each member is random at one step of the window alone, and its reward is credited to that step (TempFlow-GRPO, arXiv
     /// 2508.04324). The members of a group are dealt to the steps of the window in equal parts, and compared within their part.
     OneStep(OneStepBranching),
+    /// All members of a group are random at the same step of the window alone, which is drawn for each group anew, and compared at it: the
+    /// iso-temporal grouping of Flash-GRPO (arXiv 2605.15980). Members may start from noise of their own.
+    OneStepPerGroup(OneStepPerGroupBranching),
     /// The members of a group are the leaves of a tree, which has noise in common down to where they part; each step is credited with
     /// the images that came of it (BranchGRPO, arXiv 2509.06040).
     Tree(TreeBranching),
@@ -33,6 +36,11 @@ pub struct NoBranching {}
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct OneStepBranching {}
+
+/// `kind = "one-step-per-group"`; it has no options: the window says which steps there are.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct OneStepPerGroupBranching {}
 
 /// `kind = "tree"`: `children` to the power of the number of `splits` is `sampling.group_size`. Random steps between splits have one noise
 /// per node. Advantages compare the nodes of a tree at the same depth.

@@ -419,6 +419,22 @@ step_weights = "noise"
     r#"
 config_version = 1
 [scheduler.window]
+kind = "contiguous"
+size = 5
+range = [0, 5]
+[sampling]
+group_size = 12
+micro_batch = 6
+[sampling.branching]
+kind = "one-step-per-group"
+[algorithm]
+kind = "grpo"
+clip_range = [-1e-3, 1e-3]
+step_weights = "inverse-gradient"
+"#,
+    r#"
+config_version = 1
+[scheduler.window]
 kind = "list"
 steps = [0, 1, 2, 3, 4]
 [sampling]

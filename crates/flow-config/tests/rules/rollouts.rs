@@ -67,6 +67,18 @@ fn each_rule_on_exploration_and_branches_is_reported_at_the_key_to_mend() {
             Error,
         ),
         (
+            "[sampling]\ngroup_size = 12\nmicro_batch = 8\nprompts_per_step = 2\n[sampling.branching]\nkind = \"one-step-per-group\"",
+            "rule::branching",
+            "sampling.micro_batch",
+            Error,
+        ),
+        (
+            "[algorithm]\nkind = \"nft\"\n[sampling]\ngroup_size = 16\nmicro_batch = 8\n[sampling.branching]\nkind = \"one-step-per-group\"",
+            "rule::branching",
+            "sampling.branching.kind",
+            Error,
+        ),
+        (
             "[sampling]\ninitial_noise = \"per_group\"\ngroup_size = 16\n[sampling.branching]\nkind = \"tree\"\nsplits = [2, 0, 4, 6]",
             "rule::branching",
             "sampling.branching.splits",

@@ -2,6 +2,7 @@
 
 mod activations;
 mod normal_float;
+mod transposed;
 
 use super::{LowPrecision, LowPrecisionCompute, LowPrecisionFormat, NotFinite, SMALLEST_SCALE};
 use crate::rng::{Purpose, Stream};

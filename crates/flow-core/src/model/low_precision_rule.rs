@@ -1,4 +1,4 @@
-//! Which frozen matrices are stored in low precision.
+//! Which frozen matrices are stored in low precision, and which trained ones are multiplied in it.
 
 use super::ModelSpec;
 use crate::low_precision::{LowPrecision, LowPrecisionCompute, LowPrecisionFormat};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 /// Input channels of the narrowest layer that is stored in low precision: of fewer, a row's scale takes what its codes save.
 pub const MIN_LOW_PRECISION_COLUMNS: usize = 16;
 
-/// What a config says of frozen matrices.
+/// What a config says of matrices in low precision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LowPrecisionRule {
     /// How a value is stored.
@@ -25,6 +25,23 @@ impl LowPrecisionRule {
     /// least [`MIN_LOW_PRECISION_COLUMNS`] input channels, that no pattern keeps. None if the layout has no adapters, since all is trained then. So
     /// layers before and behind the blocks, norms, biases, tables and experts stay as they are.
     pub fn select(&self, layout: &ParamLayout, spec: &ModelSpec) -> Arc<[Option<LowPrecision>]> {
+        match layout.has_adapters() {
+            true => self.chosen(layout, spec),
+            false => Arc::from([]),
+        }
+    }
+
+    /// What each weight of `layout` is rounded to right before a product, where all is trained and products are in FP8: the matrices
+    /// that [`select`](Self::select) would choose if they were frozen. None if the layout has adapters, or if gradients are to be
+    /// products of codes as well, which want a copy that is made once.
+    pub fn select_trained(&self, layout: &ParamLayout, spec: &ModelSpec) -> Arc<[Option<LowPrecision>]> {
+        match !layout.has_adapters() && self.compute == LowPrecisionCompute::Fp8 {
+            true => self.chosen(layout, spec),
+            false => Arc::from([]),
+        }
+    }
+
+    fn chosen(&self, layout: &ParamLayout, spec: &ModelSpec) -> Arc<[Option<LowPrecision>]> {
         let of = |(index, weight): (usize, &ParamSpec)| {
             let is_kept = self
                 .keep
@@ -41,7 +58,7 @@ impl LowPrecisionRule {
         layout.specs().iter().enumerate().map(of).collect()
     }
 
-    /// Patterns of `keep` that name none of the layers that would be stored in low precision.
+    /// Patterns of `keep` that name none of the layers that would be stored, or multiplied, in low precision.
     pub fn idle_patterns<'a>(&'a self, layout: &ParamLayout, spec: &ModelSpec) -> Vec<&'a str> {
         let weights = layout.specs().iter().enumerate();
         let candidates = weights.filter(|(index, _)| candidate(layout, spec, *index).is_some());
@@ -58,15 +75,15 @@ fn layer(weight: &ParamSpec) -> &str {
     weight.name.strip_suffix(".weight").unwrap_or(&weight.name)
 }
 
-/// The shape of a weight that may be stored in low precision.
+/// The shape of a weight that may be stored, or if it is trained multiplied, in low precision.
 fn candidate(layout: &ParamLayout, spec: &ModelSpec, index: usize) -> Option<[usize; 2]> {
     let weight = &layout.specs()[index];
-    let is_frozen = layout.has_adapters() && weight.kind == ParamKind::Base;
     let [rows, columns] = weight.shape[..] else {
         return None;
     };
     let is_of_block = spec.block_of(&weight.name).is_some();
-    let chosen = is_frozen && layout.is_matrix(index) && is_of_block && columns >= MIN_LOW_PRECISION_COLUMNS;
+    let is_of_model = weight.kind == ParamKind::Base && layout.is_matrix(index);
+    let chosen = is_of_model && is_of_block && columns >= MIN_LOW_PRECISION_COLUMNS;
     chosen.then_some([rows, columns])
 }
 

@@ -20,11 +20,12 @@ pub enum Activation {
 /// A linear layer's weights, and its adapter if one is on.
 #[derive(Clone, Debug)]
 pub struct LinearWeights {
-    /// `[out, in]`, or the words of a matrix in low precision.
+    /// `[out, in]`: numbers, or the words of a matrix in low precision.
     pub weight: DispatchTensor,
     /// The form of a matrix in low precision. It is frozen; whoever multiplies widens it to f32 or the type of activations right before,
     /// or multiplies its codes with those of activations, as [`LowPrecision::compute`] says; keeps the words alone for backward, and
-    /// widens them there either way.
+    /// there widens them again, or multiplies their [second copy](LowPrecision::transposed) with codes of gradients. With numbers, which
+    /// may be trained, it is the form that forward rounds them to right before; backward multiplies with the numbers.
     pub low_precision: Option<LowPrecision>,
     /// `[out]`.
     pub bias: Option<DispatchTensor>,

@@ -39,8 +39,13 @@ pub enum MasterWeight<'a> {
     F32WithCopy(&'a mut RawTensor),
     /// The lower half of an f32 whose upper half is the weight ([`SplitF32`](crate::split_f32::SplitF32)); changed.
     SplitF32(&'a mut RawTensor),
-    /// The weight is bf16, and its step is rounded at random by the numbers of this stream.
-    StochasticRounding(u32),
+    /// The weight is bf16, and its step is rounded at random.
+    StochasticRounding {
+        /// By the numbers of this stream.
+        stream: u32,
+        /// Which of these the first value takes: 0, or where a part of a weight begins in it, a multiple of four.
+        first: usize,
+    },
 }
 
 /// A weight, and what its step of AdamW reads and writes.
@@ -111,12 +116,13 @@ pub struct AdamWScalars {
     pub norm: Option<f64>,
 }
 
-/// The squares of one tensor's values, as far as kernels add them up before they add those of several tensors.
+/// The squares of one tensor's values, as far as kernels add them up before they add those of several tensors: sums over pieces of it
+/// ([`OptimizerOps::squares_piece`]), in order.
 #[derive(Clone, Debug)]
 pub enum Squares {
-    /// Their sum.
-    Host(f64),
-    /// Sums over pieces of the tensor in order, `[pieces]` in f32, on the device.
+    /// `[pieces]` on the host.
+    Host(Vec<f64>),
+    /// `[pieces]` in f32, on the device.
     Device(Box<RawTensor>),
 }
 
@@ -124,7 +130,7 @@ impl Squares {
     /// Their sum: the pieces in order in f64. Waits for a device.
     pub fn total(&self) -> f64 {
         match self {
-            Self::Host(sum) => *sum,
+            Self::Host(pieces) => pieces.iter().sum(),
             Self::Device(pieces) => cpu::to_host(pieces).into_iter().map(f64::from).sum(),
         }
     }
@@ -145,9 +151,13 @@ pub trait OptimizerOps: Debug + Send + Sync {
         device: &ComputeDevice,
     ) -> AdamWScalars;
 
-    /// The squares of one sum of gradients, for [`adamw_scalars_of`](Self::adamw_scalars_of): so a norm can be formed of tensors that are not
-    /// all there at one time.
-    fn squares(&self, gradient: &RawTensor) -> Squares;
+    /// Values of a piece of a tensor, over which [`squares`](Self::squares) are summed; the last piece of a tensor may have fewer.
+    fn squares_piece(&self) -> usize;
+
+    /// The squares of one sum of gradients, of `length` values, for [`adamw_scalars_of`](Self::adamw_scalars_of); or of whole pieces of it, one
+    /// behind the other: so a norm can be formed of tensors that are not all there at one time, nor whole in one place. What is
+    /// summed of a piece has the same bits whichever other pieces are given.
+    fn squares(&self, gradient: &RawTensor, length: usize) -> Squares;
 
     /// As [`adamw_scalars`](Self::adamw_scalars), bit by bit, of the squares of all sums of gradients in order.
     fn adamw_scalars_of(

@@ -13,8 +13,8 @@ use std::sync::Arc;
 /// them here; a [`ParamView`](super::ParamView) asks for the whole weights of one block ([`of_block`](super::ParamView::of_block)), and
 /// they last as long as that view.
 pub trait BlockWeights: Debug + Send + Sync {
-    /// Which values of the weight at `index` of the layout this process keeps, of all of them in row-major order: none or more. `None` of a
-    /// weight that every process has whole.
+    /// Which values of the weight at `index` of the layout this process keeps, of all of them in row-major order: none or more, from a multiple
+    /// of four on. `None` of a weight that every process has whole.
     fn own_part(&self, index: usize) -> Option<Range<usize>>;
 
     /// How many values of the weight at `index` each process keeps, in the order of the weight; `None` of one that every process has whole.

@@ -15,7 +15,7 @@ mod weights;
 
 pub use block_gradients::BlockGradients;
 pub use block_weights::BlockWeights;
-pub use init::Init;
+pub use init::{Drawn, Init};
 pub use layout::{Adapter, Handle, LayoutBuilder, ParamKind, ParamLayout, ParamSpec, Rows};
 pub use update::{Changing, WeightStorage, WeightsUpdate};
 pub use version::WeightsVersion;

@@ -21,6 +21,8 @@ pub struct ParamView {
     // Who takes the gradients of weights in parts; if nobody does, they are this view's as all others.
     gradients: Option<Arc<dyn BlockGradients>>,
     low_precision: Arc<[Option<LowPrecision>]>,
+    // Of matrices that are trained, and stored as numbers.
+    rounded: Arc<[Option<LowPrecision>]>,
     trained: Option<Arc<[bool]>>,
     // Leaves are made when a model first asks for them, so a replay of one block makes that block's only.
     leaves: Arc<Mutex<BTreeMap<u32, DispatchTensor>>>,
@@ -47,6 +49,7 @@ impl ParamView {
             gathered: None,
             gradients: None,
             low_precision: weights.forms().clone(),
+            rounded: weights.rounded().clone(),
             trained: None,
             leaves: Arc::default(),
             read: None,
@@ -223,14 +226,18 @@ impl ParamView {
         Tensor::from_dispatch(self.dispatch(handle.0))
     }
 
-    /// The matrix of a linear layer as it is stored: numbers, or if it is in low precision its words and their form.
+    /// The matrix of a linear layer as it is stored: numbers, with the form that products round them to, if they do; or if it is in low
+    /// precision its words and their form.
     pub fn matrix(&self, handle: Handle<2>) -> (DispatchTensor, Option<LowPrecision>) {
-        (self.dispatch(handle.0), self.low_precision(handle.index()))
+        let index = handle.index();
+        let rounded = self.rounded.get(index).copied().flatten();
+        (self.dispatch(handle.0), self.low_precision(index).or(rounded))
     }
 
-    /// Number of weights in low precision.
+    /// Number of weights in low precision, or rounded to it in products.
     pub fn count_low_precision(&self) -> usize {
-        self.low_precision.iter().flatten().count()
+        let forms = self.low_precision.iter().chain(self.rounded.iter());
+        forms.flatten().count()
     }
 
     fn low_precision(&self, index: usize) -> Option<LowPrecision> {

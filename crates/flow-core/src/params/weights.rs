@@ -4,7 +4,7 @@ mod parts;
 mod storage;
 
 use super::block_weights::PartsSet;
-use super::{BlockWeights, ParamKind, ParamLayout, ParamSpec, WeightStorage, WeightsUpdate};
+use super::{BlockWeights, Drawn, ParamKind, ParamLayout, ParamSpec, WeightStorage, WeightsUpdate};
 use crate::device::{ComputeDevice, cpu};
 use crate::error::CoreError;
 use crate::low_precision::LowPrecision;
@@ -36,6 +36,8 @@ pub struct Weights {
     parts: Option<Arc<PartsSet>>,
     /// By place in the layout; shorter where none is in low precision.
     low_precision: Arc<[Option<LowPrecision>]>,
+    /// What products round trained matrices to, by place in the layout; shorter where they round none.
+    rounded: Arc<[Option<LowPrecision>]>,
 }
 
 /// How the value of a weight is stored when it is made.
@@ -55,18 +57,15 @@ struct Stored {
     storage: WeightStorage,
 }
 
-/// Which weights are drawn from a seed.
-type IsDrawn = fn(&ParamSpec) -> bool;
-
 impl Weights {
     /// Initial values drawn from `seed`.
     pub fn init(layout: Arc<ParamLayout>, seed: u64, device: &ComputeDevice) -> Self {
-        Self::drawn(layout, (seed, device), |_| true, |_| Form::F32)
+        Self::drawn(layout, (seed, device), Drawn::All, |_| Form::F32)
     }
 
     /// Adapters drawn from `seed` as [`init`](Self::init) draws them, and zeros for what a file is about to give.
     pub fn init_adapters(layout: Arc<ParamLayout>, seed: u64, device: &ComputeDevice) -> Self {
-        Self::drawn(layout, (seed, device), is_adapter, |_| Form::F32)
+        Self::drawn(layout, (seed, device), Drawn::Adapters, |_| Form::F32)
     }
 
     /// As [`init_adapters`](Self::init_adapters), where only some are `trained` (one flag each): what the file gives for the others is
@@ -82,46 +81,32 @@ impl Weights {
         trained: &[bool],
         low_precision: Arc<[Option<LowPrecision>]>,
     ) -> Self {
-        Self::on_frozen(layout, (seed, device), trained, low_precision, (None, is_adapter))
+        let drawn = (Drawn::Adapters, trained);
+        Self::on_frozen(layout, (seed, device), drawn, low_precision, None)
     }
 
-    /// As [`init_adapters_on_frozen`](Self::init_adapters_on_frozen), none in low precision, of which `blocks` has some in parts, trained
-    /// or not: of what the file gives for these, only this process's part goes to the device.
-    ///
-    /// # Panics
-    /// If `trained` has another length than the layout.
-    pub fn init_adapters_on_parts(
-        layout: Arc<ParamLayout>,
-        seed: u64,
-        device: &ComputeDevice,
-        trained: &[bool],
-        blocks: Arc<dyn BlockWeights>,
-    ) -> Self {
-        let none = Arc::from([]);
-        Self::on_frozen(layout, (seed, device), trained, none, (Some(blocks), is_adapter))
-    }
-
-    /// As [`init_adapters_on_parts`](Self::init_adapters_on_parts), all drawn from `seed` as [`init`](Self::init) draws them.
+    /// Weights of which `blocks` has some in parts, trained or not: those that are `drawn` from a seed as [`init`](Self::init) draws them, and
+    /// zeros for the others. What is not `trained` (one flag each) is [frozen](Self::freeze) as it comes; of what is in parts, only
+    /// this process's part goes to the device. None is in low precision.
     ///
     /// # Panics
     /// If `trained` has another length than the layout.
     pub fn init_on_parts(
         layout: Arc<ParamLayout>,
-        seed: u64,
-        device: &ComputeDevice,
-        trained: &[bool],
+        (seed, device): (u64, &ComputeDevice),
+        (drawn, trained): (Drawn, &[bool]),
         blocks: Arc<dyn BlockWeights>,
     ) -> Self {
         let none = Arc::from([]);
-        Self::on_frozen(layout, (seed, device), trained, none, (Some(blocks), is_any))
+        Self::on_frozen(layout, (seed, device), (drawn, trained), none, Some(blocks))
     }
 
     fn on_frozen(
         layout: Arc<ParamLayout>,
         place: (u64, &ComputeDevice),
-        trained: &[bool],
+        (drawn, trained): (Drawn, &[bool]),
         low_precision: Arc<[Option<LowPrecision>]>,
-        (blocks, drawn): (Option<Arc<dyn BlockWeights>>, IsDrawn),
+        blocks: Option<Arc<dyn BlockWeights>>,
     ) -> Self {
         assert_eq!(trained.len(), layout.len(), "one flag per weight");
         let device = place.1;
@@ -154,7 +139,7 @@ impl Weights {
 
     /// All zero: for values that a file is about to give.
     pub fn zeros(layout: Arc<ParamLayout>, device: &ComputeDevice) -> Self {
-        Self::drawn(layout, (0, device), |_| false, |_| Form::F32)
+        Self::drawn(layout, (0, device), Drawn::Nothing, |_| Form::F32)
     }
 
     /// Weights of what `value` gives for each weight of the layout, asked for one after another: so files of many gigabytes are never on
@@ -208,11 +193,11 @@ impl Weights {
     fn drawn(
         layout: Arc<ParamLayout>,
         (seed, device): (u64, &ComputeDevice),
-        wanted: fn(&ParamSpec) -> bool,
+        wanted: Drawn,
         form: impl Fn(usize) -> Form + Sync,
     ) -> Self {
         let draw = |spec: &ParamSpec| {
-            if !wanted(spec) {
+            if !wanted.has(spec) {
                 return None;
             }
             let purpose = if spec.kind == ParamKind::Adapter {
@@ -264,6 +249,7 @@ impl Weights {
             stored: None,
             parts: None,
             low_precision: Arc::from([]),
+            rounded: Arc::from([]),
         }
     }
 
@@ -275,6 +261,17 @@ impl Weights {
     /// The forms of all weights, by place; shorter than the layout where none is in low precision.
     pub fn forms(&self) -> &Arc<[Option<LowPrecision>]> {
         &self.low_precision
+    }
+
+    /// What products round trained matrices to, by place; shorter than the layout where they round none.
+    pub fn rounded(&self) -> &Arc<[Option<LowPrecision>]> {
+        &self.rounded
+    }
+
+    /// Has products round the matrices that `rounded` has a form for to that form, each time from the values that models see. So codes are
+    /// a function of these, whatever changes them; how they are stored stays as it is.
+    pub fn round_in_products(&mut self, rounded: Arc<[Option<LowPrecision>]>) {
+        self.rounded = rounded;
     }
 
     /// Stores the weights that `low_precision` has a form for in that form, and keeps those in it that are replaced later. They
@@ -559,14 +556,6 @@ impl Weights {
             None => cpu::to_host(&self.values[index]),
         }
     }
-}
-
-fn is_adapter(spec: &ParamSpec) -> bool {
-    spec.kind == ParamKind::Adapter
-}
-
-fn is_any(_: &ParamSpec) -> bool {
-    true
 }
 
 /// The form of the weight at `index` if it is in low precision.

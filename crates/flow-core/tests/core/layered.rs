@@ -66,8 +66,12 @@ impl OptimizerOps for Counting {
             .adamw_scalars(gradients, factors, device)
     }
 
-    fn squares(&self, gradient: &RawTensor) -> Squares {
-        self.inner.ops().optimizer.squares(gradient)
+    fn squares_piece(&self) -> usize {
+        self.inner.ops().optimizer.squares_piece()
+    }
+
+    fn squares(&self, gradient: &RawTensor, length: usize) -> Squares {
+        self.inner.ops().optimizer.squares(gradient, length)
     }
 
     fn adamw_scalars_of(

@@ -21,8 +21,7 @@ impl<E: Exchange> NcclExchange<E> {
         let own = parts.into_iter().reduce(Dispatch::float_add);
         let own = own.ok_or_else(|| self.lost("it has no lane to sum"))?;
         let all = device.empty(&[count]);
-        let address = |tensor: &RawTensor| self.gpu.address(tensor).map_err(|problem| self.lost(problem));
-        let (from, to) = (address(&own)?, address(&all)?);
+        let (from, to) = (self.address(&own)?, self.address(&all)?);
         let stream = self.gpu.stream().map_err(|problem| self.lost(problem))?;
         let communicator = &self.communicator;
         let launched = self.gpu.on_launching_thread(move || {

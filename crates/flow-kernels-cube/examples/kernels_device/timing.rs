@@ -10,6 +10,7 @@ use flow_kernels_cube::normals::{Drawn, drawn_by};
 use flow_kernels_cube::optimizer::{accumulate, sums_of_squares};
 use flow_kernels_cube::rms_norm::{RmsNorm, RotaryAfterNorm};
 use flow_kernels_cube::rotary::Rotary;
+use flow_kernels_cube::row_codes::RowCodes;
 use flow_kernels_cube::sde::{Latents, Noise, Outcome, Step};
 use flow_kernels_cube::{Buffer, Element, Refused};
 use flow_rng::{Purpose, Stream};
@@ -18,6 +19,8 @@ use std::time::Instant;
 
 /// Operand sets in turn, so that none is found in the second-level cache.
 const SETS: usize = 4;
+/// Chunks of a modulation.
+const CHUNKS: usize = 6;
 /// Launches between two synchronisations.
 const LAUNCHES: usize = 32;
 
@@ -103,7 +106,7 @@ fn model(client: &Client, model: &Model, element: Element) -> Result<(), Box<dyn
         ..
     } = *model;
     println!("{}, {}", model.name, element.name());
-    let (channels, chunks) = (heads * head_dim, 6);
+    let (channels, chunks) = (heads * head_dim, CHUNKS);
     let length = batch * tokens * channels;
     let size = length * element.bytes();
     let of = sets::<4>(client, length, element);
@@ -112,16 +115,7 @@ fn model(client: &Client, model: &Model, element: Element) -> Result<(), Box<dyn
     time(client, "copy", 2 * size, |set| {
         cast(client, &of[set][0], &of[set][1], 1.0, true)
     })?;
-    let norm = ModulatedNorm {
-        unit: 1.0,
-        batch,
-        tokens,
-        channels,
-        chunks,
-        shift: 0,
-        scale: 1,
-        epsilon: 1e-6,
-    };
+    let norm = norm_of(model);
     time(client, "modulated layer norm, forward", 2 * size, |set| {
         let ([x, y, ..], [m, _], [s]) = (&of[set], &modulation[set], &statistics[set]);
         norm.forward(client, x, m, y, s)
@@ -233,6 +227,60 @@ fn model(client: &Client, model: &Model, element: Element) -> Result<(), Box<dyn
     })
 }
 
+fn norm_of(model: &Model) -> ModulatedNorm {
+    ModulatedNorm {
+        unit: 1.0,
+        batch: model.batch,
+        tokens: model.tokens,
+        channels: model.heads * model.head_dim,
+        chunks: CHUNKS,
+        shift: 0,
+        scale: 1,
+        epsilon: 1e-6,
+    }
+}
+
+/// Rows made as codes, alone and beside numbers.
+fn row_codes(client: &Client, model: &Model, element: Element) -> Result<(), Box<dyn Error>> {
+    let norm = norm_of(model);
+    let rows = model.batch * model.tokens;
+    let room = |columns: usize| -> Vec<RowCodes> {
+        let codes = |_| RowCodes {
+            codes: client.empty(rows * columns),
+            scales: client.empty(4 * rows),
+        };
+        (0..SETS).map(codes).collect()
+    };
+    let bytes = |columns: usize, is_stored: bool| {
+        let numbers = if is_stored { 2 } else { 1 };
+        rows * columns * (numbers * element.bytes() + 1)
+    };
+    let of = sets::<2>(client, rows * norm.channels, element);
+    let modulation = sets::<1>(client, model.batch * CHUNKS * norm.channels, element);
+    let codes = room(norm.channels);
+    for is_stored in [false, true] {
+        let bytes = bytes(norm.channels, is_stored);
+        let name = format!("modulated layer norm as codes, rows {is_stored}");
+        time(client, &name, bytes, |set| {
+            let ([x, y], [m]) = (&of[set], &modulation[set]);
+            norm.forward_codes(client, x, m, is_stored.then_some(y), &codes[set])
+        })?;
+    }
+    drop((of, codes));
+    let of = sets::<2>(client, rows * model.inner, element);
+    let codes = room(model.inner);
+    for is_stored in [false, true] {
+        let bytes = bytes(model.inner, is_stored);
+        let name = format!("GELU as codes, rows {is_stored}");
+        time(client, &name, bytes, |set| {
+            let [x, y] = &of[set];
+            let (y, gelu) = (is_stored.then_some(y), Activation::GeluTanh);
+            activation::forward_codes(client, x, model.inner, y, &codes[set], gelu)
+        })?;
+    }
+    Ok(())
+}
+
 fn updates(client: &Client) -> Result<(), Box<dyn Error>> {
     let length = 32 << 20;
     println!("updates of {length} weights");
@@ -329,6 +377,7 @@ fn latents(client: &Client) -> Result<(), Box<dyn Error>> {
 pub fn time_all(client: &Client, element: Element) -> Result<(), Box<dyn Error>> {
     for of in &MODELS {
         model(client, of, element)?;
+        row_codes(client, of, element)?;
     }
     updates(client)?;
     latents(client)

@@ -5,7 +5,7 @@ use crate::philox::philox;
 use crate::split_f32::{high_of, joined, low_of, rounded};
 use cubecl::prelude::*;
 
-/// What a step of narrow weights is made with, and of each weight its vectors, its decay and its stream of random numbers.
+/// What a step of narrow weights is made with, and of each weight its vectors, its decay and its random numbers.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct NarrowStep {
     /// Vectors of each weight.
@@ -14,6 +14,8 @@ pub(crate) struct NarrowStep {
     pub decays: Sequence<f32>,
     /// Stream of random numbers of each weight.
     pub streams: Sequence<u32>,
+    /// First block of four random numbers of each weight.
+    pub first_blocks: Sequence<u32>,
     /// Decay of the first moments.
     pub beta1: f32,
     /// Decay of the second moments.
@@ -30,8 +32,8 @@ pub(crate) struct NarrowStep {
 
 /// One step as [`super::adamw_kernel`] takes it, of weights in 16 bits. With `halves`, `lows` are the other 16 of f32 weights, and
 /// nothing is rounded. Without, `lows` is empty, and the new weight is rounded up with the probability that makes its
-/// expectation the f32 result (stochastic rounding): value `i` of weight `streams[j]` takes the high 16 bits of the
-/// number `i` that `flow_rng` draws at sample `streams[j]` and step `step`, whose key and purpose are given.
+/// expectation the f32 result (stochastic rounding): value `i` of weight `j` takes the high 16 bits of number
+/// `4 * first_blocks[j] + i` that `flow_rng` draws at sample `streams[j]` and step `step`, whose key and purpose are given.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn adamw_narrow_kernel<G: Float, M: Float, N: Size>(
     highs: &mut Sequence<Box<[Vector<u16, N>]>>,
@@ -50,6 +52,7 @@ pub(crate) fn adamw_narrow_kernel<G: Float, M: Float, N: Size>(
     let mut first = Vector::<f32, N>::empty();
     let mut second = Vector::<f32, N>::empty();
     let mut stream = 0u32.runtime();
+    let mut first_block = 0u32.runtime();
     #[unroll]
     for i in 0..highs.len() {
         place.look(*narrow.vectors.index(i), i as u32);
@@ -57,6 +60,7 @@ pub(crate) fn adamw_narrow_kernel<G: Float, M: Float, N: Size>(
             let at = place.at;
             place.decay = *narrow.decays.index(i);
             stream = *narrow.streams.index(i);
+            first_block = *narrow.first_blocks.index(i);
             high = highs.index(i)[at];
             if comptime!(halves) {
                 low = lows.index(i)[at];
@@ -93,14 +97,8 @@ pub(crate) fn adamw_narrow_kernel<G: Float, M: Float, N: Size>(
     } else {
         // A vector lies within one block of four numbers: its width divides four.
         let from = place.at * N::value();
-        let drawn = philox(
-            (from / 4) as u32,
-            narrow.step,
-            stream,
-            0u32,
-            narrow.key_low,
-            narrow.key_high,
-        );
+        let block = first_block + (from / 4) as u32;
+        let drawn = philox(block, narrow.step, stream, 0u32, narrow.key_low, narrow.key_high);
         #[unroll]
         for lane in 0..N::value() {
             let number = from % 4 + lane;

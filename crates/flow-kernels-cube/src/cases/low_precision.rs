@@ -44,7 +44,7 @@ pub(super) fn check(checker: &mut Checker<'_>) {
 }
 
 /// The value of a code by the definition of its format.
-fn value(format: CodeFormat, code: u8) -> f64 {
+pub(super) fn value(format: CodeFormat, code: u8) -> f64 {
     match format {
         CodeFormat::Int8 => f64::from(code as i8),
         CodeFormat::E4m3 => {

@@ -11,6 +11,7 @@ mod normals;
 mod norms;
 mod pictures;
 pub mod reference;
+mod row_codes;
 mod storage;
 mod updates;
 
@@ -23,7 +24,7 @@ use cubecl::prelude::*;
 pub type Group = (&'static str, fn(&mut Checker<'_>));
 
 /// All groups.
-pub const GROUPS: [Group; 10] = [
+pub const GROUPS: [Group; 11] = [
     ("norms", norms::check),
     ("elementwise", elementwise::check),
     ("latents", latents::check),
@@ -31,6 +32,7 @@ pub const GROUPS: [Group; 10] = [
     ("updates", updates::check),
     ("storage", storage::check),
     ("low_precision", low_precision::check),
+    ("row_codes", row_codes::check),
     ("experts", experts::check),
     ("feature_cache", feature_cache::check),
     ("pictures", pictures::check),

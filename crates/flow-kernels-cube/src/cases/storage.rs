@@ -10,6 +10,8 @@ use flow_rng::{Purpose, Stream};
 const LENGTHS: [usize; 6] = [4096, 7, 0, 50_002, 1, 1000];
 /// The seed of random rounding.
 const SEED: u64 = 0x1234_5678_9ABC_DEF0;
+/// The stream of the first weight; the others have the next ones.
+const FIRST_STREAM: u32 = 5;
 
 pub(super) fn check(checker: &mut Checker<'_>) {
     // Devices without bf16 have no 16-bit integers either.
@@ -172,6 +174,11 @@ impl Case {
     }
 }
 
+/// Where the numbers of a weight begin in its stream: the first weight is whole, the others are parts.
+fn first_number(stream: u32) -> usize {
+    4 * (stream - FIRST_STREAM) as usize
+}
+
 /// Steps in halves have the bits of steps in f32; steps in bf16 have those of f32, rounded by the numbers they name.
 fn steps(checker: &mut Checker<'_>, moments: Element) {
     let client = checker.client().clone();
@@ -188,12 +195,18 @@ fn steps(checker: &mut Checker<'_>, moments: Element) {
                 step,
             },
         };
-        let streams = 5u32..;
+        let streams = FIRST_STREAM..;
         let all = cases.iter().zip(streams.clone()).flat_map(|(case, stream)| {
             [
                 case.updated(&case.whole, MasterWeight::Nothing),
                 case.updated(&case.halves, MasterWeight::Low(&case.low)),
-                case.updated(&case.narrow, MasterWeight::Stream(stream)),
+                case.updated(
+                    &case.narrow,
+                    MasterWeight::Stream {
+                        stream,
+                        first: first_number(stream),
+                    },
+                ),
                 case.updated(&case.wide, MasterWeight::Nothing),
             ]
         });
@@ -216,7 +229,8 @@ fn steps(checker: &mut Checker<'_>, moments: Element) {
                 checker.same(&format!("{name}: moment {at} of halves"), &halves, &whole);
                 checker.same(&format!("{name}: moment {at} of bf16"), &narrow, &wide);
             }
-            let mut draws = Stream::new(SEED, Purpose::Rounding).at(u64::from(stream), step);
+            let draws = Stream::new(SEED, Purpose::Rounding).at(u64::from(stream), step);
+            let mut draws = draws.from_number(first_number(stream) as u64);
             let rounded = checker.download(&case.wide[0]).into_iter().map(|value| {
                 let noise = draws.next_u32() >> 16;
                 f64::from(f32::from_bits(((value as f32).to_bits() + noise) & 0xFFFF_0000))

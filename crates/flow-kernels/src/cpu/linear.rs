@@ -1,7 +1,7 @@
 //! Linear layers with bias, low-rank adapter and activation in one pass over the output.
 
 use crate::cpu::activation::activation_gradient;
-use crate::cpu::low_precision::{ForwardMatrix, StoredMatrix};
+use crate::cpu::low_precision::{BackwardMatrix, ForwardMatrix, StoredMatrix};
 use crate::host::matrix::{Matrix, MatrixMut, Precision, Write};
 use crate::host::{math, threads};
 use burn::backend::DispatchTensor;
@@ -29,8 +29,8 @@ pub(crate) type StoredValues = Layer<StoredMatrix>;
 /// A layer's weights with the matrix as forward multiplies with it: for one pass.
 pub(crate) type ForwardValues = Layer<ForwardMatrix>;
 
-/// Values of a layer's weights, the matrix widened: for one backward pass.
-pub(crate) type Values = Layer<CpuTensor>;
+/// A layer's weights with the matrix as backward multiplies with it: for one pass.
+pub(crate) type BackwardValues = Layer<BackwardMatrix>;
 
 /// `scale · (x Aᵀ) Bᵀ` is added to the output; the product of `A` and `B` is never formed.
 #[derive(Clone, Debug)]
@@ -85,7 +85,7 @@ pub(crate) fn linear(
         let x_shape = x.shape().to_vec();
         let x = keep_x.then_some(x);
         let backward: autograd::Backward = Arc::new(move |incoming| {
-            stored.widened().backward(
+            stored.for_backward().backward(
                 x.as_ref(),
                 &x_shape,
                 sum.as_ref(),
@@ -150,8 +150,8 @@ impl StoredValues {
     }
 
     /// What backward computes with.
-    pub(crate) fn widened(&self) -> Values {
-        self.with(self.weight.widened())
+    pub(crate) fn for_backward(&self) -> BackwardValues {
+        self.with(self.weight.for_backward())
     }
 
     fn with<M>(&self, weight: M) -> Layer<M> {
@@ -224,11 +224,7 @@ impl ForwardValues {
     }
 }
 
-impl Values {
-    fn weight(&self) -> Matrix<'_> {
-        Matrix::new(self.weight.values(), self.outputs, self.inputs, self.inputs)
-    }
-
+impl BackwardValues {
     fn backward(
         &self,
         x: Option<&CpuTensor>,
@@ -307,7 +303,7 @@ impl Values {
         gradient.len().checked_div(self.outputs).unwrap_or(0)
     }
 
-    /// `G W + scale · (G B) A` for the `gradient` of the sum before the activation.
+    /// `G W + scale · (G B) A` for the `gradient` of the sum before the activation; the first product may be one of codes.
     pub(crate) fn input_gradient(&self, gradient: &[f32]) -> Vec<f32> {
         let rows = self.rows_of(gradient);
         let (inputs, outputs) = (self.inputs, self.outputs);
@@ -319,16 +315,12 @@ impl Values {
         threads::build(pieces, work, threads::Start::Zeros, |index, dx| {
             let rows = dx.len() / inputs;
             let gradient = &gradient[index * block * outputs..][..rows * outputs];
-            let mut dx = MatrixMut::new(dx, rows, inputs, inputs);
-            self.precision.multiply_rows(
-                &mut dx,
-                Matrix::new(gradient, rows, outputs, outputs),
-                self.weight(),
-                Write::Replace,
-            );
+            self.weight
+                .multiply_rows(dx, gradient, [rows, inputs, outputs], self.precision);
             if let Some(adapter) = &self.adapter {
                 let reduced = self.reduced_gradient(adapter, gradient, rows);
                 let reduced = Matrix::new(&reduced, rows, adapter.rank, adapter.rank);
+                let mut dx = MatrixMut::new(dx, rows, inputs, inputs);
                 self.precision
                     .multiply_rows(&mut dx, reduced, adapter.down(inputs), Write::Add);
             }

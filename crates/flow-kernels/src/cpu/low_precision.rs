@@ -4,12 +4,15 @@ use crate::host::math;
 use crate::host::matrix::{Matrix, MatrixMut, Precision, Write};
 use flow_core::cpu::{CpuTensor, from_vec};
 use flow_core::low_precision::quantise_activations;
-use flow_core::{LowPrecision, LowPrecisionCompute, RawTensor};
+use flow_core::tensors::is_float;
+use flow_core::{LowPrecision, RawTensor};
 
 /// A matrix `[out, in]` as it is stored.
 #[derive(Clone, Debug)]
 pub(crate) enum StoredMatrix {
     Numbers(CpuTensor),
+    /// Numbers that forward rounds to codes.
+    Rounded(CpuTensor),
     LowPrecision(LowPrecision, Box<RawTensor>),
 }
 
@@ -18,14 +21,32 @@ pub(crate) enum StoredMatrix {
 pub(crate) enum ForwardMatrix {
     /// Numbers, with activations as they are.
     Numbers(CpuTensor),
-    /// Numbers without the scales of their rows, with activations in e4m3.
-    Codes { codes: CpuTensor, scales: Vec<f32> },
+    /// Codes, with activations in e4m3.
+    Codes(Codes),
+}
+
+/// A matrix `[out, in]` as backward multiplies with it.
+#[derive(Clone, Debug)]
+pub(crate) enum BackwardMatrix {
+    /// Numbers `[out, in]`, with gradients as they are.
+    Numbers(CpuTensor),
+    /// Codes of the transposed copy, `[in, out]`, with gradients in e4m3.
+    Codes(Codes),
+}
+
+/// Numbers of e4m3 in rows, and the scale of each row, which they are without.
+#[derive(Clone, Debug)]
+pub(crate) struct Codes {
+    /// `[rows, columns]`.
+    values: CpuTensor,
+    scales: Vec<f32>,
 }
 
 impl StoredMatrix {
-    /// The matrix `plain`: numbers, or the words of a matrix in low precision.
+    /// The matrix `plain`: numbers, perhaps to be rounded, or the words of a matrix in low precision.
     pub(crate) fn read(plain: &RawTensor, low_precision: Option<LowPrecision>) -> Self {
         match low_precision {
+            Some(_) if is_float(plain) => Self::Rounded(CpuTensor::read(plain)),
             Some(of) => Self::LowPrecision(of, Box::new(plain.clone())),
             None => Self::Numbers(CpuTensor::read(plain)),
         }
@@ -34,69 +55,142 @@ impl StoredMatrix {
     /// Output and input channels.
     pub(crate) fn rows_and_columns(&self) -> (usize, usize) {
         match self {
-            Self::Numbers(numbers) => numbers.rows_and_columns(),
+            Self::Numbers(numbers) | Self::Rounded(numbers) => numbers.rows_and_columns(),
             Self::LowPrecision(of, _) => (of.rows, of.columns),
         }
     }
 
     /// The numbers, in memory of their own if the matrix is in low precision.
-    pub(crate) fn widened(&self) -> CpuTensor {
+    fn widened(&self) -> CpuTensor {
         match self {
-            Self::Numbers(numbers) => numbers.clone(),
-            Self::LowPrecision(of, words) => matrix(of.host(words), *of),
+            Self::Numbers(numbers) | Self::Rounded(numbers) => numbers.clone(),
+            Self::LowPrecision(of, words) => matrix(of.host(words), [of.rows, of.columns]),
         }
     }
 
     /// What forward multiplies with, in memory of its own if the matrix is in low precision.
     pub(crate) fn for_forward(&self) -> ForwardMatrix {
         match self {
-            Self::LowPrecision(of, words) if of.compute == LowPrecisionCompute::Fp8 => {
-                let (codes, scales) = of.host_codes_and_scales(words);
-                ForwardMatrix::Codes {
-                    codes: matrix(codes, *of),
-                    scales,
-                }
+            Self::LowPrecision(of, words) if of.compute.quantises_activations() => {
+                ForwardMatrix::Codes(Codes::new(of.host_codes_and_scales(words), [of.rows, of.columns]))
+            }
+            Self::Rounded(numbers) => {
+                let (rows, columns) = numbers.rows_and_columns();
+                let mut values = vec![0.0; rows * columns];
+                let scales = quantise_rows(numbers.values(), columns, &mut values);
+                ForwardMatrix::Codes(Codes::new((values, scales), [rows, columns]))
             }
             _ => ForwardMatrix::Numbers(self.widened()),
         }
     }
+
+    /// What backward multiplies with, in memory of its own if the matrix is in low precision. Of numbers that forward rounded these, as if
+    /// it had not (the straight-through estimator).
+    pub(crate) fn for_backward(&self) -> BackwardMatrix {
+        let transposed = match self {
+            Self::LowPrecision(of, words) => of.host_transposed(words).map(|copy| (copy, of)),
+            Self::Numbers(_) | Self::Rounded(_) => None,
+        };
+        match transposed {
+            Some((copy, of)) => BackwardMatrix::Codes(Codes::new(copy, [of.columns, of.rows])),
+            None => BackwardMatrix::Numbers(self.widened()),
+        }
+    }
 }
 
-fn matrix(values: Vec<f32>, of: LowPrecision) -> CpuTensor {
-    CpuTensor::read(&from_vec(values, &[of.rows, of.columns]))
+fn matrix(values: Vec<f32>, shape: [usize; 2]) -> CpuTensor {
+    CpuTensor::read(&from_vec(values, &shape))
+}
+
+/// `x Mᵀ` of `rows` rows `x` of `inputs` values and of `matrix [outputs, inputs]`.
+fn multiply_by_rows(
+    output: &mut [f32],
+    x: &[f32],
+    matrix: &CpuTensor,
+    [rows, inputs, outputs]: [usize; 3],
+    (precision, write): (Precision, Write),
+) {
+    let matrix = Matrix::new(matrix.values(), outputs, inputs, inputs);
+    precision.multiply_rows(
+        &mut MatrixMut::new(output, rows, outputs, outputs),
+        Matrix::new(x, rows, inputs, inputs),
+        matrix.transposed(),
+        write,
+    );
 }
 
 impl ForwardMatrix {
-    /// `x Wᵀ` plus the bias, which `output` holds already if there is one. `x` are `rows` rows of `inputs` values, and a row's bits do
-    /// not depend on the others.
+    /// `x Wᵀ` plus the bias, which `output` holds already if there is one; `shape` are the rows of `x`, input and output channels. A row's
+    /// bits do not depend on the others.
     pub(crate) fn multiply_rows(
         &self,
         output: &mut [f32],
         x: &[f32],
-        [rows, inputs, outputs]: [usize; 3],
+        shape: [usize; 3],
         bias: Option<&CpuTensor>,
         precision: Precision,
     ) {
-        let product = |output: &mut [f32], x: &[f32], weight: &CpuTensor, write: Write| {
-            let weight = Matrix::new(weight.values(), outputs, inputs, inputs);
-            precision.multiply_rows(
-                &mut MatrixMut::new(output, rows, outputs, outputs),
-                Matrix::new(x, rows, inputs, inputs),
-                weight.transposed(),
-                write,
-            );
-        };
         match self {
-            Self::Numbers(weight) if bias.is_some() => product(output, x, weight, Write::Add),
-            Self::Numbers(weight) => product(output, x, weight, Write::Replace),
-            Self::Codes { codes, scales } => {
-                let mut of_x = vec![0.0; x.len()];
-                let scales_of_x = quantise_rows(x, inputs, &mut of_x);
-                // Numbers of e4m3 are numbers of bf16, so nothing is rounded before the sums in either precision.
-                product(output, &of_x, codes, Write::Replace);
-                scale_rows(output, &scales_of_x, scales, bias);
+            Self::Numbers(weight) => {
+                let write = if bias.is_some() {
+                    Write::Add
+                } else {
+                    Write::Replace
+                };
+                multiply_by_rows(output, x, weight, shape, (precision, write));
+            }
+            Self::Codes(codes) => codes.multiply_rows(output, x, shape, bias, precision),
+        }
+    }
+}
+
+impl BackwardMatrix {
+    /// `gradient W`, of `rows` rows of `outputs` values. A row's bits do not depend on the others.
+    pub(crate) fn multiply_rows(
+        &self,
+        dx: &mut [f32],
+        gradient: &[f32],
+        [rows, inputs, outputs]: [usize; 3],
+        precision: Precision,
+    ) {
+        match self {
+            Self::Numbers(weight) => precision.multiply_rows(
+                &mut MatrixMut::new(dx, rows, inputs, inputs),
+                Matrix::new(gradient, rows, outputs, outputs),
+                Matrix::new(weight.values(), outputs, inputs, inputs),
+                Write::Replace,
+            ),
+            Self::Codes(codes) => {
+                codes.multiply_rows(dx, gradient, [rows, outputs, inputs], None, precision);
             }
         }
+    }
+}
+
+impl Codes {
+    /// Of values and scales.
+    fn new((values, scales): (Vec<f32>, Vec<f32>), shape: [usize; 2]) -> Self {
+        Self {
+            values: matrix(values, shape),
+            scales,
+        }
+    }
+
+    /// `quantised(x) Cᵀ`, scaled by the scales of `C [outputs, inputs]` and of the rows of `x`, plus the bias.
+    fn multiply_rows(
+        &self,
+        output: &mut [f32],
+        x: &[f32],
+        shape: [usize; 3],
+        bias: Option<&CpuTensor>,
+        precision: Precision,
+    ) {
+        let [_, inputs, _] = shape;
+        let mut of_x = vec![0.0; x.len()];
+        let scales_of_x = quantise_rows(x, inputs, &mut of_x);
+        // Numbers of e4m3 are numbers of bf16, so nothing is rounded before the sums in either precision.
+        multiply_by_rows(output, &of_x, &self.values, shape, (precision, Write::Replace));
+        scale_rows(output, &scales_of_x, &self.scales, bias);
     }
 }
 

@@ -287,8 +287,12 @@ impl OptimizerOps for CpuKernels {
         factors.values(self.sums_of_squares(gradients).into_iter().sum(), device)
     }
 
-    fn squares(&self, gradient: &RawTensor) -> Squares {
-        Squares::Host(optimizer::sum_of_squares(gradient))
+    fn squares_piece(&self) -> usize {
+        crate::host::threads::PIECE
+    }
+
+    fn squares(&self, gradient: &RawTensor, _: usize) -> Squares {
+        Squares::Host(optimizer::squares_of_pieces(gradient))
     }
 
     fn adamw_scalars_of(
@@ -329,10 +333,10 @@ impl OptimizerOps for CpuKernels {
                         lower: *lower,
                     } = split_f32::split(&value);
                 }
-                MasterWeight::StochasticRounding(stream) => {
+                MasterWeight::StochasticRounding { stream, first } => {
                     let mut value = cast(weight, FloatDType::F32);
                     step_in_f32(&mut value);
-                    *weight = split_f32::rounded(&value, step.rounding, stream);
+                    *weight = split_f32::rounded(&value, step.rounding, (stream, first));
                 }
             }
             for (moment, dtype) in [of.first, of.second].into_iter().zip(stored) {

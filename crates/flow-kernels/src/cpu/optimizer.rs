@@ -7,6 +7,11 @@ use rayon::prelude::*;
 
 /// Sum of squares: pieces of fixed size in f64, then the pieces in order.
 pub(crate) fn sum_of_squares(tensor: &RawTensor) -> f64 {
+    squares_of_pieces(tensor).into_iter().sum()
+}
+
+/// Sums of squares over pieces of [`threads::PIECE`] values, in f64.
+pub(crate) fn squares_of_pieces(tensor: &RawTensor) -> Vec<f64> {
     let tensor = CpuTensor::read(tensor);
     let piece = |values: &[f32]| {
         vectorised(
@@ -16,10 +21,9 @@ pub(crate) fn sum_of_squares(tensor: &RawTensor) -> f64 {
     };
     let values = tensor.values();
     if threads::worth_threads(values.len()) {
-        let sums: Vec<f64> = values.par_chunks(threads::PIECE).map(piece).collect();
-        sums.into_iter().sum()
+        values.par_chunks(threads::PIECE).map(piece).collect()
     } else {
-        values.chunks(threads::PIECE).map(piece).sum()
+        values.chunks(threads::PIECE).map(piece).collect()
     }
 }
 

@@ -26,10 +26,11 @@ pub(crate) fn join(upper: &RawTensor, lower: &RawTensor) -> RawTensor {
 }
 
 /// An f32 tensor in bf16, each value rounded up with the probability that makes its expectation the value: the upper 16 bits
-/// of its bits and of a random number of 16 bits, added.
-pub(crate) fn rounded(value: &RawTensor, rounding: Rounding, stream: u32) -> RawTensor {
+/// of its bits and of a random number of 16 bits, added. The numbers are those of a stream, from number `first` on.
+pub(crate) fn rounded(value: &RawTensor, rounding: Rounding, (stream, first): (u32, usize)) -> RawTensor {
     let value = CpuTensor::read(value);
-    let mut draws = Stream::new(rounding.seed, Purpose::Rounding).at(u64::from(stream), rounding.step);
+    let draws = Stream::new(rounding.seed, Purpose::Rounding).at(u64::from(stream), rounding.step);
+    let mut draws = draws.from_number(first as u64);
     let up_or_down = |value: &f32| {
         let noise = draws.next_u32() >> 16;
         split_f32::rounded(*value, noise)

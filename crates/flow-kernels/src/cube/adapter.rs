@@ -141,6 +141,14 @@ impl Adapter {
         part(all, self.place * self.rank, [rows, self.rank], columns)
     }
 
+    /// `A` as the second factor of a gradient's product lies: its rows with `Nn`, its columns with `Nt`.
+    pub fn down_in(&self, layout: Layout) -> Matrix {
+        match layout {
+            Layout::Nt => matrix(&self.down.transposed()),
+            Layout::Nn | Layout::Tn => matrix(&self.down),
+        }
+    }
+
     /// `G · scale B`, `[rows, rank]`.
     pub fn reduced_gradient(&self, gradient: &Operand, products: &Products) -> Operand {
         let (rows, outputs) = gradient.rows_and_columns();

@@ -4,7 +4,8 @@ use flow_kernels_cube::Element;
 use flow_matmul_cube::problem::{Layout, Matmul};
 
 /// The products of a layer's backward pass, as far as they follow from its forward one: with no activation fused to them, and for
-/// an adapter if there is one, else for the matrix, whose gradient is stored as `gradients`.
+/// an adapter if there is one, else for the matrix, whose gradient is stored as `gradients`. Where forward multiplies codes, the gradient of
+/// the input may be a product of numbers or of codes, so both are there.
 pub(super) fn backward_of(forward: &Matmul, gradients: Element) -> Vec<Matmul> {
     let &Matmul { m, n, k, rank, .. } = forward;
     if forward.layout != Layout::Nt || forward.groups > 0 {
@@ -19,15 +20,20 @@ pub(super) fn backward_of(forward: &Matmul, gradients: Element) -> Vec<Matmul> {
         rank,
         ..plain(Layout::Nn, [m, k, n])
     };
-    match rank {
-        0 => vec![input, over_rows([n, k, m], gradients)],
+    let of_codes = forward.is_scaled().then(|| Matmul {
+        rank,
+        storage: forward.storage,
+        ..plain(Layout::Nt, [m, k, n])
+    });
+    let of_weights = match rank {
+        0 => vec![over_rows([n, k, m], gradients)],
         _ => vec![
-            input,
             plain(Layout::Nn, [m, rank, n]),
             over_rows([rank, k, m], Element::F32),
             over_rows([n, rank, m], Element::F32),
         ],
-    }
+    };
+    std::iter::once(input).chain(of_codes).chain(of_weights).collect()
 }
 
 #[cfg(all(test, feature = "lavapipe"))]

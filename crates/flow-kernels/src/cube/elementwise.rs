@@ -1,5 +1,6 @@
 //! Activations, gated residuals, rotary embeddings and token embeddings.
 
+use super::layer_input::{InputForms, LayerInput};
 use super::operand::{Operand, expect_launched};
 use burn::backend::DispatchTensor;
 use burn::tensor::DType;
@@ -33,6 +34,17 @@ pub(super) fn activated(x: &Operand, activation: Activation) -> Operand {
         activation::forward(x.client(), &x.buffer(), &y.buffer(), function),
     );
     y
+}
+
+/// The result of a function of `x` in the forms that a layer reads it in. Codes come out of the kernel that computes the function.
+pub(super) fn activated_input(x: &Operand, activation: Activation, forms: InputForms) -> LayerInput {
+    let made = function(activation).and_then(|function| {
+        LayerInput::made_as_codes("activation", x, forms, |numbers, codes| {
+            let (_, columns) = x.rows_and_columns();
+            activation::forward_codes(x.client(), &x.buffer(), columns, numbers, codes, function)
+        })
+    });
+    made.unwrap_or_else(|| LayerInput::of_numbers(activated(x, activation)))
 }
 
 /// The gradient of what a function was applied to, and its sums over all rows if `bias`.

@@ -5,6 +5,7 @@
 //! rows and the activation. Gradients of one tensor are added up where they are computed.
 
 use super::elementwise::{Gated, activated, activation_gradient};
+use super::layer_input::{InputForms, LayerInput};
 use super::linear::{LINEAR, Layer, OfSums, Summed, Then, kept};
 use super::norm::Normed;
 use super::operand::Operand;
@@ -61,11 +62,13 @@ pub(super) fn linear_gated_residual(
         let x = x.cast(element);
         let gated = Gated::read(&plain[0], &plain[2], gate, element);
         let layer = with.layer(&plain[3..], weights);
-        let branch = keep_branch.then(|| kept(with.stash, || layer.forward(&x, Activation::None, false).1));
+        let input = LayerInput::of_numbers(x.clone());
+        let branch = keep_branch.then(|| kept(with.stash, || layer.output(&input)));
         let output = match &branch {
             Some(branch) => gated.with(branch),
-            None => layer.gated(&x, &gated),
+            None => layer.gated(&input, &gated),
         };
+        drop(input);
         let x = keep_x.then_some(x);
         let backward: autograd::Backward = Arc::new(move |incoming| {
             let wanted = incoming.wanted;
@@ -109,7 +112,8 @@ pub(super) fn modulated_linear(
         let normed = Normed::read(&plain[0], &plain[1], norm.chunks, element);
         let layer = with.layer(&plain[2..], weights);
         let keep_sum = activation != Activation::None && (tracked || with.stash.keeps(LINEAR));
-        let (output, sum) = layer.through(with.stash, activation, keep_sum, || normed.forward().0);
+        let input = || normed.layer_input(layer.input_forms());
+        let (output, sum) = layer.through(with.stash, activation, keep_sum, input);
         let backward: autograd::Backward = Arc::new(move |incoming| {
             let wanted = incoming.wanted;
             let gradient = Operand::read_as(incoming.gradient(), element);
@@ -173,10 +177,12 @@ pub(super) fn modulated_linears(
         let layers = Layer::read_all(&read, element, with.products);
         let layers: Vec<(Layer, Range<usize>)> = layers.into_iter().zip(ranges()).collect();
         // Not computed if the stash has all results. Layers whose products are of codes share those of the rows.
-        let (rows, codes) = (OnceCell::new(), OnceCell::new());
-        let rows = || rows.get_or_init(|| normed.forward().0);
+        let forms = layers.iter().map(|(layer, _)| layer.input_forms());
+        let forms = forms.fold(InputForms::default(), InputForms::or);
+        let input = OnceCell::new();
+        let input = || input.get_or_init(|| normed.layer_input(forms));
         let outputs = layers.iter().map(|(layer, _)| {
-            let output = kept(with.stash, || layer.output(rows(), &codes));
+            let output = kept(with.stash, || layer.output(input()));
             output.into_plain()
         });
         let outputs = outputs.collect();
@@ -231,13 +237,21 @@ pub(super) fn modulated_feed_forward(
         let up = with.layer(&plain[2..first_down], &weights.up);
         let down = with.layer(&plain[first_down..], &weights.down);
         let keep_sum = tracked || with.stash.keeps(LINEAR);
-        let mut summed = keep_sum.then(|| up.summed(with.stash, activation, || normed.forward().0));
+        let input = || normed.layer_input(up.input_forms());
+        let forms = down.input_forms();
+        // Where codes alone are read, the kernel that makes them activates the sum, and the activated numbers are nowhere.
+        let in_product = if forms.numbers {
+            activation
+        } else {
+            Activation::None
+        };
+        let mut summed = keep_sum.then(|| up.summed(with.stash, in_product, input));
         let mut inner = || match &mut summed {
-            Some(summed) => summed.activated(activation),
-            None => up.forward(&normed.forward().0, activation, false).1,
+            Some(summed) => summed.layer_input(activation, forms),
+            None => LayerInput::of_numbers(up.forward(&input(), activation, false).1),
         };
         let (output, branch) = if keep_branch {
-            let branch = kept(with.stash, || down.forward(&inner(), Activation::None, false).1);
+            let branch = kept(with.stash, || down.output(&inner()));
             (gated.with(&branch), Some(branch))
         } else {
             (down.gated(&inner(), &gated), None)

@@ -1,8 +1,9 @@
 //! Linear layers with bias, low-rank adapter and activation.
 
 use super::adapter::{Adapter, Factors, factors};
-use super::elementwise::{Gated, activated, activation_gradient, function};
-use super::low_precision::{StoredMatrix, quantised};
+use super::elementwise::{Gated, activated, activated_input, activation_gradient, function};
+use super::layer_input::{InputForms, LayerInput};
+use super::low_precision::{Pair, StoredMatrix, quantised};
 use super::operand::Operand;
 use super::products::{Products, matrix};
 use crate::cpu::linear::has_trained_matrix;
@@ -11,8 +12,7 @@ use flow_core::ops::{LinearWeights, Stash};
 use flow_core::tensors::zeros_like;
 use flow_core::{Activation, RawTensor, autograd};
 use flow_kernels_cube::Element;
-use flow_matmul_cube::fp8::Quantised;
-use flow_matmul_cube::problem::{Accumulation, Epilogue, Layout, Matmul, Storage};
+use flow_matmul_cube::problem::{Epilogue, Layout, Matmul};
 use flow_matmul_cube::tensors::{Gate as MatmulGate, Matrix, Operands};
 use std::cell::OnceCell;
 use std::sync::Arc;
@@ -20,8 +20,8 @@ use std::sync::Arc;
 /// The name under which results pass through the stash.
 pub(super) const LINEAR: &str = "linear";
 
-/// A layer's weights in the type that products take, but for a matrix in low precision, which each product widens, or of which forward
-/// multiplies the codes.
+/// A layer's weights in the type that products take, but for a matrix in low precision, which each product widens, or of which forward, and
+/// backward for the gradient of the input, multiply the codes.
 #[derive(Debug)]
 pub(super) struct Layer {
     weight: StoredMatrix,
@@ -51,7 +51,7 @@ pub(super) fn linear(
         let x = x.cast(element);
         let layer = Layer::read(&plain[1..], weights, element, products);
         let keep_sum = activation != Activation::None && (tracked || stash.keeps(LINEAR));
-        let (output, sum) = layer.through(stash, activation, keep_sum, || x.clone());
+        let (output, sum) = layer.through(stash, activation, keep_sum, || LayerInput::of_numbers(x.clone()));
         let x = keep_x.then_some(x);
         let backward: autograd::Backward = Arc::new(move |incoming| {
             let wanted = incoming.wanted;
@@ -130,6 +130,14 @@ impl Summed {
             .take()
             .unwrap_or_else(|| activated(&self.sum, activation))
     }
+
+    /// The same as the input of a layer that reads it in such `forms`.
+    pub fn layer_input(&mut self, activation: Activation, forms: InputForms) -> LayerInput {
+        match self.made.take() {
+            Some(made) => LayerInput::of_numbers(made),
+            None => activated_input(&self.sum, activation, forms),
+        }
+    }
 }
 
 impl Layer {
@@ -188,8 +196,22 @@ impl Layer {
         }
     }
 
-    /// The sum, through the stash.
-    pub fn summed(&self, stash: &dyn Stash, activation: Activation, x: impl FnOnce() -> Operand) -> Summed {
+    /// In which forms forward reads its input.
+    pub fn input_forms(&self) -> InputForms {
+        let codes = self.weight.multiplies_codes();
+        InputForms {
+            numbers: !codes || self.adapter.is_some(),
+            codes,
+        }
+    }
+
+    /// The sum, through the stash. If it is computed now, what `activation` makes of it is there as well.
+    pub fn summed(
+        &self,
+        stash: &dyn Stash,
+        activation: Activation,
+        x: impl FnOnce() -> LayerInput,
+    ) -> Summed {
         let mut made = None;
         let sum = kept(stash, || {
             let (sum, output) = self.forward(&x(), activation, activation != Activation::None);
@@ -205,7 +227,7 @@ impl Layer {
         stash: &dyn Stash,
         activation: Activation,
         keep_sum: bool,
-        x: impl FnOnce() -> Operand,
+        x: impl FnOnce() -> LayerInput,
     ) -> (Operand, Option<Operand>) {
         if !keep_sum {
             return (kept(stash, || self.forward(&x(), activation, false).1), None);
@@ -215,26 +237,29 @@ impl Layer {
     }
 
     /// The sum before the activation, if wanted, and the output.
-    pub fn forward(&self, x: &Operand, activation: Activation, keep_sum: bool) -> (Option<Operand>, Operand) {
+    pub fn forward(
+        &self,
+        x: &LayerInput,
+        activation: Activation,
+        keep_sum: bool,
+    ) -> (Option<Operand>, Operand) {
         let output = self.empty(x);
         let sum = keep_sum.then(|| output.empty_like());
         let epilogue = function(activation).map_or(Epilogue::Store, |activation| Epilogue::Activate {
             activation,
             keep_sum,
         });
-        self.sums(x, &OnceCell::new(), epilogue, sum.as_ref(), None, &output);
+        self.sums(x, epilogue, sum.as_ref(), None, &output);
         (sum, output)
     }
 
-    /// The output for an input that other layers read as well: `codes` are the input's, of the first layer that multiplies codes.
-    pub fn output(&self, x: &Operand, codes: &OnceCell<Quantised>) -> Operand {
-        let output = self.empty(x);
-        self.sums(x, codes, Epilogue::Store, None, None, &output);
-        output
+    /// The output.
+    pub fn output(&self, x: &LayerInput) -> Operand {
+        self.forward(x, Activation::None, false).1
     }
 
     /// What the output is a gated branch of; the output itself is never a tensor.
-    pub fn gated(&self, x: &Operand, gated: &Gated) -> Operand {
+    pub fn gated(&self, x: &LayerInput, gated: &Gated) -> Operand {
         let call = &gated.call;
         let gate = MatmulGate {
             handle: gated.modulation.buffer().handle,
@@ -243,84 +268,72 @@ impl Layer {
         };
         let output = gated.residual.empty_like();
         let epilogue = Epilogue::GateAndAdd { tokens: call.tokens };
-        self.sums(
-            x,
-            &OnceCell::new(),
-            epilogue,
-            Some(&gated.residual),
-            Some(&gate),
-            &output,
-        );
+        self.sums(x, epilogue, Some(&gated.residual), Some(&gate), &output);
         output
     }
 
     /// Room for the output.
-    fn empty(&self, x: &Operand) -> Operand {
+    fn empty(&self, x: &LayerInput) -> Operand {
+        let x = x.like();
         let mut shape = x.shape();
         *shape.last_mut().expect("a linear layer's input has an axis") = self.outputs;
         x.empty(&shape, x.element())
     }
 
-    /// `x Wᵀ + b + (x Aᵀ) (scale · B)ᵀ`, then the epilogue. The first product may be one of codes: of the matrix, and of rows of `x` that
-    /// are quantised for it, to `codes` unless these are there. The adapter reads `x` as it is.
+    /// `x Wᵀ + b + (x Aᵀ) (scale · B)ᵀ`, then the epilogue. The first product may be one of codes, of the matrix and of `x`. The adapter
+    /// reads `x` as numbers.
     fn sums(
         &self,
-        x: &Operand,
-        codes: &OnceCell<Quantised>,
+        x: &LayerInput,
         epilogue: Epilogue,
         other: Option<&Operand>,
         gate: Option<&MatmulGate>,
         output: &Operand,
     ) {
-        let (rows, inputs) = x.rows_and_columns();
+        let like = x.like();
+        let (rows, inputs) = like.rows_and_columns();
         if rows == 0 {
             return;
         }
         let weight = self.weight.quantised();
-        let both = weight
-            .as_ref()
-            .map(|weight| [codes.get_or_init(|| quantised(x)), weight]);
-        let (factors, scales, storage) = match both {
-            Some([of_x, weight]) => (
-                [of_x.codes.clone(), weight.codes.clone()],
-                [Some(&of_x.scales), Some(&weight.scales)],
-                Storage::E4m3(Accumulation::Promoted),
-            ),
-            None => (
-                [matrix(x), matrix(&self.weight.widened())],
-                [None; 2],
-                Storage::Plain,
-            ),
+        let pair = match &weight {
+            Some(weight) => Pair::of_codes(x.codes(), weight),
+            None => Pair::of_numbers(x.numbers(), &self.weight.widened()),
         };
         let call = Matmul {
             rank: self.rank(),
             bias: self.bias.is_some(),
             epilogue,
-            storage,
-            ..Matmul::plain(Layout::Nt, [rows, self.outputs, inputs], x.element())
+            storage: pair.storage,
+            ..Matmul::plain(Layout::Nt, [rows, self.outputs, inputs], like.element())
         };
         let adapter = self.adapter.as_ref();
-        let low_rank = adapter.map(|adapter| [adapter.reduced(x, &self.products), adapter.up.clone()]);
+        let low_rank =
+            adapter.map(|adapter| [adapter.reduced(x.numbers(), &self.products), adapter.up.clone()]);
         let bias = self.bias.as_ref().map(|bias| bias.buffer().handle);
         let other = other.map(matrix);
-        let ([a, b], d) = (&factors, matrix(output));
+        let ([a, b], d) = (&pair.factors, matrix(output));
         let operands = Operands {
-            scales,
+            scales: pair.scales(),
             low_rank: low_rank.as_ref().map(|[t, u]| [t, u]),
             bias: bias.as_ref(),
             gate,
             other: other.as_ref(),
             ..Operands::new(a, b, &d)
         };
-        self.products.run(x, call, &operands);
+        self.products.run(like, call, &operands);
     }
 
-    /// `G W + (G · scale B) A`, and what becomes of it.
+    /// `G W + (G · scale B) A`, and what becomes of it. The first product may be one of codes: of rows of `G`, and of the matrix's
+    /// transposed copy. The adapter reads `G` as it is.
     pub fn input_gradient(&self, of_sums: &OfSums, shape: &[usize], then: Then<'_>) -> Operand {
         let gradient = &of_sums.gradient;
         let (rows, outputs) = gradient.rows_and_columns();
         let (_, inputs) = self.weight.rows_and_columns();
         let output = gradient.empty(shape, gradient.element());
+        if rows == 0 {
+            return output;
+        }
         let (epilogue, other) = match then {
             Then::Nothing => (Epilogue::Store, None),
             Then::Plus(other) => (Epilogue::Add, Some(other)),
@@ -329,24 +342,29 @@ impl Layer {
                 None => (Epilogue::Store, None),
             },
         };
+        let (layout, pair) = match &self.weight.transposed() {
+            Some(weight) => (Layout::Nt, Pair::of_codes(&quantised(gradient), weight)),
+            None => (Layout::Nn, Pair::of_numbers(gradient, &self.weight.widened())),
+        };
         let call = Matmul {
             rank: self.rank(),
             epilogue,
-            ..Matmul::plain(Layout::Nn, [rows, inputs, outputs], gradient.element())
+            storage: pair.storage,
+            ..Matmul::plain(layout, [rows, inputs, outputs], gradient.element())
         };
         let reduced = self
             .adapter
             .as_ref()
             .map(|adapter| of_sums.reduced(adapter, &self.products));
         let low_rank = reduced.zip(self.adapter.as_ref());
-        let low_rank = low_rank.map(|(reduced, adapter)| [matrix(reduced), matrix(&adapter.down)]);
+        let low_rank = low_rank.map(|(reduced, adapter)| [matrix(reduced), adapter.down_in(layout)]);
         let other = other.map(matrix);
-        let weight = self.weight.widened();
-        let (a, b, d) = (matrix(gradient), matrix(&weight), matrix(&output));
+        let ([a, b], d) = (&pair.factors, matrix(&output));
         let operands = Operands {
+            scales: pair.scales(),
             low_rank: low_rank.as_ref().map(|[t, u]| [t, u]),
             other: other.as_ref(),
-            ..Operands::new(&a, &b, &d)
+            ..Operands::new(a, b, &d)
         };
         self.products.run(gradient, call, &operands);
         output

@@ -8,6 +8,7 @@ mod experts;
 mod feature_cache;
 mod fused;
 mod latents;
+mod layer_input;
 mod linear;
 mod low_precision;
 mod norm;
@@ -303,8 +304,12 @@ impl OptimizerOps for CubeKernels {
         optimizer::adamw_scalars(gradients, factors).unwrap_or_else(|| factors.values(0.0, device))
     }
 
-    fn squares(&self, gradient: &RawTensor) -> Squares {
-        optimizer::squares(gradient)
+    fn squares_piece(&self) -> usize {
+        flow_kernels_cube::optimizer::SQUARES_PIECE
+    }
+
+    fn squares(&self, gradient: &RawTensor, length: usize) -> Squares {
+        optimizer::squares(gradient, length)
     }
 
     fn adamw_scalars_of(

@@ -1,5 +1,6 @@
 //! Layer norm, modulated or with a weight and a bias, and RMS norm.
 
+use super::layer_input::{InputForms, LayerInput};
 use super::operand::{Operand, expect_launched};
 use burn::backend::{Dispatch, DispatchTensor, ops::FloatTensorOps};
 use burn::tensor::Tensor;
@@ -107,6 +108,16 @@ impl Normed {
         );
         expect_launched(NORM, forward);
         (y, statistics)
+    }
+
+    /// The result in the forms that layers read it in. Codes come out of the kernel that normalises, and numbers only if they are read.
+    pub fn layer_input(&self, forms: InputForms) -> LayerInput {
+        let made = LayerInput::made_as_codes(NORM, &self.x, forms, |numbers, codes| {
+            let (x, modulation) = (self.x.buffer(), self.modulation.buffer());
+            self.call
+                .forward_codes(self.x.client(), &x, &modulation, numbers, codes)
+        });
+        made.unwrap_or_else(|| LayerInput::of_numbers(self.forward().0))
     }
 
     /// Gradients of `x` and, if wanted, of the modulation, for the `gradient` of the result. `added` is another gradient of

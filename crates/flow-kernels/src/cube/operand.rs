@@ -113,6 +113,21 @@ impl Operand {
         }
     }
 
+    /// A matrix's columns as rows, in memory of its own.
+    pub fn transposed(&self) -> Self {
+        let (rows, columns) = self.rows_and_columns();
+        let turned = cube::view(
+            self.tensor.clone(),
+            self.tensor.handle.clone(),
+            &[columns, rows],
+            &[1, columns],
+        );
+        Self {
+            tensor: dense(&turned),
+            element: self.element,
+        }
+    }
+
     /// The values of all, which are of one type, times their factors, one behind the other, as type `element` and of `shape`.
     ///
     /// # Panics

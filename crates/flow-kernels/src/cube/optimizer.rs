@@ -51,12 +51,12 @@ fn in_f32(factors: &AdamWFactors) -> Factors {
     }
 }
 
-/// Sums of squares of a tensor's pieces, in f32.
-pub(super) fn squares(gradient: &RawTensor) -> Squares {
+/// Sums of squares in f32, of a tensor of `length` values or of some of its pieces.
+pub(super) fn squares(gradient: &RawTensor, length: usize) -> Squares {
     let gradient = Operand::read(gradient);
     let buffer = gradient.buffer();
     let pieces = gradient.empty(&[optimizer::pieces(&buffer)], Element::F32);
-    let launched = optimizer::squares_of_pieces(gradient.client(), &buffer, &pieces.buffer());
+    let launched = optimizer::squares_of_pieces(gradient.client(), &buffer, length, &pieces.buffer());
     expect_launched("squares", launched);
     Squares::Device(Box::new(pieces.into_plain()))
 }
@@ -107,7 +107,7 @@ pub(super) fn adamw_all(weights: Vec<AdamWParam<'_>>, step: &AdamWStep) {
     for of in weights {
         let narrow = matches!(
             of.master,
-            MasterWeight::SplitF32(_) | MasterWeight::StochasticRounding(_)
+            MasterWeight::SplitF32(_) | MasterWeight::StochasticRounding { .. }
         );
         let stored = if narrow { Element::Bf16 } else { Element::F32 };
         let mut prepared = Prepared {
@@ -123,7 +123,9 @@ pub(super) fn adamw_all(weights: Vec<AdamWParam<'_>>, step: &AdamWStep) {
             }
             MasterWeight::F32WithCopy(copy) => copied_after.push((copy, of.weight)),
             MasterWeight::SplitF32(lower) => prepared.beside = Held::Lower(bits_mut(lower)),
-            MasterWeight::StochasticRounding(stream) => prepared.beside = Held::Stream(stream),
+            MasterWeight::StochasticRounding { stream, first } => {
+                prepared.beside = Held::Stream { stream, first };
+            }
             MasterWeight::F32 => {}
         }
         all.push(prepared);
@@ -180,7 +182,7 @@ enum Held {
     Nothing,
     Copy(Buffer),
     Lower(Buffer),
-    Stream(u32),
+    Stream { stream: u32, first: usize },
 }
 
 impl Held {
@@ -189,7 +191,10 @@ impl Held {
             Self::Nothing => Is::Nothing,
             Self::Copy(copy) => Is::Copy(copy),
             Self::Lower(lower) => Is::Low(lower),
-            Self::Stream(stream) => Is::Stream(*stream),
+            Self::Stream { stream, first } => Is::Stream {
+                stream: *stream,
+                first: *first,
+            },
         }
     }
 }

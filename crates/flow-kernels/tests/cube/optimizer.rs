@@ -5,8 +5,8 @@ use crate::support::{Input, Side, compare, computing, sides, values};
 use burn::tensor::{DType, FloatDType};
 use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
-use flow_core::tensors::{buffer, cast};
-use flow_core::{AdamWFactors, AdamWParam, AdamWStep, Kernels, MasterWeight, RawTensor};
+use flow_core::tensors::{buffer, cast, row_part, shape};
+use flow_core::{AdamWFactors, AdamWParam, AdamWStep, Kernels, MasterWeight, RawTensor, Squares};
 
 #[test]
 fn the_optimizers_operations_change_what_they_are_given_and_no_copy_of_it() {
@@ -95,12 +95,46 @@ fn a_norm_of_squares_that_were_summed_one_tensor_after_another_has_the_bits_of_o
         };
         let ops = side.kernels.ops().optimizer;
         let together = ops.adamw_scalars(&gradients.each_ref(), &factors, &side.device);
-        let squares = gradients.each_ref().map(|gradient| ops.squares(gradient));
+        let squares = gradients
+            .each_ref()
+            .map(|gradient| ops.squares(gradient, shape(gradient)[0]));
         let apart = ops.adamw_scalars_of(&squares, &factors, &side.device);
         let bits = |of: &RawTensor| to_host(of).into_iter().map(f32::to_bits).collect::<Vec<_>>();
         assert_eq!(bits(&apart.scalars), bits(&together.scalars));
         let totals: Vec<f64> = squares.iter().map(|squares| squares.total()).collect();
         assert_eq!(totals, ops.sums_of_squares(&gradients.each_ref()));
+    }
+}
+
+#[test]
+fn squares_of_pieces_that_are_given_apart_have_the_bits_of_those_of_the_whole_tensor() {
+    let pieces = |squares: &Squares| -> Vec<u64> {
+        match squares {
+            Squares::Host(pieces) => pieces.iter().map(|sum| sum.to_bits()).collect(),
+            Squares::Device(pieces) => {
+                let pieces = to_host(pieces).into_iter();
+                pieces.map(|sum| u64::from(sum.to_bits())).collect()
+            }
+        }
+    };
+    for side in sides() {
+        let ops = side.kernels.ops().optimizer;
+        let piece = ops.squares_piece();
+        // Of every number of values that are read at once, though the first pieces alone would allow four.
+        for rest in [1, 2, 4, 333] {
+            let length = 2 * piece + rest;
+            let gradient = side.device.plain(values(0, &[length]), &[length]);
+            let wanted = pieces(&ops.squares(&gradient, length));
+            assert_eq!(wanted.len(), 3);
+            for cut in [piece, 2 * piece] {
+                let parts = [0..cut, cut..length].map(|part| ops.squares(&row_part(&gradient, part), length));
+                assert_eq!(
+                    parts.each_ref().map(pieces).concat(),
+                    wanted,
+                    "{length} cut at {cut}"
+                );
+            }
+        }
     }
 }
 

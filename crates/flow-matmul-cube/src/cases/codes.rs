@@ -8,7 +8,8 @@ use crate::problem::{Accumulation, Activation, Epilogue, Layout, Matmul, Storage
 use crate::tensors::Matrix;
 use cubecl::prelude::*;
 
-/// Calls with codes, in each size `[m, n, k]`: layers forward with every epilogue, and gradients of inputs.
+/// Calls with codes, in each size `[m, n, k]`: layers forward with every epilogue, and gradients of inputs, of which B alone is codes, or
+/// both factors are.
 pub fn problems_of_codes(accumulation: Accumulation, element: Element, sizes: &[[usize; 3]]) -> Vec<Matmul> {
     let forward = problems(Layout::Nt, element, sizes)
         .into_iter()
@@ -24,7 +25,17 @@ pub fn problems_of_codes(accumulation: Accumulation, element: Element, sizes: &[
         storage: Storage::E4m3B,
         ..call
     });
-    forward.chain(gradients).collect()
+    // Of layers with adapters.
+    let gradients_of_codes = sizes.iter().flat_map(|size| {
+        let epilogues = [Epilogue::Add, Epilogue::TimesDerivative(Activation::GeluTanh)];
+        epilogues.map(|epilogue| Matmul {
+            rank: 32,
+            epilogue,
+            storage: Storage::E4m3(accumulation),
+            ..Matmul::plain(Layout::Nt, *size, element)
+        })
+    });
+    forward.chain(gradients).chain(gradients_of_codes).collect()
 }
 
 /// Rows of very different size: the first is zero, the third has a NaN.

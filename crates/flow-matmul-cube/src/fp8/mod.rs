@@ -4,7 +4,8 @@
 //! magnitude / 448, rounded to a bf16. They are those of `flow_core::low_precision`: a frozen weight's words are such a matrix, with its
 //! scales behind the codes. [`Storage`](crate::problem::Storage) says how a product takes them.
 //!
-//! A kernel that makes what a product reads may quantise it itself, by [`flow_cube::e4m3`]; none does yet.
+//! A kernel that makes what a product reads may quantise it itself, by [`flow_cube::e4m3`], as layer norm and activations of
+//! `flow-kernels-cube` do; [`Quantised::empty`] is room for that.
 
 pub mod quantise;
 pub mod widen;

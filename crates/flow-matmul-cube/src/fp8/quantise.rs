@@ -2,12 +2,11 @@
 
 use super::{CODES, THREADS};
 use crate::Element;
-use crate::prepared::DeviceCapabilities;
 use crate::problem::{Refusal, no};
 use crate::tensors::{Matrix, Scales, holds_bytes, laid_out};
 use cubecl::ir::AddressType;
 use cubecl::prelude::*;
-use flow_cube::e4m3::{encode_four, magnitude_bits, scale_of};
+use flow_cube::e4m3::{encode_four, is_native, magnitude_bits, scale_of};
 use flow_cube::launch::grid;
 use half::{bf16, f16};
 
@@ -220,7 +219,7 @@ fn launch<F: Float>(client: &Client, x: &Matrix, element: Element, codes: &Matri
             scales.start,
             threads,
             width,
-            DeviceCapabilities::of(client).hopper,
+            is_native(client),
         );
     }
 }

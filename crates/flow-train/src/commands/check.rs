@@ -7,7 +7,6 @@ use crate::failure::{Failure, OrFailure, settle};
 use crate::terminal;
 use flow_config::{Config, Diagnostic};
 use flow_pipeline::PictureBuckets;
-use flow_train::distributed;
 use flow_trainer::TrainError;
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::setup::{self, BuiltRewards, Environment, PipelineFolders, ScoredPrompts};
@@ -74,10 +73,8 @@ fn examine(arguments: &CheckArguments) -> Result<(Survey, Option<PictureBuckets>
         loaded,
         memory,
     } = Survey::of(&arguments.config, (wanted, ranks), &arguments.target, &folders)?;
-    if let (Some(loaded), Purpose::Train) = (&loaded, arguments.purpose)
-        && !report.has_errors()
-    {
-        let more = distributed::refused_on(loaded.config(), ranks, &loaded.registries);
+    if let (Some(loaded), false) = (&loaded, report.has_errors()) {
+        let more = loaded.refused_on(ranks, arguments.purpose);
         let found = report.diagnostics.iter().cloned().chain(more);
         report = loaded.resolved.located(found.collect::<Vec<_>>());
     }

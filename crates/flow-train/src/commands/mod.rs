@@ -35,10 +35,10 @@ mod target;
 mod train;
 mod weights;
 
-use crate::arguments::{Arguments, Command, ConfigArguments, TargetArguments};
+use crate::arguments::{Arguments, Command, ConfigArguments, Purpose, TargetArguments};
 use crate::failure::{Failure, OrFailure, settle};
 use crate::terminal;
-use flow_config::{Catalog, Config, DeviceKind, Resolved, Severity};
+use flow_config::{Catalog, Config, DeviceKind, Diagnostic, Resolved, Severity};
 use flow_exchange::Exchange;
 use flow_runtime::Applied;
 use flow_train::{EnvironmentError, Registries, distributed};
@@ -130,17 +130,28 @@ impl Loaded {
     }
 
     /// Meets the other processes of the run, if the launcher started several.
-    fn join(&mut self) -> Result<(), Failure> {
+    fn join(&mut self, purpose: Purpose) -> Result<(), Failure> {
         let launch = distributed::launched().or_bad_input()?;
         let ranks = launch.as_ref().map_or(1, |launch| launch.ranks);
-        let refused = distributed::refused_on(self.config(), ranks, &self.registries);
-        let mut report = self.resolved.located(refused);
+        let mut report = self.resolved.located(self.refused_on(ranks, purpose));
         // Warnings were shown when the config was read.
         report.diagnostics.retain(|one| one.severity == Severity::Error);
         settle(&report)?;
         self.exchange = distributed::join(launch, self.config(), &self.base).or_failed()?;
         self.tell_order();
         Ok(())
+    }
+
+    /// What of the config is not right on so many `ranks`, for the command that it is meant for.
+    fn refused_on(&self, ranks: usize, purpose: Purpose) -> Vec<Diagnostic> {
+        let config = self.config();
+        match purpose {
+            Purpose::Train => distributed::refused_on(config, ranks, &self.registries),
+            Purpose::Pretrain => {
+                let refused = flow_validate::sharded_pretraining(config.distributed.shard, ranks);
+                refused.into_iter().collect()
+            }
+        }
     }
 
     /// Says how gradients are added, where that is worth a word.

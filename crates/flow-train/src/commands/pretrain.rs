@@ -16,7 +16,6 @@ use flow_models::weights::{MODEL_CONFIG_KEY, config_json};
 use flow_pipeline::Size;
 use flow_report::{Stopwatch, human_duration};
 use flow_rewards::classifier::{ClassifierTraining, train_classifier};
-use flow_train::distributed;
 use flow_trainer::description::Description;
 use flow_trainer::distributed::Distribution;
 use flow_trainer::optimizer::{AdamWSettings, FloatDType, RateSchedule};
@@ -37,9 +36,7 @@ use std::time::Duration;
 /// Trains and writes the weights.
 pub fn run(arguments: &PretrainArguments, quiet: bool) -> Result<(), Failure> {
     let mut loaded = Loaded::read(&arguments.config, Use::Pretraining)?;
-    let launch = distributed::launched().or_bad_input()?;
-    loaded.exchange = distributed::join(launch, loaded.config(), &loaded.base).or_failed()?;
-    loaded.tell_order();
+    loaded.join(Purpose::Pretrain)?;
     let exchange = loaded.exchange.clone();
     let quiet = quiet || !exchange.world().is_first();
     // The others wait for this one.

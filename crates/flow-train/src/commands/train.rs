@@ -5,7 +5,7 @@ mod finish;
 mod open;
 
 use super::{Loaded, plan, survey::Use, tokens};
-use crate::arguments::TrainArguments;
+use crate::arguments::{Purpose, TrainArguments};
 use crate::failure::{Failure, OrFailure};
 use crate::interrupt::Interrupt;
 use crate::{progress, terminal};
@@ -27,7 +27,7 @@ pub fn run(arguments: &TrainArguments, quiet: bool) -> Result<(), Failure> {
     let goes_on = open::compare(arguments, &folders)?;
     let mut loaded = Loaded::read_with(&arguments.config, Use::Training, &folders)?;
     if !arguments.dry_run {
-        loaded.join()?;
+        loaded.join(Purpose::Train)?;
     }
     let exchange = loaded.exchange.clone();
     // The others wait for this one.

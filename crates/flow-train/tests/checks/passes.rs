@@ -61,6 +61,7 @@ fn entry() -> impl Strategy<Value = String> {
         "{ name = \"low_precision\", params = { compute = \"storage\", format = \"int8\" } }",
         "{ name = \"low_precision\", params = { compute = \"storage\", format = \"nf4\" } }",
         "{ name = \"low_precision\", params = { compute = \"fp8\", format = \"fp8\" } }",
+        "{ name = \"low_precision\", params = { compute = \"fp8\", format = \"fp8\", data_gradient = \"fp8\" } }",
     ]);
     let other = one_of(&[
         "{ name = \"fusion\" }",

@@ -122,9 +122,9 @@ fn processes_that_share_the_optimizer_write_the_bytes_of_one_that_has_it_alone_a
 }
 
 #[test]
-fn two_processes_multiply_in_fp8_to_the_bytes_of_one() {
+fn two_processes_multiply_activations_and_gradients_in_fp8_to_the_bytes_of_one() {
     let place = Place::new();
-    let products = "acceleration.shared=[{ name = \"low_precision\", params = { compute = \"fp8\", format = \"fp8\" } }]";
+    let products = "acceleration.shared=[{ name = \"low_precision\", params = { compute = \"fp8\", format = \"fp8\", data_gradient = \"fp8\" } }]";
     for processes in ["1", "2"] {
         let name = format!("run.name=on-{processes}");
         let more = [
@@ -239,6 +239,23 @@ fn what_cannot_be_done_with_weights_in_parts_is_refused_before_anything_is_writt
     let outcome = check(&right);
     assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
     assert!(!place.path("runs").exists());
+}
+
+#[test]
+fn a_pretraining_with_weights_in_parts_is_refused_before_processes_meet() {
+    let place = Place::bare();
+    let shard = ["--set", "distributed.shard=\"weights\""];
+    let with = |words: &[&'static str]| [words, &shard].concat();
+    let check = with(&["check", "tiny.toml", "--for", "pretrain", "--ranks", "2"]);
+    contains(
+        &place.fail(2, &check),
+        &["distributed::refused", "distributed.shard", "\"optimizer\""],
+    );
+    let launched = with(&["launch", "-n", "2", "pretrain", "tiny.toml"]);
+    let Outcome { code, stderr, .. } = place.run(&launched);
+    assert_ne!(code, Some(0));
+    contains(&stderr, &["distributed::refused", "distributed.shard"]);
+    assert_eq!(place.files(), ["tiny.toml"]);
 }
 
 #[test]

@@ -198,22 +198,40 @@ fn what_forbids_frozen_weights_in_8_bits_is_said_for_a_gpu_that_is_not_here_too(
         &["acceleration::refused", "`low_precision`", "lora"],
     );
     // Lines of messages break anywhere between words.
-    let entry = |format: &str| {
+    let entry = |(compute, more): (&str, &str)| {
         format!(
-            "acceleration.shared=[{{ name = \"low_precision\", params = {{ compute = \"fp8\", format = \"{format}\" }} }}]"
+            "acceleration.shared=[{{ name = \"low_precision\", params = {{ compute = \"{compute}\", format = {more} }} }}]"
         )
     };
-    let [other_codes, codes] = ["int8", "fp8"].map(entry);
+    let gradients = "\"fp8\", data_gradient = \"fp8\"";
+    let [other_codes, widened, codes] =
+        [("fp8", "\"int8\""), ("storage", gradients), ("fp8", gradients)].map(entry);
     let lora = ["check", "tiny.toml", "--set", "model.finetune=\"lora\"", "--set"];
     let elsewhere = [&lora[..], &[&*other_codes, "--device", "h100"]].concat();
     contains(
         &place.fail(2, &elsewhere),
         &["acceleration::refused", "`low_precision`", "codes"],
     );
+    let elsewhere = [&lora[..], &[&*widened, "--device", "h100"]].concat();
+    contains(
+        &place.fail(2, &elsewhere),
+        &["acceleration::refused", "`low_precision`", "data_gradient"],
+    );
     let outcome = place.run(&[&lora[..], &[&*codes]].concat());
     assert_eq!(outcome.code, Some(0), "{outcome:#?}");
     let said = outcome.stdout + &outcome.stderr;
-    contains(&said, &["acceleration::other-policy", "activations"]);
+    contains(&said, &["acceleration::other-policy", "activations", "gradients"]);
+    // Of trained weights products alone are in FP8.
+    let products = entry(("fp8", "\"fp8\""));
+    let full = ["check", "tiny.toml", "--set", "model.finetune=\"full\"", "--set"];
+    let outcome = place.run(&[&full[..], &[&*products]].concat());
+    assert_eq!(outcome.code, Some(0), "{outcome:#?}");
+    let said = outcome.stdout + &outcome.stderr;
+    contains(&said, &["acceleration::other-policy", "trained", "activations"]);
+    contains(
+        &place.fail(2, &[&full[..], &[&*codes]].concat()),
+        &["acceleration::refused", "data_gradient"],
+    );
 }
 
 #[test]

@@ -168,7 +168,18 @@ fn every_accelerator_stands_in_its_own_slot_with_its_own_parameters() {
 }
 
 #[test]
-fn low_precision_takes_its_products_and_formats_and_no_others() {
+fn low_precision_takes_its_products_formats_and_gradients_and_no_others() {
+    for (data_gradient, expected) in [
+        (json!("run"), true),
+        (json!("fp8"), true),
+        (json!("bf16"), false),
+        (json!(1), false),
+    ] {
+        let params = json!({ "compute": "fp8", "format": "fp8", "data_gradient": data_gradient });
+        let entry = json!({ "name": "low_precision", "params": params });
+        assert_eq!(program_accepts(Slot::Shared, &entry), Some(expected), "{entry}");
+        check(Slot::Shared, &entry);
+    }
     for (compute, format) in [
         ("storage", "fp8"),
         ("storage", "int8"),

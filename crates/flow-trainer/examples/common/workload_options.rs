@@ -107,11 +107,14 @@ fn stored(value: &str) -> Result<FloatDType, Box<dyn Error>> {
     }
 }
 
-/// `fp8`: products in FP8; `storage-` and a format: weights stored in it and widened.
+/// `fp8`: products in FP8; `fp8-data-gradient`: and gradients; `storage-` and a format: weights stored in it and widened.
 fn rule(value: &str) -> Result<LowPrecisionRule, Box<dyn Error>> {
     let (compute, name) = match value.strip_prefix("storage-") {
         Some(name) => (LowPrecisionCompute::Storage, name),
-        None => (LowPrecisionCompute::Fp8, value),
+        None => match value.strip_suffix("-data-gradient") {
+            Some(name) => (LowPrecisionCompute::Fp8WithDataGradient, name),
+            None => (LowPrecisionCompute::Fp8, value),
+        },
     };
     let mut formats = LowPrecisionFormat::ALL.into_iter();
     match formats.find(|format| format.name() == name) {
@@ -122,6 +125,9 @@ fn rule(value: &str) -> Result<LowPrecisionRule, Box<dyn Error>> {
                 keep: Vec::new(),
             })
         }
-        _ => Err(format!("`{value}` is none of fp8, storage-fp8, storage-int8, storage-nf4").into()),
+        _ => Err(format!(
+            "`{value}` is none of fp8, fp8-data-gradient, storage-fp8, storage-int8, storage-nf4"
+        )
+        .into()),
     }
 }

@@ -67,7 +67,8 @@ impl Grpo {
     pub fn register(registry: &mut AlgorithmRegistry) -> Result<(), NameTaken> {
         let factory = AlgorithmFactory::new::<Self>(
             NAME,
-            "Flow-GRPO (Liu et al. 2025, arXiv 2505.05470): clipped ratio of log-probabilities. Coupled.",
+            "Flow-GRPO (Liu et al. 2025, arXiv 2505.05470): clipped ratio of log-probabilities; with windows, branches and weights of steps \
+             MixGRPO, TempFlow-GRPO, BranchGRPO and Flash-GRPO. Coupled.",
             |grpo| facts(&grpo.kl, grpo.inner_epochs),
             |_, grpo| Ok(Box::new(grpo)),
         );

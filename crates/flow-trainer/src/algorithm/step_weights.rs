@@ -18,6 +18,10 @@ pub enum StepWeights {
     /// `q / mean q` with the standard deviation `q` of a step's noise, `s sqrt(-dt)` of an SDE: the noise-aware weight of TempFlow-GRPO
     /// (arXiv 2508.04324).
     Noise,
+    /// `(1 / c) / mean (1 / c)` with the length `c` of the gradient of a step's log-probability with respect to the velocity, per noise,
+    /// `sqrt(-dt) / s + s sqrt(-dt) (1 - sigma) / (2 sigma)` of an SDE: the temporal gradient rectification of Flash-GRPO (arXiv
+    /// 2605.15980). Every step moves the velocity as far.
+    InverseGradient,
 }
 
 impl StepWeights {
@@ -33,6 +37,7 @@ impl StepWeights {
             Self::InverseInterval => 1.0 / -step.dt,
             Self::Diffusion => relative(|step| step.std_dev),
             Self::Noise => relative(|step| step.noise),
+            Self::InverseGradient => relative(|step| 1.0 / step.velocity_gradient()),
         }
     }
 }
@@ -41,7 +46,7 @@ impl StepWeights {
 mod tests {
     use super::*;
     use crate::scheduler::{
-        Dynamics, NoiseLevel, Schedule, ScheduleOptions, SdeWindow, SigmaEnds, SigmaShift,
+        Dynamics, NoiseLevel, Schedule, ScheduleOptions, SdeWindow, SigmaEnds, SigmaGrid, SigmaShift,
     };
 
     #[test]
@@ -78,5 +83,43 @@ mod tests {
             let alone = StepWeights::Noise.of(&trained[step], &trained[step..=step]);
             assert!((alone - 1.0).abs() < 1e-12, "step {step}: {alone}");
         }
+    }
+    #[test]
+    fn the_inverse_gradient_is_what_the_official_code_of_flash_grpo_has_for_wan() {
+        // Wan's 20 steps with a shift of 3, of which the first ten are trained. The diffusion is `sigmas[1] sigma` there.
+        let (steps, shift) = (20, SigmaShift::Static(3.0));
+        let grid = SigmaGrid::new(steps, shift).expect("a grid");
+        let sigmas = grid.sigmas();
+        let levels = sigmas[..steps].iter().map(|sigma| sigmas[1] * sigma).collect();
+        let schedule = Schedule::new(&ScheduleOptions {
+            steps,
+            ends: SigmaEnds::default(),
+            shift,
+            dynamics: Dynamics::DanceSde,
+            noise_level: NoiseLevel::PerStep(levels),
+            window: SdeWindow::List((0..10).collect()),
+            seed: 0,
+        });
+        let trained = &schedule.expect("every step has noise").steps_for(0)[..10];
+        // `value_dict` of `train_wanx2_1_flash.py`, whose first sigma is a little below 1.
+        let published = [
+            7.4770, 7.0414, 6.6112, 6.1867, 5.7682, 5.3559, 4.9502, 4.5513, 4.1596, 3.7754,
+        ];
+        let mean = published.iter().sum::<f64>() / 10.0;
+        let weight = |step: &StepCoefficients| StepWeights::InverseGradient.of(step, trained);
+        for (step, published) in trained.iter().zip(published) {
+            let (weight, number) = (weight(step), step.step);
+            assert!(
+                (weight - published / mean).abs() < 1e-4,
+                "step {number}: {weight}"
+            );
+            let inverse = 1.0 / step.velocity_gradient();
+            assert!(
+                (inverse / published - 1.0).abs() < 2e-3,
+                "step {number}: {inverse}"
+            );
+        }
+        let sum: f64 = trained.iter().map(weight).sum();
+        assert!((sum - 10.0).abs() < 1e-12, "{sum}");
     }
 }

@@ -298,11 +298,15 @@ pub const RULES: &[(&str, Rule)] = &[
     ("runtime", SPEED),
 ];
 
+/// The parameter of the accelerator `low_precision` that says what gradients are products of.
+const DATA_GRADIENT: &str = "acceleration.shared[].params.data_gradient";
+
 /// Parameters of the accelerator `low_precision`, which say what the frozen weights are.
-const STORED: [&str; 3] = [
+const STORED: [&str; 4] = [
     "acceleration.shared[].params.compute",
     "acceleration.shared[].params.format",
     "acceleration.shared[].params.keep",
+    DATA_GRADIENT,
 ];
 
 /// The rule of a key (with `[]` for places of lists) that changes from `before` to `after`.
@@ -315,6 +319,9 @@ pub fn of(key: &str, before: &Value, after: &Value) -> Rule {
         return PATH;
     }
     // The names of a list's entries say nothing of these: parameters of one accelerator alone, which asks for each.
+    if is_below(key, DATA_GRADIENT) {
+        return Fixed("the gradients of its layers' inputs are computed in another precision");
+    }
     if is_form(key) {
         return Fixed("the frozen weights are stored in another form, which is another policy");
     }
@@ -329,6 +336,11 @@ pub fn of(key: &str, before: &Value, after: &Value) -> Rule {
 /// Whether a key (with `[]` for places of lists) says in which form frozen weights are stored.
 pub fn is_form(key: &str) -> bool {
     STORED.iter().any(|stored| is_below(key, stored))
+}
+
+/// Whether the value of a key (with `[]` for places of lists) is what an accelerator takes where the key is left out.
+pub fn is_left_out(key: &str, value: &Value) -> bool {
+    is_below(key, DATA_GRADIENT) && value.as_str() == Some("run")
 }
 
 /// Whether a key is `section` or stands below it.

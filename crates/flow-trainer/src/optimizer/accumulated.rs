@@ -1,20 +1,19 @@
 //! Sums of gradients over the units of an optimizer step, in lanes and over ranks.
 
+use super::scatter::{OwnSquares, Scatter};
 use crate::shards::Shards;
-use burn::tensor::FloatDType;
 use flow_core::device::ComputeDevice;
-use flow_core::tensors::row_part;
-use flow_core::{Kernels, ParamLayout, RawTensor, Squares, cpu};
+use flow_core::tensors::shape;
+use flow_core::{Kernels, ParamLayout, RawTensor, Squares};
 use flow_exchange::{Exchange, Lanes, Lost, Partials, Values};
 use flow_exchange_cube::FlatTensor;
 use std::collections::BTreeMap;
-use std::ops::Range;
 
 /// Values that are exchanged at a time: 256 MiB. More would only need more memory.
 const BUCKET: usize = 1 << 26;
 
 /// Gradients by weight; none where there is none.
-type Sums = Vec<Option<RawTensor>>;
+pub(super) type Sums = Vec<Option<RawTensor>>;
 
 /// Sums of gradients over the units of one optimizer step: within lanes one after another, and over lanes by their tree.
 #[derive(Debug)]
@@ -26,10 +25,12 @@ pub struct Accumulated {
     partials: Partials<Sums>,
     units: usize,
     expected: usize,
-    /// Of weights in parts, added up while their sums were whole.
+    /// Of weights in parts, as far as this rank adds them up.
+    own_squares: OwnSquares,
+    /// Of weights in parts, once ranks gave them to one another.
     squares: BTreeMap<usize, Squares>,
     /// Sums of weights that have none here, over all lanes.
-    beside: Vec<Summed>,
+    beside: Vec<Sums>,
 }
 
 impl Default for Accumulated {
@@ -50,10 +51,13 @@ pub(super) struct Summed {
 impl Summed {
     /// The squares of every sum, whole, with its weight, in order.
     pub fn squares<'a>(&'a self, kernels: &'a dyn Kernels) -> impl Iterator<Item = (usize, Squares)> + 'a {
+        let of_sum = move |sum: &RawTensor| {
+            let length = shape(sum).iter().product();
+            kernels.ops().optimizer.squares(sum, length)
+        };
         let of_weight = move |(index, sum): (usize, &Option<RawTensor>)| {
             let of_whole = self.squares.get(&index).cloned();
-            let of_sum = || Some(kernels.ops().optimizer.squares(sum.as_ref()?));
-            Some((index, of_whole.or_else(of_sum)?))
+            Some((index, of_whole.or_else(|| sum.as_ref().map(of_sum))?))
         };
         self.sums.iter().enumerate().filter_map(of_weight)
     }
@@ -73,6 +77,7 @@ impl Accumulated {
             partials: Partials::new(lanes),
             units: 0,
             expected: units,
+            own_squares: BTreeMap::new(),
             squares: BTreeMap::new(),
             beside: Vec::new(),
         }
@@ -139,8 +144,8 @@ impl Accumulated {
         present
     }
 
-    /// Adds what the other ranks summed; `present` says which weights have a gradient on some rank. Of weights in parts, as `shards` says, this
-    /// rank's part is left: a sum is whole for the moment in which its squares are added up, in the order in which they are of whole weights.
+    /// Adds what the other ranks summed; `present` says which weights have a gradient on some rank. Of weights in parts, where ranks have some, this
+    /// rank's part is left. Everything is there afterwards, what was [begun](Self::begin_exchange) and put [beside](Self::put_beside), too.
     ///
     /// # Errors
     /// If a rank is lost.
@@ -149,19 +154,47 @@ impl Accumulated {
         (exchange, lanes): (&dyn Exchange, Lanes),
         layout: &ParamLayout,
         present: &[bool],
-        (kernels, device, shards): (&dyn Kernels, &ComputeDevice, Option<&Shards>),
+        on: (&dyn Kernels, &ComputeDevice, Option<&Shards>),
     ) -> Result<(), Lost> {
         if !exchange.world().is_several() {
             return Ok(());
         }
+        self.begin_exchange((exchange, lanes), layout, present, on)?;
+        if let Some(scatter) = Scatter::of(layout, on) {
+            self.squares = scatter.whole_squares(exchange, &self.own_squares)?;
+        }
+        exchange.settle()
+    }
+
+    /// As [`exchange`](Self::exchange), of sums alone. What is on a GPU may be on its way, and the host counts on it after an
+    /// [`exchange`](Self::exchange).
+    ///
+    /// # Errors
+    /// If a rank is lost.
+    pub(crate) fn begin_exchange(
+        &mut self,
+        (exchange, lanes): (&dyn Exchange, Lanes),
+        layout: &ParamLayout,
+        present: &[bool],
+        on: (&dyn Kernels, &ComputeDevice, Option<&Shards>),
+    ) -> Result<(), Lost> {
+        if !exchange.world().is_several() {
+            return Ok(());
+        }
+        let (_, device, shards) = on;
         let partials = std::mem::replace(&mut self.partials, Partials::new(lanes));
-        let shape = |index: usize| &layout.specs()[index].shape[..];
+        let shape_of = |index: usize| &layout.specs()[index].shape[..];
         let mut parts: Vec<Sums> = partials.into_sums().into_iter().map(|(_, sums)| sums).collect();
         parts.iter_mut().for_each(|part| part.resize(present.len(), None));
         let mut total: Sums = vec![None; present.len()];
-        for bucket in buckets(layout, present) {
+        let is_in_parts = |index: usize| shards.is_some_and(|shards| shards.counts(index).is_some());
+        let given = (0..layout.len()).filter(|index| present.get(*index) == Some(&true));
+        let (in_parts, whole): (Vec<usize>, Vec<usize>) = given.partition(|index| is_in_parts(*index));
+        for bucket in buckets(layout, whole) {
             let pack = |part: &mut Sums| {
-                let packed = bucket.iter().map(|index| (part[*index].as_ref(), shape(*index)));
+                let packed = bucket
+                    .iter()
+                    .map(|index| (part[*index].as_ref(), shape_of(*index)));
                 let flat = FlatTensor::pack(device, packed);
                 // Their memory is free for what comes back.
                 bucket.iter().for_each(|index| part[*index] = None);
@@ -173,17 +206,17 @@ impl Accumulated {
             exchange.sum(&lanes, &mut values)?;
             let sums = flats
                 .swap_remove(0)
-                .unpack(bucket.iter().map(|index| shape(*index)));
+                .unpack(bucket.iter().map(|index| shape_of(*index)));
             for (index, sum) in bucket.into_iter().zip(sums) {
-                let Some(part) = shards.and_then(|shards| shards.own_part(index)) else {
-                    total[index] = Some(sum);
-                    continue;
-                };
-                self.squares.insert(index, kernels.ops().optimizer.squares(&sum));
-                total[index] = part_of(&sum, part, (kernels, device));
+                total[index] = Some(sum);
             }
         }
-        exchange.settle()?;
+        if let Some(scatter) = Scatter::of(layout, on) {
+            for bucket in buckets(layout, in_parts) {
+                let into = (&mut total, &mut self.own_squares);
+                scatter.sum((exchange, lanes), &bucket, &mut parts, into)?;
+            }
+        }
         self.partials.push(0..lanes.count(), total, |_, _| {});
         self.units = self.expected;
         Ok(())
@@ -202,18 +235,18 @@ impl Accumulated {
             squares: self.squares,
         };
         for more in self.beside {
-            summed.sums.resize(summed.sums.len().max(more.sums.len()), None);
-            for (sum, other) in summed.sums.iter_mut().zip(more.sums) {
+            summed.sums.resize(summed.sums.len().max(more.len()), None);
+            for (sum, other) in summed.sums.iter_mut().zip(more) {
                 *sum = sum.take().or(other);
             }
-            summed.squares.extend(more.squares);
         }
         summed
     }
 
-    /// Takes sums over all lanes of weights that have none here.
-    pub(super) fn put_beside(&mut self, sums: Summed) {
-        self.beside.push(sums);
+    /// Takes sums over all lanes of weights that have none here, whose exchange [began](Self::begin_exchange).
+    pub(super) fn put_beside(&mut self, mut sums: Self, kernels: &dyn Kernels) {
+        self.own_squares.append(&mut sums.own_squares);
+        self.beside.push(sums.total(kernels).sums);
     }
 
     /// Number of units added.
@@ -222,16 +255,12 @@ impl Accumulated {
     }
 }
 
-/// The weights that are present, in order, cut where more than [`BUCKET`] values would come together. Where the cuts are changes no
-/// sum.
-fn buckets(layout: &ParamLayout, present: &[bool]) -> Vec<Vec<usize>> {
+/// `weights` in order, cut where more than [`BUCKET`] values would come together. Where the cuts are changes no sum.
+fn buckets(layout: &ParamLayout, weights: Vec<usize>) -> Vec<Vec<usize>> {
     let mut buckets: Vec<Vec<usize>> = Vec::new();
     let mut size = 0;
-    for (index, spec) in layout.specs().iter().enumerate() {
-        if present.get(index) != Some(&true) {
-            continue;
-        }
-        let more: usize = spec.shape.iter().product();
+    for index in weights {
+        let more: usize = layout.specs()[index].shape.iter().product();
         match buckets.last_mut() {
             Some(bucket) if size + more <= BUCKET => {
                 bucket.push(index);
@@ -255,26 +284,4 @@ fn accumulate(kernels: &dyn Kernels, sums: &mut Sums, gradients: Sums) {
             (_, None) => {}
         }
     }
-}
-
-/// Some values of a sum as a row of their own, none if there are none: the memory of the others is free once the sum is gone.
-fn part_of(
-    sum: &RawTensor,
-    part: Range<usize>,
-    (kernels, device): (&dyn Kernels, &ComputeDevice),
-) -> Option<RawTensor> {
-    if part.is_empty() {
-        return None;
-    }
-    let shape = [part.len()];
-    // A view would hold the whole sum.
-    if device.is_processor() {
-        return Some(device.plain(cpu::to_host(sum)[part].to_vec(), &shape));
-    }
-    let mut own = device.empty_in(&shape, FloatDType::F32);
-    kernels
-        .ops()
-        .weights
-        .copy_all(vec![(&mut own, &row_part(sum, part))]);
-    Some(own)
 }

@@ -1,8 +1,8 @@
 //! Sums of the gradients of blocks of whose weights ranks have a part each, as in ZeRO-3 (Rajbhandari et al. 2020, arXiv:1910.02054).
 //!
 //! Backward gives the gradients of one block after another. Each is added to its block's sum of the lane at once, so that of a unit under way no
-//! more than a block's are there. In a rank's last unit of an update the sums of a block go to the other ranks as soon as they are complete,
-//! and this rank's part of the result is left.
+//! more than a block's are there. In a rank's last unit of an update the sums of a block are exchanged as soon as they are complete: each rank is
+//! sent its part of them, and never has another one's. The host goes on meanwhile, and waits for all blocks at the end of the update.
 //!
 //! A lane adds up its units one after another, and lanes are added by their tree: this order is that of the run on one rank, and it needs a
 //! lane's whole sum until its last unit. So where a rank has several units, it holds the sums of all blocks, one for each level of the tree
@@ -140,7 +140,8 @@ impl BlockSums {
         state.done += 1;
     }
 
-    /// Exchanges the blocks that were not yet, and leaves the sums over all ranks with `accumulated`.
+    /// Begins the exchange of the blocks for which it has not begun, and leaves this rank's parts of the sums with `accumulated`, whose
+    /// [exchange](Accumulated::exchange) ends it.
     ///
     /// # Errors
     /// If a rank is lost.
@@ -148,7 +149,7 @@ impl BlockSums {
         let mut state = self.state();
         self.exchange_complete(&mut state)?;
         for block in std::mem::take(&mut state.blocks) {
-            accumulated.put_beside(block.sums.total(&*self.kernels));
+            accumulated.put_beside(block.sums, &*self.kernels);
         }
         Ok(())
     }
@@ -198,7 +199,7 @@ impl BlockSums {
         }
         let on = (kernels, &self.device, Some(&self.shards));
         let exchange = (&*self.exchange, self.units.lanes);
-        block.sums.exchange(exchange, &self.layout, &present, on)
+        block.sums.begin_exchange(exchange, &self.layout, &present, on)
     }
 
     fn place(&self, stack: &str, block: usize) -> Option<usize> {

@@ -233,4 +233,16 @@ impl StepCoefficients {
     pub fn guard_scale(&self) -> f64 {
         (-self.dt).sqrt() * self.std_dev
     }
+
+    /// How long the gradient of the log-probability with respect to the model's output is, per length of the step's standard normal noise
+    /// and times the number of elements: `d log p / d v = (next - mean) 2 scale mean_v / N`, so `2 scale noise |mean_v|`. 0 for a
+    /// deterministic step.
+    ///
+    /// Under the SDEs it is `sqrt(-dt) / s + s sqrt(-dt) (1 - sigma) / (2 sigma)` with the diffusion `s`, which Flash-GRPO divides a loss
+    /// by (arXiv 2605.15980; `coe` of its `wan2_1_pipeline_with_logprob2.py`, 4211013, is the inverse).
+    pub fn velocity_gradient(&self) -> f64 {
+        self.log_prob.map_or(0.0, |log_prob| {
+            2.0 * log_prob.scale * self.noise * self.mean_v.abs()
+        })
+    }
 }

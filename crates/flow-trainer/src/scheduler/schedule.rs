@@ -137,6 +137,13 @@ impl Schedule {
             .map_or_else(Vec::new, |window| window.steps_for(iteration))
     }
 
+    /// The place, among so many trained steps, of the one at which the group with this number in the run is random, where each group has
+    /// a step of its own; none under [`Dynamics::Ode`].
+    pub(crate) fn place_of_group(&self, group: u64, steps: usize) -> Option<usize> {
+        let window = self.window.as_ref()?;
+        Some(window.place_of_group(group, steps))
+    }
+
     /// How many steps [`Schedule::trained_steps`] gives at every iteration.
     pub fn trained_steps_per_trajectory(&self) -> usize {
         self.window.as_ref().map_or(0, SdeWindowPlan::size)

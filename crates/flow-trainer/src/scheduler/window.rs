@@ -190,6 +190,9 @@ fn checked(list: &[usize], steps: usize) -> Result<Vec<usize>, SchedulerError> {
     Ok(sorted)
 }
 
+/// Where draws for groups are addressed, beside those for iterations, which have 0.
+const OF_GROUPS: u32 = 1;
+
 /// A window that fits its schedule. A pure function from the iteration to steps: nothing to save, nothing to resume.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SdeWindowPlan {
@@ -244,6 +247,12 @@ impl SdeWindowPlan {
             left -= hold;
         }
         last_start
+    }
+
+    /// One of `0..steps` (at least 1) for the group with this number in the run: uniform, and independent of other groups, as Flash-GRPO
+    /// draws a step for each prompt (arXiv 2605.15980, `train_wanx2_1_flash.py`, 4211013).
+    pub fn place_of_group(&self, group: u64, steps: usize) -> usize {
+        self.stream.at(group, OF_GROUPS).below(steps.max(1) as u64) as usize
     }
 
     /// Stochastic steps per trajectory, the same at every iteration.

@@ -5,7 +5,6 @@ use crate::error::TrainError;
 use flow_config::{Config, Shard};
 use flow_core::BlockWeights;
 use flow_exchange_cube::{BlockExchange, BlockParts};
-use flow_registry::Refusal;
 use std::sync::Arc;
 
 /// What gathers the weights of blocks from the parts of all ranks, for a model that has no weights yet; none where every rank has
@@ -25,11 +24,7 @@ pub(super) fn block_weights(
     let distillation = environment.plugins.catalog().distillation_facts(config);
     let refused = flow_validate::sharded_weights(config, world.ranks, distillation);
     if let Some(refused) = refused.into_iter().next() {
-        let refusal = Refusal {
-            why: refused.message,
-            help: refused.help,
-        };
-        return Err(TrainError::setting(refusal).about(refused.path));
+        return Err(TrainError::refused(refused));
     }
     let exchange = environment.exchange.as_any();
     let Some(exchange) = exchange.and_then(|exchange| exchange.downcast_ref::<BlockExchange>()) else {

@@ -6,7 +6,7 @@ use super::paths::{hub_help, start_in_config};
 use crate::absent_file::AbsentFile;
 use crate::error::TrainError;
 use flow_config::{Config, Finetune};
-use flow_core::{FlowModel, LowPrecision, ParamLayout, WeightStorage, Weights, device::ComputeDevice};
+use flow_core::{Drawn, FlowModel, LowPrecision, ParamLayout, WeightStorage, Weights, device::ComputeDevice};
 use flow_models::{ModelRegistry, Trained, add_lora, trained_mask};
 use std::path::Path;
 use std::sync::Arc;
@@ -115,7 +115,7 @@ pub(super) fn model_with_absent_files(
         adapted,
     } = outline;
     let seed = config.lora.seed.unwrap_or(config.run.seed);
-    let forms = low_precision(config, environment, &*model, &layout)?;
+    let (forms, rounded) = low_precision(config, environment, &*model, &layout)?;
     let mut weights = match (&config.model.weights, blocks) {
         (None, None) => flow_models::initialize(&*model, &layout, seed, device),
         (Some(_), None) => {
@@ -131,14 +131,16 @@ pub(super) fn model_with_absent_files(
             .with_help("remove its entry, or set `distributed.shard = \"optimizer\"`")
             .about("distributed.shard"));
         }
-        (None, Some(blocks)) => {
-            flow_models::initialize_on_parts(&*model, &layout, (seed, device), &trained, blocks)
-        }
-        (Some(_), Some(blocks)) => {
-            flow_models::initialize_adapters_on_parts(&*model, &layout, (seed, device), &trained, blocks)
+        (file, Some(blocks)) => {
+            let drawn = match file {
+                Some(_) => Drawn::Adapters,
+                None => Drawn::All,
+            };
+            flow_models::initialize_on_parts(&*model, &layout, (seed, device), (drawn, &trained[..]), blocks)
         }
     };
     weights.store_in_low_precision(forms)?;
+    weights.round_in_products(rounded);
     let mut absent = Vec::new();
     if let Some(path) = &config.model.weights {
         let file = environment.base.join(path);
@@ -188,7 +190,10 @@ pub(super) fn model_with_absent_files(
     })
 }
 
-/// How weights are stored in low precision, by place, if an accelerator asks for it.
+/// By place, in what form a weight is in low precision.
+type Forms = Arc<[Option<LowPrecision>]>;
+
+/// How weights are stored in low precision, and what products round trained ones to, if an accelerator asks for it.
 ///
 /// # Errors
 /// If `keep` names a layer that the model does not have.
@@ -197,23 +202,25 @@ fn low_precision(
     environment: &Environment<'_>,
     model: &dyn FlowModel,
     layout: &ParamLayout,
-) -> Result<Arc<[Option<LowPrecision>]>, TrainError> {
+) -> Result<(Forms, Forms), TrainError> {
     let Some(rule) = environment
         .accelerators
         .low_precision(&config.acceleration.shared)
     else {
-        return Ok(Arc::from([]));
+        return Ok((Arc::from([]), Arc::from([])));
     };
-    if layout.has_adapters()
+    let forms = rule.select(layout, model.spec());
+    let rounded = rule.select_trained(layout, model.spec());
+    if !(forms.is_empty() && rounded.is_empty())
         && let Some(pattern) = rule.idle_patterns(layout, model.spec()).first()
     {
         return Err(TrainError::setting(format!(
-            "`keep` of the accelerator `low_precision` has `{pattern}`, which names no layer that would be stored in {}; layers outside of \
-             the model's blocks stay as they are anyway. Remove it, or write a layer's name as `lora.targets` has it",
+            "`keep` of the accelerator `low_precision` has `{pattern}`, which names no layer that would be stored in {}, or multiplied in it; \
+             layers outside of the model's blocks stay as they are anyway. Remove it, or write a layer's name as `lora.targets` has it",
             rule.format
         )));
     }
-    Ok(rule.select(layout, model.spec()))
+    Ok((forms, rounded))
 }
 
 /// What to do where `model.weights` names nothing.

@@ -6,7 +6,7 @@ use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
 use flow_core::params::LayoutBuilder;
 use flow_core::rng::{Purpose, Stream};
-use flow_core::{Init, Kernels, ModelSpec, ParamLayout, ParamView, WeightStorage, Weights, split_f32};
+use flow_core::{Drawn, Init, Kernels, ModelSpec, ParamLayout, ParamView, WeightStorage, Weights, split_f32};
 use flow_exchange::{Exchange, Lanes, World, in_process};
 use flow_exchange_cube::{BlockExchange, BlockParts};
 use flow_kernels::CpuKernels;
@@ -204,7 +204,10 @@ fn after_steps_of_a_block(exchange: Arc<dyn Exchange>, storage: WeightStorage) -
         exchange.hold(parts)
     });
     let mut weights = match &blocks {
-        Some(blocks) => Weights::init_on_parts(layout.clone(), 3, &device, &trained, blocks.clone()),
+        Some(blocks) => {
+            let drawn = (Drawn::All, &trained[..]);
+            Weights::init_on_parts(layout.clone(), (3, &device), drawn, blocks.clone())
+        }
         None => Weights::init(layout.clone(), 3, &device),
     };
     weights.store(&trained, storage, &kernels);
@@ -251,7 +254,11 @@ fn after_steps_of_a_block(exchange: Arc<dyn Exchange>, storage: WeightStorage) -
 
 #[test]
 fn steps_of_parts_put_together_are_those_of_whole_weights_however_these_are_stored() {
-    for storage in [WeightStorage::Whole, WeightStorage::SplitF32] {
+    for storage in [
+        WeightStorage::Whole,
+        WeightStorage::SplitF32,
+        WeightStorage::Narrow,
+    ] {
         let [whole, seen] = after_steps_of_a_block(Arc::new(flow_exchange::Alone), storage);
         for ranks in [2, 3] {
             let threads: Vec<_> = in_process(ranks, Duration::from_secs(20))

@@ -142,7 +142,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         let (group, member) = geometry.slot(range.start);
         let schedule = self.at_size(self.evaluation.sizes.of(&drawn[group].prompt)).1;
         let branches = self.branches();
-        let random = branches.random_steps(member);
+        let random = branches.random_steps(drawn[group].group, member);
         let steps = schedule.steps_random_at(random, branches.window());
         let ids = self.ids(&candidates);
         let members: Vec<usize> = range.map(|sample| geometry.slot(sample).1).collect();

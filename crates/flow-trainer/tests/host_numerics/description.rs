@@ -567,6 +567,12 @@ fn the_form_of_frozen_weights_may_not_change_and_other_accelerators_may() {
     let products = computed("fp8", "format = \"fp8\"");
     let [fp8, int8, nf4] = ["fp8", "int8", "nf4"].map(|format| entry(&format!("format = \"{format}\"")));
     let kept = entry("format = \"fp8\", keep = [\"to_q\"]");
+    let [in_run, gradients] = ["run", "fp8"].map(|precision| {
+        computed(
+            "fp8",
+            &format!("format = \"fp8\", data_gradient = \"{precision}\""),
+        )
+    });
     let none: &[&str] = &[];
     for (before, after) in [
         (none, &[&*fp8][..]),
@@ -575,11 +581,15 @@ fn the_form_of_frozen_weights_may_not_change_and_other_accelerators_may() {
         (&[&*nf4][..], &[&*int8][..]),
         (&[&*fp8][..], &[&*kept][..]),
         (&[&*fp8][..], &[&*products][..]),
+        (&[&*products][..], &[&*gradients][..]),
+        (&[&*gradients][..], &[&*in_run][..]),
     ] {
         let changes = changes(before, after);
         assert!(!forbidden(&changes).is_empty(), "{before:?} to {after:?}");
     }
     assert!(changes(&[&*fp8], &[&*fp8]).is_empty());
+    // Left out, it is the default.
+    assert!(changes(&[&*products], &[&*in_run]).is_empty());
     let other = changes(none, &["acceleration.shared=[{ name = \"exact_reuse\" }]"]);
     assert!(!other.is_empty() && forbidden(&other).is_empty(), "{other:?}");
 }

@@ -221,6 +221,41 @@ fn the_guard_scale_is_the_noise_of_the_sdes() {
 }
 
 #[test]
+fn the_gradient_by_the_velocity_is_as_long_as_the_factor_of_flash_grpo_says() {
+    let (x, v, eps) = ([0.3, -1.2, 0.9], [0.1, 0.7, -0.4], [0.5, -1.5, 0.25]);
+    let length = |values: &[f64]| values.iter().map(|value| value * value).sum::<f64>().sqrt();
+    for dynamics in SDES {
+        for (sigma, sigma_next) in [(1.0, 0.9), (0.6, 0.5), (0.15, 0.02)] {
+            let c = step_at(dynamics, sigma, sigma_next, 0.7);
+            let next = reference_step(&c, &x, &v, &eps, |value| value).unwrap().next;
+            let log_prob_with = |element: usize, by: f64| {
+                let mut moved = v;
+                moved[element] += by;
+                reference_log_prob(&c, &x, &moved, &next).unwrap().unwrap()
+            };
+            // Exact, since the log-probability is a square of the velocity.
+            let slope = |element| (log_prob_with(element, 0.05) - log_prob_with(element, -0.05)) / 0.1;
+            let slopes = [slope(0), slope(1), slope(2)];
+            let expected = 3.0 * length(&slopes) / length(&eps);
+            let found = c.velocity_gradient();
+            assert!(
+                (found / expected - 1.0).abs() < 1e-9,
+                "{dynamics}, {sigma}: {found} and {expected}"
+            );
+            if dynamics != Dynamics::Cps {
+                let (s, root) = (c.std_dev, (sigma - sigma_next).sqrt());
+                let published = root / s + s * root * (1.0 - sigma) / (2.0 * sigma);
+                assert!(
+                    (found / published - 1.0).abs() < 1e-12,
+                    "{dynamics}, {sigma}: {found} and {published}"
+                );
+            }
+        }
+    }
+    assert_eq!(step_at(Dynamics::Ode, 0.6, 0.5, 0.7).velocity_gradient(), 0.0);
+}
+
+#[test]
 fn the_log_probability_is_taken_from_the_latent_as_stored() {
     let c = step_at(Dynamics::FlowSde, 0.6, 0.5, 0.7);
     let (x, v, eps) = ([0.3, -1.2, 0.9], [0.1, 0.7, -0.4], [0.5, -1.5, 0.25]);

@@ -24,12 +24,15 @@ fn entry(format: &str, keep: &str) -> String {
     computing("storage", format, keep)
 }
 
-/// An entry of `acceleration.shared`.
-fn computing(compute: &str, format: &str, keep: &str) -> String {
+/// An entry of `acceleration.shared`, with `more` parameters.
+fn computing(compute: &str, format: &str, more: &str) -> String {
     format!(
-        "acceleration.shared=[{{ name = \"low_precision\", params = {{ compute = \"{compute}\", format = \"{format}\"{keep} }} }}]"
+        "acceleration.shared=[{{ name = \"low_precision\", params = {{ compute = \"{compute}\", format = \"{format}\"{more} }} }}]"
     )
 }
+
+/// A parameter of an entry whose products are in FP8.
+const GRADIENTS: &str = ", data_gradient = \"fp8\"";
 
 const LORA: [&str; 3] = [
     "model.finetune=\"lora\"",
@@ -53,11 +56,12 @@ fn the_ratio_is_exactly_one_and_a_resumed_run_is_the_uninterrupted_one() {
             .unwrap_or_else(|error| panic!("{name}: {error}"))
     };
     let plain = go("plain", None, false, 3);
-    let stored = LowPrecisionFormat::ALL.map(|format| ("storage", format.name()));
+    let stored = LowPrecisionFormat::ALL.map(|format| ("storage", format.name(), ""));
+    let products = [("fp8", "fp8", ""), ("fp8", "fp8", GRADIENTS)];
     let mut others = vec![plain.weights];
-    for (compute, format) in stored.into_iter().chain([("fp8", "fp8")]) {
-        let name = format!("{format}-{compute}");
-        let entry = computing(compute, format, "");
+    for (compute, format, more) in stored.into_iter().chain(products) {
+        let name = format!("{format}-{compute}-{}", more.len());
+        let entry = computing(compute, format, more);
         let entry = Some(&*entry);
         let whole = go(&format!("{name}-whole"), entry, false, 3);
         for key in ["on_policy/max_ratio_deviation", "on_policy/other_bits"] {
@@ -69,7 +73,7 @@ fn the_ratio_is_exactly_one_and_a_resumed_run_is_the_uninterrupted_one() {
         }
         assert!(
             !others.contains(&whole.weights),
-            "{name}: the policy is another one"
+            "{name}: the policy, or its gradient, is another one"
         );
         others.push(whole.weights.clone());
 
@@ -83,10 +87,10 @@ fn the_ratio_is_exactly_one_and_a_resumed_run_is_the_uninterrupted_one() {
 }
 
 #[test]
-fn a_decoupled_run_with_products_in_fp8_is_resumed_as_the_uninterrupted_one_with_every_policy_of_checkpointing()
+fn a_decoupled_run_with_products_and_gradients_in_fp8_is_resumed_as_the_uninterrupted_one_with_every_policy_of_checkpointing()
  {
     let root = tempfile::tempdir().expect("a temporary directory");
-    let products = computing("fp8", "fp8", "");
+    let products = computing("fp8", "fp8", GRADIENTS);
     let nft = [
         "model.finetune=\"lora\"",
         "lora.targets=[\"to_q\", \"to_v\"]",
@@ -106,6 +110,33 @@ fn a_decoupled_run_with_products_in_fp8_is_resumed_as_the_uninterrupted_one_with
     let newest = root.path().join("parts/run/checkpoints/step-000002.ckpt");
     std::fs::remove_file(&newest).expect("the run saved its end");
     assert_eq!(go("parts", &[], true, 3), whole);
+}
+
+#[test]
+fn a_run_of_all_weights_multiplies_in_fp8_with_a_ratio_of_exactly_one_and_is_resumed_as_the_uninterrupted_one()
+ {
+    let root = tempfile::tempdir().expect("a temporary directory");
+    let products = computing("fp8", "fp8", "");
+    let go = |name: &str, overrides: &[&str], resume, until| {
+        run(overrides, &root.path().join(name), resume, until)
+            .unwrap_or_else(|error| panic!("{name}: {error}"))
+    };
+    let plain = go("plain", &[], false, 3);
+    let whole = go("whole", &[&*products], false, 3);
+    for key in ["on_policy/max_ratio_deviation", "on_policy/other_bits"] {
+        let deviations = whole.metrics.lines().filter_map(|line| {
+            let record: serde_json::Value = serde_json::from_str(line).expect("a record");
+            record.get(key)?.as_f64()
+        });
+        assert_eq!(deviations.collect::<Vec<_>>(), [0.0; 3], "{key}");
+    }
+    assert!(whole.weights != plain.weights, "the policy is another one");
+    let again = go("again", &[&*products, "checkpointing.policy=\"full\""], false, 3);
+    assert!(again.weights == whole.weights, "computed again");
+    go("parts", &[&*products], false, 2);
+    let newest = root.path().join("parts/run/checkpoints/step-000002.ckpt");
+    std::fs::remove_file(&newest).expect("the run saved its end");
+    assert!(go("parts", &[&*products], true, 3) == whole, "resumed");
 }
 
 /// How far the run's samples and blocks are from those with the weights of the file.

@@ -7,6 +7,7 @@ mod decoupled;
 mod distillation;
 mod exploration;
 mod fake_score;
+mod flash_grpo;
 mod frozen;
 mod group_losses;
 mod guards;

@@ -94,6 +94,32 @@ fn the_ratio_is_exactly_one_where_each_image_parts_at_one_step() {
 }
 
 #[test]
+fn the_ratio_is_exactly_one_where_each_group_is_random_at_one_step() {
+    let geometry = [
+        "sampling.micro_batch=2",
+        "sampling.branching={ kind = \"one-step-per-group\" }",
+        "optimizer.gradient_accumulation=3",
+    ];
+    for (dynamics, initial_noise) in [
+        ("flow-sde", "per_sample"),
+        ("dance-sde", "per_group"),
+        ("cps", "per_sample"),
+    ] {
+        for algorithm in [
+            "algorithm={ kind = \"grpo\", step_weights = \"inverse-gradient\" }",
+            "algorithm={ kind = \"dppo\", step_weights = \"inverse-gradient\" }",
+            "algorithm.kind=\"grpo-guard\"",
+        ] {
+            let dynamics = format!("scheduler.dynamics=\"{dynamics}\"");
+            let initial_noise = format!("sampling.initial_noise=\"{initial_noise}\"");
+            let metrics = run(&[&geometry[..], &[algorithm, &*dynamics, &*initial_noise]].concat());
+            let metrics = metrics.unwrap_or_else(|error| panic!("{algorithm}, {dynamics}: {error}"));
+            assert_eq!(deviations(&metrics), [0.0, 0.0], "{algorithm}, {dynamics}");
+        }
+    }
+}
+
+#[test]
 fn the_ratio_is_exactly_one_at_every_edge_of_a_tree() {
     for tree in [
         "{ kind = \"tree\", splits = [0, 2] }",

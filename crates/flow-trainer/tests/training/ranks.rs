@@ -312,7 +312,14 @@ fn members_that_part_at_steps_leave_the_same_bytes_on_one_two_and_four_ranks() {
         "sampling.prompts_per_step=4",
         "sampling.branching={ kind = \"tree\", splits = [0, 1, 2], fusion = \"path-probability\" }",
     ];
-    for branching in [one_step, tree] {
+    let one_step_per_group: &[&str] = &[
+        "sampling.prompts_per_step=4",
+        "sampling.group_size=6",
+        "sampling.micro_batch=3",
+        "sampling.branching={ kind = \"one-step-per-group\" }",
+        "algorithm.step_weights=\"inverse-gradient\"",
+    ];
+    for branching in [one_step, one_step_per_group, tree] {
         let overrides = [&geometry[..], branching].concat();
         let one = on_ranks(1, &overrides);
         for ranks in [2, 4] {

@@ -42,6 +42,13 @@ const VARIANTS: [&[&str]; 9] = [
         "algorithm.step_weights=\"noise\"",
         "optimizer.gradient_accumulation=3",
     ],
+    // Each group has a step of its own.
+    &[
+        "sampling.micro_batch=2",
+        "sampling.branching={ kind = \"one-step-per-group\" }",
+        "algorithm.step_weights=\"inverse-gradient\"",
+        "optimizer.gradient_accumulation=3",
+    ],
     // What the gate remembers, and a copy that becomes the trained weights every second iteration.
     &[
         "algorithm={ kind = \"gardo\", judges = [\"jpeg-compressibility\"], kl_beta = 1.0, \

@@ -325,6 +325,16 @@ impl Exchange for LostAfter {
         Alone.sum(lanes, parts)
     }
 
+    fn reduce_scatter(
+        &self,
+        lanes: &Lanes,
+        parts: &mut [&mut dyn Values],
+        counts: &[usize],
+        own: &mut dyn Values,
+    ) -> Result<(), Lost> {
+        Alone.reduce_scatter(lanes, parts, counts, own)
+    }
+
     fn settle(&self) -> Result<(), Lost> {
         self.look()
     }

@@ -63,6 +63,32 @@ fn large_frozen_matrices_of_blocks_are_stored_so_but_for_those_that_are_kept() {
     assert_eq!(names(&["mlp.*"], true), [all[0], all[2]]);
     assert_eq!(names(&["blocks.0.*"], true), all[2..]);
     assert!(names(&[], false).is_empty(), "all is trained");
+    let trained = |compute, keep: &str, has_adapter| {
+        let (layout, spec) = layout(has_adapter);
+        let rule = LowPrecisionRule {
+            format: LowPrecisionFormat::Fp8,
+            compute,
+            keep: vec![keep.to_owned()],
+        };
+        let forms = rule.select_trained(&layout, &spec);
+        forms
+            .iter()
+            .flatten()
+            .map(|form| [form.rows, form.columns])
+            .collect::<Vec<_>>()
+    };
+    let products = LowPrecisionCompute::Fp8;
+    assert_eq!(trained(products, "blocks.0.*", false), [[24, 24], [40, 24]]);
+    assert!(
+        trained(products, "blocks.0.*", true).is_empty(),
+        "these are frozen"
+    );
+    for other in [
+        LowPrecisionCompute::Storage,
+        LowPrecisionCompute::Fp8WithDataGradient,
+    ] {
+        assert!(trained(other, "blocks.0.*", false).is_empty(), "{other:?}");
+    }
 
     let (layout, spec) = layout(true);
     let rule = LowPrecisionRule {

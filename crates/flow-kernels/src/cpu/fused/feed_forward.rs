@@ -4,7 +4,7 @@ use super::gated_linear::Gated;
 use super::{LINEAR, Normed, build_rows, layer_rows};
 use crate::cpu::activation::activation_gradient;
 use crate::cpu::linear::{Layer, StoredValues, activated_again, has_trained_matrix};
-use crate::cpu::low_precision::{ForwardMatrix, StoredMatrix};
+use crate::cpu::low_precision::{BackwardMatrix, ForwardMatrix, StoredMatrix};
 use crate::host::{math, matrix::Precision, threads};
 use burn::backend::DispatchTensor;
 use flow_core::cpu::{CpuTensor, from_vec};
@@ -59,7 +59,7 @@ pub(crate) fn modulated_feed_forward(
         };
         let backward: autograd::Backward = Arc::new(move |incoming| {
             let (up, down) = incoming.wanted.split_at(first_down);
-            let part = stored.widened();
+            let part = stored.for_backward();
             part.backward(&sum, branch.as_ref(), train, incoming.gradient(), (up, down))
         });
         (output, backward)
@@ -84,8 +84,8 @@ impl Part<StoredMatrix> {
     }
 
     /// The operands that backward computes with.
-    fn widened(&self) -> Part<CpuTensor> {
-        self.with([&self.up, &self.down].map(StoredValues::widened))
+    fn for_backward(&self) -> Part<BackwardMatrix> {
+        self.with([&self.up, &self.down].map(StoredValues::for_backward))
     }
 
     fn with<M>(&self, [up, down]: [Layer<M>; 2]) -> Part<M> {
@@ -158,7 +158,7 @@ impl Part<ForwardMatrix> {
     }
 }
 
-impl Part<CpuTensor> {
+impl Part<BackwardMatrix> {
     /// Gradients of `x`, the modulation and the weights of `up` (`wanted.0`), and of those of `down` (`wanted.1`).
     fn backward(
         &self,

@@ -104,7 +104,7 @@ pub(crate) fn linear_gated_residual(
             });
             let mut gradients = vec![wanted[0].then(|| incoming.gradient().clone()), None, dmodulation];
             if wanted[1] || wanted[3..].contains(&true) {
-                let layer = stored.widened();
+                let layer = stored.for_backward();
                 let dbranch = layout.branch_gradient(gradient.values(), modulation.values());
                 gradients[1] = wanted[1].then(|| from_vec(layer.input_gradient(&dbranch), &x_shape));
                 let x = x.as_ref().map(CpuTensor::values);

@@ -12,7 +12,7 @@ pub(crate) use feed_forward::modulated_feed_forward;
 pub(crate) use gated_linear::linear_gated_residual;
 pub(crate) use modulated_linear::modulated_linear;
 
-use crate::cpu::linear::{self, ForwardValues, Values};
+use crate::cpu::linear::{self, BackwardValues, ForwardValues};
 use crate::cpu::modulated_layer_norm::{self as norm, NormLayout};
 use crate::host::threads;
 use flow_core::RawTensor;
@@ -93,7 +93,7 @@ impl Normed {
     /// layer's sum. The normalised rows and their statistics are computed again.
     fn layer_gradients(
         &self,
-        layer: &Values,
+        layer: &BackwardValues,
         train_matrix: bool,
         gradient: &[f32],
         wanted: &[bool],

@@ -52,7 +52,7 @@ pub(crate) fn modulated_linear(
             let through = sum.map(|sum| activation_gradient(activation, sum.values(), gradient.values()));
             let gradient = through.as_deref().unwrap_or(gradient.values());
             let (dx, dmodulation, weights) =
-                normed.layer_gradients(&stored.widened(), train_matrix, gradient, incoming.wanted);
+                normed.layer_gradients(&stored.for_backward(), train_matrix, gradient, incoming.wanted);
             let mut gradients = vec![
                 dx.map(|values| from_vec(values, normed.x.shape())),
                 dmodulation.map(|values| from_vec(values, normed.modulation.shape())),

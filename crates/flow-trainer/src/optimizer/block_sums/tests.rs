@@ -24,13 +24,14 @@ const UNITS: [&[usize]; 2] = [&[0, 0, 1], &[3]];
 /// A unit in whose backward pass no gradient reaches block 1.
 const WITHOUT: usize = 1;
 
-/// Two blocks of two weights each, of which ranks have no even halves.
+/// Two blocks of two weights each, of which ranks have no even halves: they are cut within a piece of those whose squares are summed apart, of which
+/// the larger weights have several.
 fn layout() -> Arc<ParamLayout> {
     let mut layout = ParamLayout::default();
     let mut builder = LayoutBuilder::new(&mut layout);
     for block in 0..2 {
         let mut weights = builder.under(format_args!("blocks.{block}"));
-        weights.param("up", [3, 101 + block], Init::Zeros);
+        weights.param("up", [3, 9_001 + block], Init::Zeros);
         weights.param("bias", [7], Init::Zeros);
     }
     Arc::new(layout)
@@ -106,6 +107,9 @@ fn compare(exchange: Arc<dyn Exchange>) {
     }
     let mut accumulated = Accumulated::in_lanes(4, lanes);
     sums.finish(&mut accumulated).expect("everyone is there");
+    let on = (&*kernels, &device, Some(&shards));
+    let ended = accumulated.exchange((&*exchange, lanes), &layout, &[false; 4], on);
+    ended.expect("everyone is there");
     let (found, wanted) = (accumulated.total(&*kernels), whole(&layout, &*kernels));
     let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
     for index in 0..layout.len() {
