@@ -88,6 +88,36 @@ fn modulate<F: Float, N: Size>(
     deviation * Vector::new(reciprocal) * factor + shifted
 }
 
+/// Sizes of a modulated layer norm, and what it adds.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct ModulationSizes {
+    /// Tokens of all samples.
+    pub row_count: usize,
+    /// Tokens of a sample.
+    pub tokens: usize,
+    /// Chunks of the modulation.
+    pub chunks: usize,
+    /// Which chunk is the shift.
+    pub shift: usize,
+    /// Which chunk is the scale, less `unit`.
+    pub scale: usize,
+    /// Added to the scale.
+    pub unit: f32,
+    /// Added to the variance.
+    pub epsilon: f32,
+}
+
+/// What is known at compile time of a norm that makes codes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct NormCodesKind {
+    /// Whether the rows are written, too.
+    pub stores_rows: bool,
+    /// Whether the device has an instruction that makes codes.
+    pub native: bool,
+    /// Shape of the block.
+    pub rows: Rows,
+}
+
 /// `y = (x - mean) / sqrt(variance + epsilon) · (unit + scale) + shift`, and mean and reciprocal deviation of each row.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn norm_forward<F: Float, N: Size>(
@@ -95,13 +125,7 @@ pub(crate) fn norm_forward<F: Float, N: Size>(
     modulation: &[Vector<F, N>],
     y: &mut [Vector<F, N>],
     statistics: &mut [f32],
-    row_count: usize,
-    tokens: usize,
-    chunks: usize,
-    shift: usize,
-    scale: usize,
-    unit: f32,
-    epsilon: f32,
+    sizes: &ModulationSizes,
     #[comptime] rows: Rows,
 ) {
     let held = comptime!(rows.held());
@@ -109,21 +133,22 @@ pub(crate) fn norm_forward<F: Float, N: Size>(
     let mut shared: Shared<[f32]> = Shared::new_slice(comptime!(rows.shared(1)));
     let lane = UNIT_POS as usize % rows.threads_per_row;
     let asked = CUBE_POS * rows.groups + UNIT_POS as usize / rows.threads_per_row;
-    let exists = asked < row_count;
+    let exists = asked < sizes.row_count;
     let row = select(exists, asked, 0usize);
 
     let mut values = Array::<Vector<f32, N>>::new(held);
-    let (mean, reciprocal) = deviations::<F, N>(x, &mut values, &mut shared, row, lane, epsilon, rows);
-    let of_sample = row / tokens * chunks;
-    let scale_start = (of_sample + scale) * vectors;
-    let shift_start = (of_sample + shift) * vectors;
+    let (mean, reciprocal) = deviations::<F, N>(x, &mut values, &mut shared, row, lane, sizes.epsilon, rows);
+    let of_sample = row / sizes.tokens * sizes.chunks;
+    let scale_start = (of_sample + sizes.scale) * vectors;
+    let shift_start = (of_sample + sizes.shift) * vectors;
     if exists {
         #[unroll]
         for i in 0..held {
             let at = lane + comptime!(i * rows.threads_per_row);
             if at < vectors {
                 let (scale_at, shift_at) = (scale_start + at, shift_start + at);
-                let result = modulate::<F, N>(values[i], reciprocal, modulation, scale_at, shift_at, unit);
+                let result =
+                    modulate::<F, N>(values[i], reciprocal, modulation, scale_at, shift_at, sizes.unit);
                 y[row * vectors + at] = Vector::cast_from(result);
             }
         }
@@ -142,31 +167,26 @@ pub(crate) fn norm_codes<F: Float, N: Size, M: Size>(
     y: &mut [Vector<F, N>],
     codes: &mut [Vector<u32, M>],
     scales: &mut [f32],
-    row_count: usize,
-    tokens: usize,
-    chunks: usize,
-    shift: usize,
-    scale: usize,
-    unit: f32,
-    epsilon: f32,
-    #[comptime] stores_rows: bool,
-    #[comptime] native: bool,
-    #[comptime] rows: Rows,
+    sizes: &ModulationSizes,
+    #[comptime] kind: NormCodesKind,
 ) {
+    let stores_rows = comptime!(kind.stores_rows);
+    let native = comptime!(kind.native);
+    let rows = comptime!(kind.rows);
     let held = comptime!(rows.held());
     let vectors = comptime!(rows.vectors());
     let mut shared: Shared<[f32]> = Shared::new_slice(comptime!(rows.shared(1)));
     let mut largest_of: Shared<[u32]> = Shared::new_slice(comptime!(rows.shared(1)));
     let lane = UNIT_POS as usize % rows.threads_per_row;
     let asked = CUBE_POS * rows.groups + UNIT_POS as usize / rows.threads_per_row;
-    let exists = asked < row_count;
+    let exists = asked < sizes.row_count;
     let row = select(exists, asked, 0usize);
 
     let mut values = Array::<Vector<f32, N>>::new(held);
-    let (_, reciprocal) = deviations::<F, N>(x, &mut values, &mut shared, row, lane, epsilon, rows);
-    let of_sample = row / tokens * chunks;
-    let scale_start = (of_sample + scale) * vectors;
-    let shift_start = (of_sample + shift) * vectors;
+    let (_, reciprocal) = deviations::<F, N>(x, &mut values, &mut shared, row, lane, sizes.epsilon, rows);
+    let of_sample = row / sizes.tokens * sizes.chunks;
+    let scale_start = (of_sample + sizes.scale) * vectors;
+    let shift_start = (of_sample + sizes.shift) * vectors;
     #[unroll]
     for i in 0..held {
         let at = lane + comptime!(i * rows.threads_per_row);
@@ -174,7 +194,7 @@ pub(crate) fn norm_codes<F: Float, N: Size, M: Size>(
         // Threads behind the row's end compute its first vector, and then count as zeros.
         let place = select(inside, at, 0usize);
         let (scale_at, shift_at) = (scale_start + place, shift_start + place);
-        let result = modulate::<F, N>(values[i], reciprocal, modulation, scale_at, shift_at, unit);
+        let result = modulate::<F, N>(values[i], reciprocal, modulation, scale_at, shift_at, sizes.unit);
         let stored = Vector::<F, N>::cast_from(result);
         if comptime!(stores_rows) {
             if exists && inside {
@@ -392,6 +412,18 @@ impl ModulatedNorm {
         Ok(x.element)
     }
 
+    fn modulation_sizes(&self) -> ModulationSizesLaunch {
+        ModulationSizesLaunch::new(
+            self.rows(),
+            self.tokens,
+            self.chunks,
+            self.shift,
+            self.scale,
+            self.unit,
+            self.epsilon,
+        )
+    }
+
     fn check(&self, x: &Buffer, modulation: &Buffer, statistics: &Buffer) -> Result<Element, Refused> {
         let element = self.check_inputs(x, modulation)?;
         statistics.expect_of("statistics", self.rows() * 2, Element::F32)?;
@@ -430,13 +462,7 @@ impl ModulatedNorm {
                 modulation.argument(),
                 y.argument(),
                 statistics.argument(),
-                self.rows(),
-                self.tokens,
-                self.chunks,
-                self.shift,
-                self.scale,
-                self.unit,
-                self.epsilon,
+                self.modulation_sizes(),
                 rows,
             );
         });
@@ -483,16 +509,12 @@ impl ModulatedNorm {
                 y.unwrap_or(&unused).argument(),
                 code_words,
                 scales,
-                self.rows(),
-                self.tokens,
-                self.chunks,
-                self.shift,
-                self.scale,
-                self.unit,
-                self.epsilon,
-                y.is_some(),
-                is_native(client),
-                rows,
+                self.modulation_sizes(),
+                NormCodesKind {
+                    stores_rows: y.is_some(),
+                    native: is_native(client),
+                    rows,
+                },
             );
         });
         Ok(())

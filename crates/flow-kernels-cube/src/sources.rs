@@ -38,7 +38,8 @@ use crate::modulated_layer_norm::norm_backward::NormBackward;
 use crate::modulated_layer_norm::norm_codes::NormCodes;
 use crate::modulated_layer_norm::norm_forward::NormForward;
 use crate::modulated_layer_norm::{
-    NormBackwardKind, NormInputsCompilationArg, NormSizesCompilationArg, at_once,
+    ModulationSizesCompilationArg, NormBackwardKind, NormCodesKind, NormInputsCompilationArg,
+    NormSizesCompilationArg, at_once,
 };
 use crate::multi_tensor::MOST;
 use crate::normals::draw_normals::DrawNormals;
@@ -125,6 +126,18 @@ fn joins<F: Float>(vector: usize) -> KernelDefinition {
         vector,
     )
     .define()
+}
+
+fn modulation_sizes() -> ModulationSizesCompilationArg {
+    ModulationSizesCompilationArg {
+        row_count: (),
+        tokens: (),
+        chunks: (),
+        shift: (),
+        scale: (),
+        unit: (),
+        epsilon: (),
+    }
 }
 
 fn norm_backward<F: Float>(vector: usize, rows: Rows, modulated: bool, adds: bool) -> KernelDefinition {
@@ -293,7 +306,8 @@ fn row_codes<F: Float>(channels: usize, vector: usize) -> Vec<(&'static str, Ker
     let (rows, words) = (Rows::several(channels, vector, WARP), words(vector));
     let norm = |stores_rows: bool| {
         define!(
-            NormCodes::<F>, rows.threads(), [x m y c s], [r t c a b u e], vector, words, stores_rows, true, rows
+            NormCodes::<F>, rows.threads(), [x m y c s], [], modulation_sizes(), vector, words,
+            NormCodesKind { stores_rows, native: true, rows }
         )
     };
     let activation = |stores_rows: bool| {
@@ -326,7 +340,7 @@ pub fn sources(element: Element, channels: usize) -> Result<Vec<Source>, CannotC
     let turn = if channels.is_multiple_of(64) { 64 } else { channels } / vector;
     with_type!(element, F => {
         let definitions = [
-            ("norm_forward", define!(NormForward::<F>, several.threads(), [x m y s], [r t c a b u e], vector, several)),
+            ("norm_forward", define!(NormForward::<F>, several.threads(), [x m y s], [], modulation_sizes(), vector, several)),
             ("norm_backward", norm_backward::<F>(vector, whole, true, false)),
             ("norm_backward_added", norm_backward::<F>(vector, whole, true, true)),
             ("norm_backward_plain", norm_backward::<F>(vector, whole, false, false)),
