@@ -1,28 +1,29 @@
 //! Kernels by themselves: as they are launched, for precompilation; and the CUDA sources of those that the tables
 //! choose, which need no GPU, for the compile check and for reading.
 
-use crate::mma::Mma;
-use crate::mma::backward_keys::mma_backward_keys::MmaBackwardKeys;
-use crate::mma::backward_queries::mma_backward_queries::MmaBackwardQueries;
-use crate::mma::forward::mma_forward::MmaForward;
 use crate::prepared::{DeviceCapabilities, Kernels, Prepared, Selection};
 use crate::problem::Problem;
-use crate::wgmma::Wgmma;
-use crate::wgmma::arguments::{
-    BackwardKeysMapsCompilationArg, BackwardKeysProblemCompilationArg, BackwardQueriesMapsCompilationArg,
-    BackwardQueriesProblemCompilationArg, BlockMaskArgsCompilationArg, ForwardProblemCompilationArg,
-    OutputRowsCompilationArg, PersistentProblemCompilationArg, QkvMapsCompilationArg,
-    QueryStatisticPairsCompilationArg, QueryStatisticsCompilationArg, WorkScheduleCompilationArg,
-};
-use crate::wgmma::backward_keys::backward_keys::BackwardKeys;
-use crate::wgmma::backward_queries::backward_queries::BackwardQueries;
-use crate::wgmma::forward::forward::Forward;
-use crate::wgmma::forward_persistent::forward_persistent::ForwardPersistent;
-use crate::wgmma::reduce_partials::{THREADS, reduce_partials::ReducePartials};
-use crate::{mma, wgmma};
+#[cfg(feature = "compile-check")]
+use crate::wgmma as hopper;
 use cubecl::prelude::*;
 use cubecl_runtime::kernel::CubeKernel;
 use flow_cube::offline::{self, CannotCompile, CudaSource, Properties};
+
+/// A kernel for a device: its arguments by kind and name, in their order, then what is compiled in.
+macro_rules! kernel {
+    ($kernel:ident, $on:expr, $threads:expr; $($kind:ident($($name:ident)*))*; $($known:expr),*) => {
+        Box::new($kernel::new(
+            offline::settings($threads),
+            $on.device.clone(),
+            $on.target.clone(),
+            $($($kind(stringify!($name)),)*)*
+            $($known),*
+        ))
+    };
+}
+
+mod mma;
+mod wgmma;
 
 /// Kernels that can be had without a launch: the same as are launched.
 pub trait Sources: Kernels {
@@ -131,141 +132,12 @@ fn tensor_map(_name: &str) {}
 
 fn scalar(_name: &str) {}
 
-// The same for arguments in structs.
-fn qkv_maps<E: Numeric>(_name: &str) -> QkvMapsCompilationArg<E> {
-    QkvMapsCompilationArg {
-        q: (),
-        k: (),
-        v: (),
-        k_2: (),
-        v_2: (),
-    }
-}
-
-fn block_mask<W: Size>(name: &str) -> BlockMaskArgsCompilationArg<W> {
-    BlockMaskArgsCompilationArg {
-        work_tiles: buffer(name),
-        entries: buffer(name),
-        partial_masks: buffer(name),
-    }
-}
-
-fn work_schedule<W: Size>(name: &str) -> WorkScheduleCompilationArg<W> {
-    WorkScheduleCompilationArg {
-        assignments: buffer(name),
-        records: buffer(name),
-        record_words: buffer(name),
-        partial_masks: buffer(name),
-    }
-}
-
-fn persistent_problem(_name: &str) -> PersistentProblemCompilationArg {
-    PersistentProblemCompilationArg {
-        head_count: (),
-        queries: (),
-        lse_rows: (),
-        scale_log2: (),
-    }
-}
-
-fn forward_problem(_name: &str) -> ForwardProblemCompilationArg {
-    ForwardProblemCompilationArg {
-        queries: (),
-        lse_rows: (),
-        first_keys: (),
-        second_keys: (),
-        group: (),
-        scale_log2: (),
-    }
-}
-
-fn backward_queries_maps<E: Numeric>(name: &str) -> BackwardQueriesMapsCompilationArg<E> {
-    BackwardQueriesMapsCompilationArg {
-        qkv: qkv_maps(name),
-        d_o: (),
-        dq: (),
-    }
-}
-
-fn output_rows(name: &str) -> OutputRowsCompilationArg {
-    OutputRowsCompilationArg {
-        o_rows: buffer(name),
-        do_rows: buffer(name),
-        o_batch: (),
-        o_head: (),
-        o_row: (),
-        do_batch: (),
-        do_head: (),
-        do_row: (),
-    }
-}
-
-fn query_statistics(name: &str) -> QueryStatisticsCompilationArg {
-    QueryStatisticsCompilationArg {
-        lse: buffer(name),
-        delta: buffer(name),
-    }
-}
-
-fn backward_queries_problem(_name: &str) -> BackwardQueriesProblemCompilationArg {
-    BackwardQueriesProblemCompilationArg {
-        queries: (),
-        lse_rows: (),
-        first_keys: (),
-        second_keys: (),
-        group: (),
-        scale_log2: (),
-        scale: (),
-    }
-}
-
-fn backward_keys_maps<E: Numeric>(_name: &str) -> BackwardKeysMapsCompilationArg<E> {
-    BackwardKeysMapsCompilationArg {
-        q: (),
-        k: (),
-        v: (),
-        d_o: (),
-        dk: (),
-        dv: (),
-    }
-}
-
-fn query_statistic_pairs(name: &str) -> QueryStatisticPairsCompilationArg {
-    QueryStatisticPairsCompilationArg {
-        lse: buffer(name),
-        delta: buffer(name),
-    }
-}
-
-fn backward_keys_problem(_name: &str) -> BackwardKeysProblemCompilationArg {
-    BackwardKeysProblemCompilationArg {
-        queries: (),
-        lse_rows: (),
-        group: (),
-        scale_log2: (),
-        scale: (),
-    }
-}
-
-/// A kernel for a device: its arguments by kind and name, in their order, then what is compiled in.
-macro_rules! kernel {
-    ($kernel:ident, $on:expr, $threads:expr; $($kind:ident($($name:ident)*))*; $($known:expr),*) => {
-        Box::new($kernel::new(
-            offline::settings($threads),
-            $on.device.clone(),
-            $on.target.clone(),
-            $($($kind(stringify!($name)),)*)*
-            $($known),*
-        ))
-    };
-}
-
-/// The test kernel of the softmax of `tiles`: see [`softmax_test_kernel`](wgmma::softmax_test_kernel).
+/// The test kernel of the softmax of `tiles`: see [`softmax_test_kernel`](crate::wgmma::softmax_test_kernel).
 ///
 /// # Errors
 /// If CubeCL refuses it.
 #[cfg(feature = "compile-check")]
-pub fn softmax_test_kernel(tiles: wgmma::ForwardTiles) -> Result<CudaSource, CannotCompile> {
+pub fn softmax_test_kernel(tiles: hopper::ForwardTiles) -> Result<CudaSource, CannotCompile> {
     use crate::wgmma::softmax_test_kernel::softmax_test_kernel::SoftmaxTestKernel;
     let on = Properties::h100();
     let [scores, output, probabilities, ..] = tiles.vectors();
@@ -293,98 +165,4 @@ pub fn block_mask_test_kernel(row_groups: usize, columns: usize) -> Result<CudaS
         row_groups, columns, [registers, words_per_load(columns)]
     );
     offline::cuda_source(kernel.define())
-}
-
-impl Sources for Mma {
-    fn forward_kernel(on: &Properties, tiles: mma::ForwardTiles) -> Box<dyn CubeKernel> {
-        kernel!(MmaForward, on, tiles.threads() as u32;
-            tensor(q k v k_2 v_2 o)
-            buffer(lse work_tiles entries partial_masks bias)
-            scalar(queries lse_rows first_keys second_keys group scale_log2 inverse_scale);
-            tiles, tiles.vectors()
-        )
-    }
-
-    // Heads of T5 and UMT5 have 64 channels.
-    fn biased_kernel(on: &Properties, tiles: mma::ForwardTiles) -> Option<Box<dyn CubeKernel>> {
-        let is_asked_for = tiles.head_dim == 64 && !tiles.two_segments;
-        let tiles = mma::ForwardTiles {
-            biased: true,
-            ..tiles
-        };
-        is_asked_for.then(|| Self::forward_kernel(on, tiles))
-    }
-
-    fn queries_kernel(on: &Properties, tiles: mma::BackwardTiles) -> Box<dyn CubeKernel> {
-        kernel!(MmaBackwardQueries, on, tiles.threads() as u32;
-            tensor(q k v k_2 v_2 o d_o dq)
-            buffer(lse delta work_tiles entries partial_masks)
-            scalar(queries lse_rows first_keys second_keys group scale_log2 scale);
-            tiles, tiles.vectors()
-        )
-    }
-
-    fn keys_kernel(on: &Properties, tiles: mma::BackwardTiles) -> Box<dyn CubeKernel> {
-        kernel!(MmaBackwardKeys, on, tiles.threads() as u32;
-            tensor(q k v d_o dk dv)
-            buffer(lse delta work_tiles entries partial_masks)
-            scalar(queries keys lse_rows group scale_log2 scale);
-            tiles, tiles.vectors()
-        )
-    }
-}
-
-impl Sources for Wgmma {
-    fn forward_kernel(on: &Properties, tiles: wgmma::ForwardTiles) -> Box<dyn CubeKernel> {
-        if tiles.persistent {
-            return kernel!(ForwardPersistent, on, tiles.threads();
-                qkv_maps(maps)
-                tensor_map(o)
-                buffer(lse)
-                work_schedule(schedule)
-                persistent_problem(problem);
-                tiles, tiles.operand_type.element(), tiles.vectors()
-            );
-        }
-        kernel!(Forward, on, tiles.threads();
-            qkv_maps(maps)
-            tensor_map(o)
-            buffer(lse)
-            block_mask(mask)
-            forward_problem(problem);
-            tiles, tiles.operand_type.element(), tiles.vectors()
-        )
-    }
-
-    fn queries_kernel(on: &Properties, tiles: wgmma::BackwardTiles) -> Box<dyn CubeKernel> {
-        kernel!(BackwardQueries, on, tiles.threads();
-            backward_queries_maps(maps)
-            output_rows(rows)
-            query_statistics(statistics)
-            block_mask(mask)
-            backward_queries_problem(problem);
-            tiles, tiles.operand_type.element(), tiles.vectors()
-        )
-    }
-
-    fn keys_kernel(on: &Properties, tiles: wgmma::BackwardTiles) -> Box<dyn CubeKernel> {
-        kernel!(BackwardKeys, on, tiles.threads();
-            backward_keys_maps(maps)
-            buffer(sums)
-            query_statistic_pairs(statistics)
-            block_mask(mask)
-            backward_keys_problem(problem);
-            tiles, tiles.operand_type.element(), tiles.vectors()
-        )
-    }
-
-    fn reduce_partials_kernel(on: &Properties, tiles: wgmma::BackwardTiles) -> Option<Box<dyn CubeKernel>> {
-        (tiles.split_q > 1).then(|| -> Box<dyn CubeKernel> {
-            kernel!(ReducePartials, on, THREADS as u32;
-                buffer(sums gradient)
-                scalar(batch_stride head_stride row_stride rows keys scale);
-                tiles.split_q, tiles.head_dim, tiles.operand_type
-            )
-        })
-    }
 }

@@ -370,16 +370,18 @@ impl AdamW<'_> {
                     .filter_map(|one| one.beside().map(Buffer::argument))
                     .collect(),
                 self.varying.argument(),
-                group.iter().map(AdamWParam::vectors).collect(),
-                group.iter().map(|one| one.weight_decay).collect(),
-                group.iter().map(AdamWParam::stream).collect(),
-                group.iter().map(AdamWParam::first_block).collect(),
-                beta1,
-                beta2,
-                self.epsilon,
-                seed as u32,
-                (seed >> 32) as u32,
-                (u32::from(purpose) << 24) | (step & 0xFF_FFFF),
+                NarrowStepLaunch::new(
+                    group.iter().map(AdamWParam::vectors).collect(),
+                    group.iter().map(|one| one.weight_decay).collect(),
+                    group.iter().map(AdamWParam::stream).collect(),
+                    group.iter().map(AdamWParam::first_block).collect(),
+                    beta1,
+                    beta2,
+                    self.epsilon,
+                    seed as u32,
+                    (seed >> 32) as u32,
+                    (u32::from(purpose) << 24) | (step & 0xFF_FFFF),
+                ),
                 matches!(group[0].beside, MasterWeight::Low(_)),
             );
         }

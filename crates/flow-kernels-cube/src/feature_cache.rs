@@ -18,67 +18,27 @@ pub const MOST_SOURCES: usize = 6;
 /// Sums per pair of rows.
 const SUMS: usize = 3;
 
-/// `output = w0 · s0 + w1 · s1 + …` of `count` sources: one product, then fused multiply-adds in order, rounded once.
+/// `output = w0 · s0 + w1 · s1 + …` of the first `count` sources: one product, then fused multiply-adds in order, rounded once. A
+/// source is read from its vector `firsts[i]` on.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn combine_rows<F: Float, N: Size>(
-    s0: &[Vector<F, N>],
-    s1: &[Vector<F, N>],
-    s2: &[Vector<F, N>],
-    s3: &[Vector<F, N>],
-    s4: &[Vector<F, N>],
-    s5: &[Vector<F, N>],
+    sources: &Sequence<Box<[Vector<F, N>]>>,
     output: &mut [Vector<F, N>],
-    w0: f32,
-    w1: f32,
-    w2: f32,
-    w3: f32,
-    w4: f32,
-    w5: f32,
-    first0: usize,
-    first1: usize,
-    first2: usize,
-    first3: usize,
-    first4: usize,
-    first5: usize,
+    weights: &Sequence<f32>,
+    firsts: &Sequence<usize>,
     first: usize,
     vectors: usize,
     #[comptime] count: usize,
 ) {
     let at = ABSOLUTE_POS;
     if at < vectors {
-        let mut sum = Vector::<f32, N>::new(w0) * Vector::<f32, N>::cast_from(s0[first0 + at]);
-        if comptime!(count > 1) {
+        let mut sum = Vector::<f32, N>::new(*weights.index(0usize))
+            * Vector::<f32, N>::cast_from(sources.index(0usize)[*firsts.index(0usize) + at]);
+        #[unroll]
+        for i in 1..count {
             sum = fma(
-                Vector::<f32, N>::new(w1),
-                Vector::<f32, N>::cast_from(s1[first1 + at]),
-                sum,
-            );
-        }
-        if comptime!(count > 2) {
-            sum = fma(
-                Vector::<f32, N>::new(w2),
-                Vector::<f32, N>::cast_from(s2[first2 + at]),
-                sum,
-            );
-        }
-        if comptime!(count > 3) {
-            sum = fma(
-                Vector::<f32, N>::new(w3),
-                Vector::<f32, N>::cast_from(s3[first3 + at]),
-                sum,
-            );
-        }
-        if comptime!(count > 4) {
-            sum = fma(
-                Vector::<f32, N>::new(w4),
-                Vector::<f32, N>::cast_from(s4[first4 + at]),
-                sum,
-            );
-        }
-        if comptime!(count > 5) {
-            sum = fma(
-                Vector::<f32, N>::new(w5),
-                Vector::<f32, N>::cast_from(s5[first5 + at]),
+                Vector::<f32, N>::new(*weights.index(i)),
+                Vector::<f32, N>::cast_from(sources.index(i)[*firsts.index(i) + at]),
                 sum,
             );
         }
@@ -198,25 +158,10 @@ pub fn combine(
             CubeDim::new_1d(THREADS as u32),
             address_type(&all),
             width,
-            argument(0),
-            argument(1),
-            argument(2),
-            argument(3),
-            argument(4),
-            argument(5),
+            (0..MOST_SOURCES).map(argument).collect(),
             output.buffer.argument(),
-            of(0).0,
-            of(1).0,
-            of(2).0,
-            of(3).0,
-            of(4).0,
-            of(5).0,
-            first(of(0).1),
-            first(of(1).1),
-            first(of(2).1),
-            first(of(3).1),
-            first(of(4).1),
-            first(of(5).1),
+            (0..MOST_SOURCES).map(|at| of(at).0).collect(),
+            (0..MOST_SOURCES).map(|at| first(of(at).1)).collect(),
             first(output),
             vectors,
             sources.len(),

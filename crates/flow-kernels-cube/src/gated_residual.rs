@@ -43,7 +43,31 @@ pub(crate) fn gate_forward<F: Float, N: Size>(
     }
 }
 
-/// `dbranch = gradient · gate` if `want_branch`, and if `want_gate` sums of `gradient · branch` over pieces of a sample's
+/// Sizes of the backward kernel.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct GateSizes {
+    /// Samples.
+    pub batch: usize,
+    /// Tokens of a sample.
+    pub tokens: usize,
+    /// Chunks of the modulation.
+    pub chunks: usize,
+    /// Which chunk is the gate.
+    pub gate: usize,
+    /// Tokens of a piece.
+    pub piece: usize,
+}
+
+/// Which gradients are asked for, known at compile time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct GateGradients {
+    /// That of the branch.
+    pub branch: bool,
+    /// That of the gate.
+    pub gate: bool,
+}
+
+/// `dbranch = gradient · gate` if it is wanted, and if the gate's gradient is, sums of `gradient · branch` over pieces of a sample's
 /// tokens: `partials [B, pieces, D]`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn gate_backward<F: Float, N: Size>(
@@ -52,44 +76,40 @@ pub(crate) fn gate_backward<F: Float, N: Size>(
     gradient: &[Vector<F, N>],
     dbranch: &mut [Vector<F, N>],
     partials: &mut [Vector<f32, N>],
-    batch: usize,
-    tokens: usize,
-    chunks: usize,
-    gate: usize,
-    piece: usize,
-    #[comptime] want_branch: bool,
-    #[comptime] want_gate: bool,
+    sizes: &GateSizes,
+    #[comptime] wanted: GateGradients,
     #[comptime] columns: Columns,
 ) {
     let mut shared: Shared<[Vector<f32, N>]> =
-        Shared::new_slice(comptime!(if want_gate { THREADS } else { 1 }));
+        Shared::new_slice(comptime!(if wanted.gate { THREADS } else { 1 }));
     let blocks = comptime!(columns.blocks());
-    let pieces = tokens.div_ceil(piece);
+    let pieces = sizes.tokens.div_ceil(sizes.piece);
     let number = CUBE_POS / blocks;
     let sample = number / pieces;
-    let first = number % pieces * piece;
+    let first = number % pieces * sizes.piece;
     let (column, share) = place(CUBE_POS % blocks, columns);
-    let end = min(first + piece, tokens);
-    let exists = column < columns.vectors && sample < batch;
+    let end = min(first + sizes.piece, sizes.tokens);
+    let exists = column < columns.vectors && sample < sizes.batch;
     let mut sums = Vector::<f32, N>::new(0.0f32);
     if exists {
-        let factor =
-            Vector::<f32, N>::cast_from(modulation[(sample * chunks + gate) * columns.vectors + column]);
-        for step in 0..piece / columns.down {
+        let factor = Vector::<f32, N>::cast_from(
+            modulation[(sample * sizes.chunks + sizes.gate) * columns.vectors + column],
+        );
+        for step in 0..sizes.piece / columns.down {
             let token = first + step * columns.down + share;
             if token < end {
-                let at = (sample * tokens + token) * columns.vectors + column;
+                let at = (sample * sizes.tokens + token) * columns.vectors + column;
                 let slope = Vector::<f32, N>::cast_from(gradient[at]);
-                if comptime!(want_branch) {
+                if comptime!(wanted.branch) {
                     dbranch[at] = Vector::cast_from(slope * factor);
                 }
-                if comptime!(want_gate) {
+                if comptime!(wanted.gate) {
                     sums += slope * Vector::<f32, N>::cast_from(branch[at]);
                 }
             }
         }
     }
-    if comptime!(want_gate) {
+    if comptime!(wanted.gate) {
         let folded = fold::<N>(sums, &mut shared, columns);
         if share == 0 && exists {
             partials[number * columns.vectors + column] = folded;
@@ -214,13 +234,11 @@ impl Gate {
                     gradient.argument(),
                     dbranch.unwrap_or(&unused).argument(),
                     partials.argument(),
-                    self.batch,
-                    self.tokens,
-                    self.chunks,
-                    self.gate,
-                    piece,
-                    dbranch.is_some(),
-                    dmodulation.is_some(),
+                    GateSizesLaunch::new(self.batch, self.tokens, self.chunks, self.gate, piece),
+                    GateGradients {
+                        branch: dbranch.is_some(),
+                        gate: dmodulation.is_some(),
+                    },
                     columns,
                 );
             });

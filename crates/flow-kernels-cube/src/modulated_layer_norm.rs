@@ -88,6 +88,36 @@ fn modulate<F: Float, N: Size>(
     deviation * Vector::new(reciprocal) * factor + shifted
 }
 
+/// Sizes of a modulated layer norm, and what it adds.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct ModulationSizes {
+    /// Tokens of all samples.
+    pub row_count: usize,
+    /// Tokens of a sample.
+    pub tokens: usize,
+    /// Chunks of the modulation.
+    pub chunks: usize,
+    /// Which chunk is the shift.
+    pub shift: usize,
+    /// Which chunk is the scale, less `unit`.
+    pub scale: usize,
+    /// Added to the scale.
+    pub unit: f32,
+    /// Added to the variance.
+    pub epsilon: f32,
+}
+
+/// What is known at compile time of a norm that makes codes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct NormCodesKind {
+    /// Whether the rows are written, too.
+    pub stores_rows: bool,
+    /// Whether the device has an instruction that makes codes.
+    pub native: bool,
+    /// Shape of the block.
+    pub rows: Rows,
+}
+
 /// `y = (x - mean) / sqrt(variance + epsilon) · (unit + scale) + shift`, and mean and reciprocal deviation of each row.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn norm_forward<F: Float, N: Size>(
@@ -95,13 +125,7 @@ pub(crate) fn norm_forward<F: Float, N: Size>(
     modulation: &[Vector<F, N>],
     y: &mut [Vector<F, N>],
     statistics: &mut [f32],
-    row_count: usize,
-    tokens: usize,
-    chunks: usize,
-    shift: usize,
-    scale: usize,
-    unit: f32,
-    epsilon: f32,
+    sizes: &ModulationSizes,
     #[comptime] rows: Rows,
 ) {
     let held = comptime!(rows.held());
@@ -109,21 +133,22 @@ pub(crate) fn norm_forward<F: Float, N: Size>(
     let mut shared: Shared<[f32]> = Shared::new_slice(comptime!(rows.shared(1)));
     let lane = UNIT_POS as usize % rows.threads_per_row;
     let asked = CUBE_POS * rows.groups + UNIT_POS as usize / rows.threads_per_row;
-    let exists = asked < row_count;
+    let exists = asked < sizes.row_count;
     let row = select(exists, asked, 0usize);
 
     let mut values = Array::<Vector<f32, N>>::new(held);
-    let (mean, reciprocal) = deviations::<F, N>(x, &mut values, &mut shared, row, lane, epsilon, rows);
-    let of_sample = row / tokens * chunks;
-    let scale_start = (of_sample + scale) * vectors;
-    let shift_start = (of_sample + shift) * vectors;
+    let (mean, reciprocal) = deviations::<F, N>(x, &mut values, &mut shared, row, lane, sizes.epsilon, rows);
+    let of_sample = row / sizes.tokens * sizes.chunks;
+    let scale_start = (of_sample + sizes.scale) * vectors;
+    let shift_start = (of_sample + sizes.shift) * vectors;
     if exists {
         #[unroll]
         for i in 0..held {
             let at = lane + comptime!(i * rows.threads_per_row);
             if at < vectors {
                 let (scale_at, shift_at) = (scale_start + at, shift_start + at);
-                let result = modulate::<F, N>(values[i], reciprocal, modulation, scale_at, shift_at, unit);
+                let result =
+                    modulate::<F, N>(values[i], reciprocal, modulation, scale_at, shift_at, sizes.unit);
                 y[row * vectors + at] = Vector::cast_from(result);
             }
         }
@@ -142,31 +167,26 @@ pub(crate) fn norm_codes<F: Float, N: Size, M: Size>(
     y: &mut [Vector<F, N>],
     codes: &mut [Vector<u32, M>],
     scales: &mut [f32],
-    row_count: usize,
-    tokens: usize,
-    chunks: usize,
-    shift: usize,
-    scale: usize,
-    unit: f32,
-    epsilon: f32,
-    #[comptime] stores_rows: bool,
-    #[comptime] native: bool,
-    #[comptime] rows: Rows,
+    sizes: &ModulationSizes,
+    #[comptime] kind: NormCodesKind,
 ) {
+    let stores_rows = comptime!(kind.stores_rows);
+    let native = comptime!(kind.native);
+    let rows = comptime!(kind.rows);
     let held = comptime!(rows.held());
     let vectors = comptime!(rows.vectors());
     let mut shared: Shared<[f32]> = Shared::new_slice(comptime!(rows.shared(1)));
     let mut largest_of: Shared<[u32]> = Shared::new_slice(comptime!(rows.shared(1)));
     let lane = UNIT_POS as usize % rows.threads_per_row;
     let asked = CUBE_POS * rows.groups + UNIT_POS as usize / rows.threads_per_row;
-    let exists = asked < row_count;
+    let exists = asked < sizes.row_count;
     let row = select(exists, asked, 0usize);
 
     let mut values = Array::<Vector<f32, N>>::new(held);
-    let (_, reciprocal) = deviations::<F, N>(x, &mut values, &mut shared, row, lane, epsilon, rows);
-    let of_sample = row / tokens * chunks;
-    let scale_start = (of_sample + scale) * vectors;
-    let shift_start = (of_sample + shift) * vectors;
+    let (_, reciprocal) = deviations::<F, N>(x, &mut values, &mut shared, row, lane, sizes.epsilon, rows);
+    let of_sample = row / sizes.tokens * sizes.chunks;
+    let scale_start = (of_sample + sizes.scale) * vectors;
+    let shift_start = (of_sample + sizes.shift) * vectors;
     #[unroll]
     for i in 0..held {
         let at = lane + comptime!(i * rows.threads_per_row);
@@ -174,7 +194,7 @@ pub(crate) fn norm_codes<F: Float, N: Size, M: Size>(
         // Threads behind the row's end compute its first vector, and then count as zeros.
         let place = select(inside, at, 0usize);
         let (scale_at, shift_at) = (scale_start + place, shift_start + place);
-        let result = modulate::<F, N>(values[i], reciprocal, modulation, scale_at, shift_at, unit);
+        let result = modulate::<F, N>(values[i], reciprocal, modulation, scale_at, shift_at, sizes.unit);
         let stored = Vector::<F, N>::cast_from(result);
         if comptime!(stores_rows) {
             if exists && inside {
@@ -199,38 +219,75 @@ pub(crate) fn norm_codes<F: Float, N: Size, M: Size>(
     }
 }
 
+/// What the backward kernel reads.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct NormInputs<F: Float, N: Size> {
+    /// `[B, S, D]`.
+    pub x: &'static [Vector<F, N>],
+    /// `[B, K, D]`.
+    pub modulation: &'static [Vector<F, N>],
+    /// Mean and reciprocal deviation of each row.
+    pub statistics: &'static [f32],
+    /// The gradient of the norm.
+    pub gradient: &'static [Vector<F, N>],
+    /// Another gradient of `x`.
+    pub added: &'static [Vector<F, N>],
+}
+
+/// Sizes of the backward kernel, and what is added to the scale.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct NormSizes {
+    /// Samples.
+    pub batch: usize,
+    /// Tokens of a sample.
+    pub tokens: usize,
+    /// Chunks of the modulation.
+    pub chunks: usize,
+    /// Which chunk is the scale, less `unit`.
+    pub scale: usize,
+    /// Added to the scale.
+    pub unit: f32,
+    /// Tokens of a piece.
+    pub piece: usize,
+}
+
+/// What the backward kernel computes, known at compile time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct NormBackwardKind {
+    /// Rows whose sums are made at once.
+    pub at_once: usize,
+    /// Whether the gradients of shift and scale are asked for.
+    pub modulated: bool,
+    /// Whether another gradient is added.
+    pub adds: bool,
+    /// Shape of the block.
+    pub rows: Rows,
+}
+
 /// `dx`, plus what is `added` if there is some, and if `modulated` sums over the tokens of a piece of the gradients of shift and scale: `partials [B, pieces, 2, D]`.
 /// A block computes `piece` tokens of a sample, `at_once` at a time.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn norm_backward<F: Float, N: Size>(
-    x: &[Vector<F, N>],
-    modulation: &[Vector<F, N>],
-    statistics: &[f32],
-    gradient: &[Vector<F, N>],
-    added: &[Vector<F, N>],
+    inputs: &NormInputs<F, N>,
     dx: &mut [Vector<F, N>],
     partials: &mut [Vector<f32, N>],
-    batch: usize,
-    tokens: usize,
-    chunks: usize,
-    scale: usize,
-    unit: f32,
-    piece: usize,
-    #[comptime] at_once: usize,
-    #[comptime] modulated: bool,
-    #[comptime] adds: bool,
-    #[comptime] rows: Rows,
+    sizes: &NormSizes,
+    #[comptime] kind: NormBackwardKind,
 ) {
+    let at_once = comptime!(kind.at_once);
+    let modulated = comptime!(kind.modulated);
+    let adds = comptime!(kind.adds);
+    let rows = comptime!(kind.rows);
     let held = comptime!(rows.held());
     let vectors = comptime!(rows.vectors());
     let mut shared: Shared<[f32]> = Shared::new_slice(comptime!(rows.shared(2 * at_once)));
     let lane = UNIT_POS as usize;
-    let pieces = tokens.div_ceil(piece);
+    let pieces = sizes.tokens.div_ceil(sizes.piece);
     let sample = CUBE_POS / pieces;
-    let first = CUBE_POS % pieces * piece;
-    let sample_exists = sample < batch;
+    let first = CUBE_POS % pieces * sizes.piece;
+    let sample_exists = sample < sizes.batch;
     let sample = select(sample_exists, sample, 0usize);
-    let end = min(first + piece, tokens);
+    let end = min(first + sizes.piece, sizes.tokens);
 
     let mut factors = Array::<Vector<f32, N>>::new(held);
     let mut shifts = Array::<Vector<f32, N>>::new(held);
@@ -239,8 +296,10 @@ pub(crate) fn norm_backward<F: Float, N: Size>(
     for i in 0..held {
         let at = lane + comptime!(i * rows.threads_per_row);
         let at = select(at < vectors, at, 0usize);
-        let scaled = Vector::<f32, N>::cast_from(modulation[(sample * chunks + scale) * vectors + at]);
-        factors[i] = scaled + Vector::new(unit);
+        let scaled = Vector::<f32, N>::cast_from(
+            inputs.modulation[(sample * sizes.chunks + sizes.scale) * vectors + at],
+        );
+        factors[i] = scaled + Vector::new(sizes.unit);
         shifts[i] = Vector::new(0.0f32);
         scales[i] = Vector::new(0.0f32);
     }
@@ -248,14 +307,14 @@ pub(crate) fn norm_backward<F: Float, N: Size>(
     let mut slopes = Array::<Vector<f32, N>>::new(comptime!(held * at_once));
     let mut reciprocals = Array::<f32>::new(at_once);
     let mut sums = Array::<f32>::new(comptime!(2 * at_once));
-    for step in 0..piece / at_once {
+    for step in 0..sizes.piece / at_once {
         #[unroll]
         for r in 0..at_once {
             let token = first + step * at_once + r;
             let exists = token < end;
-            let row = sample * tokens + select(exists, token, 0usize);
-            let mean = statistics[row * 2];
-            let reciprocal = statistics[row * 2 + 1];
+            let row = sample * sizes.tokens + select(exists, token, 0usize);
+            let mean = inputs.statistics[row * 2];
+            let reciprocal = inputs.statistics[row * 2 + 1];
             reciprocals[r] = reciprocal;
             let mut plain = 0.0f32;
             let mut weighted = 0.0f32;
@@ -264,9 +323,9 @@ pub(crate) fn norm_backward<F: Float, N: Size>(
                 let at = lane + comptime!(i * rows.threads_per_row);
                 let inside = at < vectors;
                 let place = row * vectors + select(inside, at, 0usize);
-                let value = Vector::<f32, N>::cast_from(x[place]);
+                let value = Vector::<f32, N>::cast_from(inputs.x[place]);
                 let value = (value - Vector::new(mean)) * Vector::new(reciprocal);
-                let slope = Vector::<f32, N>::cast_from(gradient[place]);
+                let slope = Vector::<f32, N>::cast_from(inputs.gradient[place]);
                 normed[comptime!(r * held + i)] = value;
                 if comptime!(modulated) {
                     if exists {
@@ -296,14 +355,15 @@ pub(crate) fn norm_backward<F: Float, N: Size>(
                         let value = normed[comptime!(r * held + i)];
                         let slope = slopes[comptime!(r * held + i)] - Vector::new(average);
                         let result = (slope - value * Vector::new(along)) * Vector::new(reciprocals[r]);
-                        let place = (sample * tokens + token) * vectors + at;
+                        let place = (sample * sizes.tokens + token) * vectors + at;
                         let mut rounded = Vector::<F, N>::cast_from(result);
                         if comptime!(adds) {
                             // Always the first, or NaN: the selection keeps compilers from making the last product and
                             // this sum one operation, which would round once.
                             let alone = Vector::<f32, N>::cast_from(rounded);
                             let alone = select(reciprocals[r] > 0.0, alone, Vector::new(reciprocals[r]));
-                            rounded = Vector::cast_from(alone + Vector::<f32, N>::cast_from(added[place]));
+                            rounded =
+                                Vector::cast_from(alone + Vector::<f32, N>::cast_from(inputs.added[place]));
                         }
                         dx[place] = rounded;
                     }
@@ -352,6 +412,18 @@ impl ModulatedNorm {
         Ok(x.element)
     }
 
+    fn modulation_sizes(&self) -> ModulationSizesLaunch {
+        ModulationSizesLaunch::new(
+            self.rows(),
+            self.tokens,
+            self.chunks,
+            self.shift,
+            self.scale,
+            self.unit,
+            self.epsilon,
+        )
+    }
+
     fn check(&self, x: &Buffer, modulation: &Buffer, statistics: &Buffer) -> Result<Element, Refused> {
         let element = self.check_inputs(x, modulation)?;
         statistics.expect_of("statistics", self.rows() * 2, Element::F32)?;
@@ -390,13 +462,7 @@ impl ModulatedNorm {
                 modulation.argument(),
                 y.argument(),
                 statistics.argument(),
-                self.rows(),
-                self.tokens,
-                self.chunks,
-                self.shift,
-                self.scale,
-                self.unit,
-                self.epsilon,
+                self.modulation_sizes(),
                 rows,
             );
         });
@@ -443,16 +509,12 @@ impl ModulatedNorm {
                 y.unwrap_or(&unused).argument(),
                 code_words,
                 scales,
-                self.rows(),
-                self.tokens,
-                self.chunks,
-                self.shift,
-                self.scale,
-                self.unit,
-                self.epsilon,
-                y.is_some(),
-                is_native(client),
-                rows,
+                self.modulation_sizes(),
+                NormCodesKind {
+                    stores_rows: y.is_some(),
+                    native: is_native(client),
+                    rows,
+                },
             );
         });
         Ok(())
@@ -507,24 +569,30 @@ impl ModulatedNorm {
                     CubeDim::new_1d(rows.threads() as u32),
                     address_type(&[x, modulation, &partials]),
                     width,
-                    x.argument(),
-                    modulation.argument(),
-                    statistics.argument(),
-                    gradient.argument(),
-                    // Not read unless there is some.
-                    added.unwrap_or(gradient).argument(),
+                    NormInputsLaunch::new(
+                        x.argument(),
+                        modulation.argument(),
+                        statistics.argument(),
+                        gradient.argument(),
+                        // Not read unless there is some.
+                        added.unwrap_or(gradient).argument(),
+                    ),
                     dx.argument(),
                     partials.argument(),
-                    self.batch,
-                    self.tokens,
-                    self.chunks,
-                    self.scale,
-                    self.unit,
-                    piece,
-                    at_once(rows),
-                    dmodulation.is_some(),
-                    added.is_some(),
-                    rows,
+                    NormSizesLaunch::new(
+                        self.batch,
+                        self.tokens,
+                        self.chunks,
+                        self.scale,
+                        self.unit,
+                        piece,
+                    ),
+                    NormBackwardKind {
+                        at_once: at_once(rows),
+                        modulated: dmodulation.is_some(),
+                        adds: added.is_some(),
+                        rows,
+                    },
                 );
             });
         }

@@ -47,22 +47,51 @@ fn place_in_head(at: usize, lane: usize, #[comptime] lanes: usize, #[comptime] t
     }
 }
 
+/// Cosines and sines of a rotary embedding, `[S, D / 2]`.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct RotaryTables {
+    /// Cosines.
+    pub cos: &'static [f32],
+    /// Sines.
+    pub sin: &'static [f32],
+}
+
+/// Numbers of rows.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct RmsSizes {
+    /// Rows.
+    pub row_count: usize,
+    /// Tokens of a sample.
+    pub tokens: usize,
+    /// Rows of a token.
+    pub rows_of_token: usize,
+}
+
+/// What is known of a norm at compile time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct RmsKind {
+    /// Whether there is a weight.
+    pub weighted: bool,
+    /// Vectors of a head, 0 without a rotation.
+    pub turn: usize,
+    /// Shape of the block.
+    pub rows: Rows,
+}
+
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn rms_forward<F: Float, W: Float, N: Size>(
     x: &[Vector<F, N>],
     weight: &[Vector<W, N>],
-    cos: &[f32],
-    sin: &[f32],
+    tables: &RotaryTables,
     y: &mut [Vector<F, N>],
     reciprocals: &mut [f32],
-    row_count: usize,
-    tokens: usize,
-    rows_of_token: usize,
+    sizes: &RmsSizes,
     epsilon: f32,
-    #[comptime] weighted: bool,
-    #[comptime] turn: usize,
-    #[comptime] rows: Rows,
+    #[comptime] kind: RmsKind,
 ) {
+    let weighted = comptime!(kind.weighted);
+    let turn = comptime!(kind.turn);
+    let rows = comptime!(kind.rows);
     let width = N::value();
     let pairs = comptime!(width / 2);
     let held = comptime!(rows.held());
@@ -70,7 +99,7 @@ pub(crate) fn rms_forward<F: Float, W: Float, N: Size>(
     let mut shared: Shared<[f32]> = Shared::new_slice(comptime!(rows.shared(1)));
     let lane = UNIT_POS as usize % rows.threads_per_row;
     let asked = CUBE_POS * rows.groups + UNIT_POS as usize / rows.threads_per_row;
-    let exists = asked < row_count;
+    let exists = asked < sizes.row_count;
     let row = select(exists, asked, 0usize);
     let mut values = Array::<Vector<f32, N>>::new(held);
     let mut sum = Array::<f32>::new(1usize);
@@ -95,11 +124,11 @@ pub(crate) fn rms_forward<F: Float, W: Float, N: Size>(
                     result *= Vector::<f32, N>::cast_from(weight[at]);
                 }
                 if comptime!(turn > 0) {
-                    let first = (row / rows_of_token % tokens * turn
+                    let first = (row / sizes.rows_of_token % sizes.tokens * turn
                         + place_in_head(at, lane, rows.threads_per_row, turn))
                         * pairs;
                     let stored = Vector::<F, N>::cast_from(result);
-                    result = rotate::<N>(Vector::cast_from(stored), cos, sin, first, 1.0f32);
+                    result = rotate::<N>(Vector::cast_from(stored), tables.cos, tables.sin, first, 1.0f32);
                 }
                 y[row * vectors + at] = Vector::cast_from(result);
             }
@@ -114,18 +143,16 @@ pub(crate) fn rms_forward<F: Float, W: Float, N: Size>(
 pub(crate) fn rms_backward<F: Float, W: Float, N: Size>(
     x: &[Vector<F, N>],
     weight: &[Vector<W, N>],
-    cos: &[f32],
-    sin: &[f32],
+    tables: &RotaryTables,
     reciprocals: &[f32],
     gradient: &[Vector<F, N>],
     dx: &mut [Vector<F, N>],
-    row_count: usize,
-    tokens: usize,
-    rows_of_token: usize,
-    #[comptime] weighted: bool,
-    #[comptime] turn: usize,
-    #[comptime] rows: Rows,
+    sizes: &RmsSizes,
+    #[comptime] kind: RmsKind,
 ) {
+    let weighted = comptime!(kind.weighted);
+    let turn = comptime!(kind.turn);
+    let rows = comptime!(kind.rows);
     let width = N::value();
     let pairs = comptime!(width / 2);
     let held = comptime!(rows.held());
@@ -133,7 +160,7 @@ pub(crate) fn rms_backward<F: Float, W: Float, N: Size>(
     let mut shared: Shared<[f32]> = Shared::new_slice(comptime!(rows.shared(1)));
     let lane = UNIT_POS as usize % rows.threads_per_row;
     let asked = CUBE_POS * rows.groups + UNIT_POS as usize / rows.threads_per_row;
-    let exists = asked < row_count;
+    let exists = asked < sizes.row_count;
     let row = select(exists, asked, 0usize);
     let reciprocal = reciprocals[row];
     let mut normed = Array::<Vector<f32, N>>::new(held);
@@ -148,10 +175,11 @@ pub(crate) fn rms_backward<F: Float, W: Float, N: Size>(
         let value = Vector::<f32, N>::cast_from(x[row * vectors + at]) * Vector::new(reciprocal);
         let mut slope = Vector::<f32, N>::cast_from(gradient[row * vectors + at]);
         if comptime!(turn > 0) {
-            let first = (row / rows_of_token % tokens * turn
+            let first = (row / sizes.rows_of_token % sizes.tokens * turn
                 + place_in_head(at, lane, rows.threads_per_row, turn))
                 * pairs;
-            let stored = Vector::<F, N>::cast_from(rotate::<N>(slope, cos, sin, first, -1.0f32));
+            let stored =
+                Vector::<F, N>::cast_from(rotate::<N>(slope, tables.cos, tables.sin, first, -1.0f32));
             slope = Vector::cast_from(stored);
         }
         if comptime!(weighted) {
@@ -333,17 +361,12 @@ impl RmsNorm {
                 width,
                 x.argument(),
                 read.weight.argument(),
-                tables[0].argument(),
-                tables[1].argument(),
+                RotaryTablesLaunch::new(tables[0].argument(), tables[1].argument()),
                 y.argument(),
                 reciprocals.argument(),
-                self.rows,
-                read.tokens,
-                read.rows_of_token,
+                RmsSizesLaunch::new(self.rows, read.tokens, read.rows_of_token),
                 self.epsilon,
-                read.weighted,
-                read.turn(width),
-                rows,
+                RmsKind { weighted: read.weighted, turn: read.turn(width), rows },
             );
         }));
         Ok(())
@@ -387,17 +410,12 @@ impl RmsNorm {
                     width,
                     x.argument(),
                     read.weight.argument(),
-                    read.tables[0].argument(),
-                    read.tables[1].argument(),
+                    RotaryTablesLaunch::new(read.tables[0].argument(), read.tables[1].argument()),
                     reciprocals.argument(),
                     gradient.argument(),
                     dx.argument(),
-                    self.rows,
-                    read.tokens,
-                    read.rows_of_token,
-                    read.weighted,
-                    read.turn(width),
-                    rows,
+                    RmsSizesLaunch::new(self.rows, read.tokens, read.rows_of_token),
+                    RmsKind { weighted: read.weighted, turn: read.turn(width), rows },
                 );
             }));
         }

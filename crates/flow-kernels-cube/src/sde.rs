@@ -57,6 +57,23 @@ pub(crate) enum Origin {
     Drawn,
 }
 
+/// Sizes of a step, and what numbers it draws.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct StepDraw {
+    /// The sample of each row.
+    pub samples: &'static [u32],
+    /// Rows.
+    pub rows: usize,
+    /// Vectors of a row.
+    pub vectors: usize,
+    /// Number of the draw: the step.
+    pub draw: u32,
+    /// Low half of the key.
+    pub key_low: u32,
+    /// High half of the key.
+    pub key_high: u32,
+}
+
 /// Mean, and the next value of a step with noise.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn sde_mean<V: Float, N: Size>(
@@ -66,17 +83,12 @@ pub(crate) fn sde_mean<V: Float, N: Size>(
     coefficients: &[f32],
     mean: &mut [Vector<f32, N>],
     x_next: &mut [Vector<f32, N>],
-    samples: &[u32],
-    rows: usize,
-    vectors: usize,
-    draw: u32,
-    key_low: u32,
-    key_high: u32,
+    step: &StepDraw,
     #[comptime] source: Origin,
 ) {
     let at = ABSOLUTE_POS;
-    if at < rows * vectors {
-        let row = at / vectors;
+    if at < step.rows * step.vectors {
+        let row = at / step.vectors;
         let a = Vector::<f32, N>::new(coefficients[row * COEFFICIENTS]);
         let b = Vector::<f32, N>::new(coefficients[row * COEFFICIENTS + 1]);
         let value = fma(a, x[at], b * Vector::<f32, N>::cast_from(v[at]));
@@ -86,7 +98,14 @@ pub(crate) fn sde_mean<V: Float, N: Size>(
             x_next[at] = fma(c, noise[at], value);
         }
         if comptime!(source == Origin::Drawn) {
-            let drawn = normal_values::<N>(samples, row, at % vectors, draw, key_low, key_high);
+            let drawn = normal_values::<N>(
+                step.samples,
+                row,
+                at % step.vectors,
+                step.draw,
+                step.key_low,
+                step.key_high,
+            );
             x_next[at] = fma(c, drawn, value);
         }
     }
@@ -301,12 +320,14 @@ impl Latents {
                 step.coefficients.argument(),
                 outcome.mean.argument(),
                 taken.argument(),
-                drawn.map_or_else(|| step.coefficients.argument(), |drawn| drawn.samples(client)),
-                self.rows,
-                self.values / width,
-                words.step,
-                words.key[0],
-                words.key[1],
+                StepDrawLaunch::new(
+                    drawn.map_or_else(|| step.coefficients.argument(), |drawn| drawn.samples(client)),
+                    self.rows,
+                    self.values / width,
+                    words.step,
+                    words.key[0],
+                    words.key[1],
+                ),
                 source,
             );
         });

@@ -5,6 +5,7 @@ use crate::activation::Activation;
 use crate::activation::activation_backward::ActivationBackward;
 use crate::activation::activation_codes::ActivationCodes;
 use crate::activation::activation_forward::ActivationForward;
+use crate::adamw::NarrowStepCompilationArg;
 use crate::adamw::adamw_kernel::AdamwKernel;
 use crate::adamw::adamw_narrow_kernel::AdamwNarrowKernel;
 use crate::buffer::{width, with_type};
@@ -21,6 +22,7 @@ use crate::experts::route::choose_experts::ChooseExperts;
 use crate::experts::route::load_experts::LoadExperts;
 use crate::experts::route::route_backward::RouteBackward;
 use crate::experts::route::softmax::Softmax;
+use crate::experts::route::{RouteSizesCompilationArg, RouteSlopes};
 use crate::feature_cache::MOST_SOURCES;
 use crate::feature_cache::change_pieces::ChangePieces;
 use crate::feature_cache::combine_rows::CombineRows;
@@ -29,12 +31,16 @@ use crate::frequencies::transform_columns::TransformColumns;
 use crate::frequencies::transform_lines::TransformLines;
 use crate::gated_residual::gate_backward::GateBackward;
 use crate::gated_residual::gate_forward::GateForward;
+use crate::gated_residual::{GateGradients, GateSizesCompilationArg};
 use crate::low_precision::CodeFormat;
 use crate::low_precision::widen_kernel::WidenKernel;
-use crate::modulated_layer_norm::at_once;
 use crate::modulated_layer_norm::norm_backward::NormBackward;
 use crate::modulated_layer_norm::norm_codes::NormCodes;
 use crate::modulated_layer_norm::norm_forward::NormForward;
+use crate::modulated_layer_norm::{
+    ModulationSizesCompilationArg, NormBackwardKind, NormCodesKind, NormInputsCompilationArg,
+    NormSizesCompilationArg, at_once,
+};
 use crate::multi_tensor::MOST;
 use crate::normals::draw_normals::DrawNormals;
 use crate::optimizer::squares::Squares;
@@ -42,12 +48,13 @@ use crate::optimizer::step_values_kernel::StepValuesKernel;
 use crate::rms_norm::rms_backward::RmsBackward;
 use crate::rms_norm::rms_forward::RmsForward;
 use crate::rms_norm::rms_weight::RmsWeight;
+use crate::rms_norm::{RmsKind, RmsSizesCompilationArg, RotaryTablesCompilationArg};
 use crate::rotary::rotary_kernel::RotaryKernel;
 use crate::row_codes::{RowCodes, words};
 use crate::rows::Rows;
-use crate::sde::Origin;
 use crate::sde::sde_mean::SdeMean;
 use crate::sde::squared_distance::SquaredDistance;
+use crate::sde::{Origin, StepDrawCompilationArg};
 use crate::split_f32::{join_kernel::JoinKernel as JoinHalves, split_kernel::SplitKernel};
 use cubecl::prelude::*;
 use cubecl_runtime::kernel::CubeKernel;
@@ -121,6 +128,94 @@ fn joins<F: Float>(vector: usize) -> KernelDefinition {
     .define()
 }
 
+fn modulation_sizes() -> ModulationSizesCompilationArg {
+    ModulationSizesCompilationArg {
+        row_count: (),
+        tokens: (),
+        chunks: (),
+        shift: (),
+        scale: (),
+        unit: (),
+        epsilon: (),
+    }
+}
+
+fn norm_backward<F: Float>(vector: usize, rows: Rows, modulated: bool, adds: bool) -> KernelDefinition {
+    NormBackward::<F>::new(
+        offline::settings(rows.threads() as u32),
+        offline::h100(),
+        offline::target(),
+        NormInputsCompilationArg {
+            x: buffer(),
+            modulation: buffer(),
+            statistics: buffer(),
+            gradient: buffer(),
+            added: buffer(),
+        },
+        buffer(),
+        buffer(),
+        NormSizesCompilationArg {
+            batch: (),
+            tokens: (),
+            chunks: (),
+            scale: (),
+            unit: (),
+            piece: (),
+        },
+        vector,
+        NormBackwardKind {
+            at_once: at_once(rows),
+            modulated,
+            adds,
+            rows,
+        },
+    )
+    .define()
+}
+
+fn rotary_tables() -> RotaryTablesCompilationArg {
+    RotaryTablesCompilationArg {
+        cos: buffer(),
+        sin: buffer(),
+    }
+}
+
+fn rms_sizes() -> RmsSizesCompilationArg {
+    RmsSizesCompilationArg {
+        row_count: (),
+        tokens: (),
+        rows_of_token: (),
+    }
+}
+
+fn step_draw() -> StepDrawCompilationArg {
+    StepDrawCompilationArg {
+        samples: buffer(),
+        rows: (),
+        vectors: (),
+        draw: (),
+        key_low: (),
+        key_high: (),
+    }
+}
+
+fn combines<F: Float>(vector: usize) -> KernelDefinition {
+    CombineRows::<F>::new(
+        offline::settings(THREADS),
+        offline::h100(),
+        offline::target(),
+        each(MOST_SOURCES, buffer),
+        buffer(),
+        each(MOST_SOURCES, || ()),
+        each(MOST_SOURCES, || ()),
+        (),
+        (),
+        vector,
+        MOST_SOURCES,
+    )
+    .define()
+}
+
 /// With gradients of type `F`, f32 moments and a copy.
 fn adamw<F: Float>() -> KernelDefinition {
     AdamwKernel::<F, f32, bf16>::new(
@@ -157,16 +252,18 @@ fn adamw_narrow<F: Float>(halves: bool) -> KernelDefinition {
         each(MOST, buffer),
         each(lows, buffer),
         buffer(),
-        each(MOST, || ()),
-        each(MOST, || ()),
-        each(MOST, || ()),
-        each(MOST, || ()),
-        (),
-        (),
-        (),
-        (),
-        (),
-        (),
+        NarrowStepCompilationArg {
+            vectors: each(MOST, || ()),
+            decays: each(MOST, || ()),
+            streams: each(MOST, || ()),
+            first_blocks: each(MOST, || ()),
+            beta1: (),
+            beta2: (),
+            epsilon: (),
+            key_low: (),
+            key_high: (),
+            step: (),
+        },
         4,
         halves,
     )
@@ -209,7 +306,8 @@ fn row_codes<F: Float>(channels: usize, vector: usize) -> Vec<(&'static str, Ker
     let (rows, words) = (Rows::several(channels, vector, WARP), words(vector));
     let norm = |stores_rows: bool| {
         define!(
-            NormCodes::<F>, rows.threads(), [x m y c s], [r t c a b u e], vector, words, stores_rows, true, rows
+            NormCodes::<F>, rows.threads(), [x m y c s], [], modulation_sizes(), vector, words,
+            NormCodesKind { stores_rows, native: true, rows }
         )
     };
     let activation = |stores_rows: bool| {
@@ -242,33 +340,38 @@ pub fn sources(element: Element, channels: usize) -> Result<Vec<Source>, CannotC
     let turn = if channels.is_multiple_of(64) { 64 } else { channels } / vector;
     with_type!(element, F => {
         let definitions = [
-            ("norm_forward", define!(NormForward::<F>, several.threads(), [x m y s], [r t c a b u e], vector, several)),
-            (
-                "norm_backward",
-                define!(NormBackward::<F>, whole.threads(), [x m s g a d p], [b t c s u p], vector, at_once(whole), true, false, whole),
-            ),
-            (
-                "norm_backward_added",
-                define!(NormBackward::<F>, whole.threads(), [x m s g a d p], [b t c s u p], vector, at_once(whole), true, true, whole),
-            ),
-            (
-                "norm_backward_plain",
-                define!(NormBackward::<F>, whole.threads(), [x m s g a d p], [b t c s u p], vector, at_once(whole), false, false, whole),
-            ),
+            ("norm_forward", define!(NormForward::<F>, several.threads(), [x m y s], [], modulation_sizes(), vector, several)),
+            ("norm_backward", norm_backward::<F>(vector, whole, true, false)),
+            ("norm_backward_added", norm_backward::<F>(vector, whole, true, true)),
+            ("norm_backward_plain", norm_backward::<F>(vector, whole, false, false)),
             (
                 "rms_forward",
-                define!(RmsForward::<F, F>, several.threads(), [x w c s y r], [r t h e], vector, true, turn, several),
+                RmsForward::<F, F>::new(
+                    offline::settings(several.threads() as u32), offline::h100(), offline::target(),
+                    buffer(), buffer(), rotary_tables(), buffer(), buffer(), rms_sizes(), (), vector,
+                    RmsKind { weighted: true, turn, rows: several },
+                )
+                .define(),
             ),
             (
                 "rms_backward",
-                define!(RmsBackward::<F, F>, several.threads(), [x w c s r g d], [r t h], vector, true, turn, several),
+                RmsBackward::<F, F>::new(
+                    offline::settings(several.threads() as u32), offline::h100(), offline::target(),
+                    buffer(), buffer(), rotary_tables(), buffer(), buffer(), buffer(), rms_sizes(), vector,
+                    RmsKind { weighted: true, turn, rows: several },
+                )
+                .define(),
             ),
             ("rms_weight", define!(RmsWeight::<F>, THREADS, [x c s r g p], [r t h p], vector, turn, columns)),
             ("rotary", define!(RotaryKernel::<F>, THREADS, [x c s y], [v t a b d], vector)),
             ("gate_forward", define!(GateForward::<F>, THREADS, [r b m y], [r t c g v], vector)),
             (
                 "gate_backward",
-                define!(GateBackward::<F>, THREADS, [b m g d p], [b t c g p], vector, true, true, columns),
+                define!(
+                    GateBackward::<F>, THREADS, [b m g d p], [],
+                    GateSizesCompilationArg { batch: (), tokens: (), chunks: (), gate: (), piece: () },
+                    vector, GateGradients { branch: true, gate: true }, columns
+                ),
             ),
             ("activation_forward", define!(ActivationForward::<F>, THREADS, [x y], [v], vector, gelu, Arithmetic::Approximate)),
             (
@@ -281,7 +384,11 @@ pub fn sources(element: Element, channels: usize) -> Result<Vec<Source>, CannotC
             ("load_experts", define!(LoadExperts, THREADS, [s c l p], [b t e k v],)),
             (
                 "route_backward",
-                define!(RouteBackward::<F>, THREADS, [s c l w b d], [r t e k], true, true, true),
+                define!(
+                    RouteBackward::<F>, THREADS, [s c l w b d], [],
+                    RouteSizesCompilationArg { rows: (), tokens: (), experts: (), top_k: () },
+                    RouteSlopes { of_weights: true, of_balance: true, normalize: true }
+                ),
             ),
             ("count_slots", define!(CountSlots, THREADS, [c n], [s e p],)),
             ("place_slots", define!(PlaceSlots, THREADS, [c n o s r], [s e p],)),
@@ -289,17 +396,15 @@ pub fn sources(element: Element, channels: usize) -> Result<Vec<Source>, CannotC
             ("gather_rows", define!(GatherRows::<F>, THREADS, [y w r x], [t k v], vector, true)),
             ("weight_slopes", define!(WeightSlopes::<F>, several.threads(), [y g r d], [s k], vector, several)),
             ("sum_groups", define!(SumGroups::<F>, THREADS, [x o s], [g], vector, columns)),
-            ("sde_mean", define!(SdeMean::<F>, THREADS, [x v n c m y s], [r v t k l], 4, Origin::Given)),
-            ("sde_mean_drawn", define!(SdeMean::<F>, THREADS, [x v n c m y s], [r v t k l], 4, Origin::Drawn)),
+            ("sde_mean", define!(SdeMean::<F>, THREADS, [x v n c m y], [], step_draw(), 4, Origin::Given)),
+            ("sde_mean_drawn", define!(SdeMean::<F>, THREADS, [x v n c m y], [], step_draw(), 4, Origin::Drawn)),
             ("draw_normals", define!(DrawNormals, THREADS, [s y], [r v t k l], 4)),
             ("draw_normals_of_pairs", define!(DrawNormals, THREADS, [s y], [r v t k l], 2)),
             ("draw_normals_of_one", define!(DrawNormals, THREADS, [s y], [r v t k l], 1)),
             ("squared_distance", define!(SquaredDistance::<F>, THREADS, [a b p], [r v], 4)),
             (
                 "combine_rows",
-                define!(
-                    CombineRows::<F>, THREADS, [a b c d e f y], [a b c d e f g h i j k l y v], vector, MOST_SOURCES
-                ),
+                combines::<F>(vector),
             ),
             ("change_pieces", define!(ChangePieces::<F>, THREADS, [a b p], [a b v p f], vector)),
             ("transform_lines", define!(TransformLines::<F>, THREADS, [a b t y], [a b l w k],)),

@@ -5,15 +5,17 @@
 //! product wants them in. A row of the sum over queries is summed in one thread, in order.
 
 use super::BackwardTiles;
-use super::copy::{copy_tile, head_offset, rows_of_head, store_rows};
-use crate::block_mask::{
-    BlockMaskEntry, BlockMaskShape, MaskWord, NONE, WorkTileHalf, apply_mask, mask_bits, partial_mask_at,
-    tile_at, work_tile_of,
+use super::arguments::{BackwardKeysInputs, BackwardKeysProblem, BlockMaskBuffers, StatisticsBuffers};
+use super::copy::{
+    HeadRows, Rows, copy_stationary, copy_tile, head_offset, rows_of_head, shared_address, store_rows,
 };
+use super::stream::{StageRing, thread_position};
+use super::tiles::Streaming;
+use crate::block_mask::{NONE, apply_mask, mask_bits, partial_mask_at, tile_at, work_tile_of};
+use crate::delta::Eight;
 use crate::softmax::pack;
 use crate::softmax_by_columns::{Pair, probabilities, score_gradients};
 use cubecl::prelude::*;
-use cubecl_cpp::cuda::ptx::generic_to_shared;
 use flow_cube::cp_async::{commit, copy_16, wait};
 use flow_cube::mma::{lane_by_columns, lane_by_rows, multiply, multiply_registers};
 
@@ -47,45 +49,177 @@ fn copy_statistics(
     }
 }
 
-/// `dk` and `dv`. One block for `tiles.stationary_rows()` keys of a key head; `lse` and `delta` are `[B, H, lse_rows]`. Tensors as in
-/// [`mma_forward`](super::forward::mma_forward). The mask's list is of streamed queries, its rows are keys; see
-/// [`block_mask`](crate::block_mask).
+/// A block's keys, and the tiles of queries that they meet: those of its list, for one head of queries after the other.
+#[derive(CubeType)]
+struct KeyBlock {
+    /// Heads of queries of a sample.
+    heads: u32,
+    /// Sample of the batch.
+    batch: u32,
+    /// Head of the keys.
+    kv_head: u32,
+    /// The first key.
+    first_key: u32,
+    /// First entry of the list.
+    begin: u32,
+    /// Tiles of the list.
+    tiles_per_head: u32,
+    /// Tiles of all heads.
+    tile_count: u32,
+}
+
+/// This block's keys and its list.
+#[cube]
+fn key_block(
+    mask: &BlockMaskBuffers,
+    problem: &BackwardKeysProblem,
+    #[comptime] rows: usize,
+    #[comptime] streaming: Streaming,
+) -> KeyBlock {
+    let heads = CUBE_COUNT_Y * problem.group;
+    let all = problem.queries.div_ceil(comptime!(streaming.rows as u32));
+    let work_tile = work_tile_of(mask.work_tiles, all, comptime!(streaming.shape));
+    let first_key = work_tile.block * comptime!(rows as u32);
+    let tile_count = work_tile.tiles * problem.group;
+    KeyBlock {
+        heads,
+        batch: work_tile.sample,
+        kv_head: work_tile.head,
+        first_key,
+        begin: work_tile.begin,
+        tiles_per_head: work_tile.tiles,
+        tile_count,
+    }
+}
+
+/// The queries of a sample as a thread copies them, and the byte addresses of their stages.
+#[derive(CubeType)]
+struct QueryStream {
+    q: Rows,
+    d_o: Rows,
+    q_base: u32,
+    do_base: u32,
+    lse_base: u32,
+    delta_base: u32,
+}
+
+/// A tile of queries: its head, and its first row.
+#[derive(CubeType)]
+struct QueryTile {
+    head: u32,
+    row: u32,
+}
+
+/// The block's tile `number`.
+#[cube]
+fn query_tile(
+    mask: &BlockMaskBuffers,
+    problem: &BackwardKeysProblem,
+    block: &KeyBlock,
+    number: u32,
+    #[comptime] streaming: Streaming,
+) -> QueryTile {
+    let head = block.kv_head * problem.group + number / block.tiles_per_head;
+    let row = tile_at(
+        mask.entries,
+        block.begin + number % block.tiles_per_head,
+        comptime!(streaming.shape),
+    ) * comptime!(streaming.rows as u32);
+    QueryTile { head, row }
+}
+
+/// Starts copying the queries of `tile`, the gradients of their output and their statistics to stage `stage`.
+#[cube]
+fn copy_query_tile(
+    inputs: &BackwardKeysInputs,
+    statistics: &StatisticsBuffers,
+    problem: &BackwardKeysProblem,
+    block: &KeyBlock,
+    stream: &QueryStream,
+    tile: &QueryTile,
+    stage: u32,
+    #[comptime] streaming: Streaming,
+) {
+    let rows = comptime!(streaming.rows);
+    let head_dim = comptime!(streaming.head_dim);
+    let threads = comptime!(streaming.threads);
+    let tile_bytes = comptime!(streaming.tile_bytes());
+    let from = ((block.batch * block.heads + tile.head) * problem.lse_rows + tile.row) / 2;
+    copy_tile(
+        inputs.q,
+        head_offset(stream.q, tile.head),
+        tile.row,
+        problem.queries - tile.row,
+        stream.q_base + stage * tile_bytes,
+        rows,
+        head_dim,
+        threads,
+    );
+    copy_tile(
+        inputs.d_o,
+        head_offset(stream.d_o, tile.head),
+        tile.row,
+        problem.queries - tile.row,
+        stream.do_base + stage * tile_bytes,
+        rows,
+        head_dim,
+        threads,
+    );
+    let at = stage * comptime!((rows * 4) as u32);
+    copy_statistics(
+        statistics.lse,
+        statistics.delta,
+        from,
+        stream.lse_base + at,
+        stream.delta_base + at,
+        rows,
+    );
+}
+
+/// Starts the copies of the first tiles, one for each stage but the last.
+#[cube]
+fn start_queries(
+    inputs: &BackwardKeysInputs,
+    statistics: &StatisticsBuffers,
+    mask: &BlockMaskBuffers,
+    problem: &BackwardKeysProblem,
+    block: &KeyBlock,
+    stream: &QueryStream,
+    #[comptime] streaming: Streaming,
+) {
+    #[unroll]
+    for s in 0..comptime!(streaming.stages - 1) {
+        let number = comptime!(s as u32).runtime();
+        if number < block.tile_count {
+            let tile = query_tile(mask, problem, block, number, streaming);
+            copy_query_tile(
+                inputs, statistics, problem, block, stream, &tile, number, streaming,
+            );
+        }
+        commit();
+    }
+}
+
+/// `dk` and `dv`. One block for `tiles.stationary_rows()` keys of a key head; `lse` and `delta` are `[B, H, lse_rows]`. The mask's list
+/// is of streamed queries, its rows are keys; see [`block_mask`](crate::block_mask).
 #[cube(launch_unchecked)]
 pub fn mma_backward_keys<NS: Size, NG: Size, NP: Size>(
-    q: &Tensor<Vector<u32, Const<4>>>,
-    k: &Tensor<Vector<u32, Const<4>>>,
-    v: &Tensor<Vector<u32, Const<4>>>,
-    d_o: &Tensor<Vector<u32, Const<4>>>,
-    dk: &mut Tensor<Vector<u32, Const<4>>>,
-    dv: &mut Tensor<Vector<u32, Const<4>>>,
-    lse: &[Vector<f32, Const<2>>],
-    delta: &[Vector<f32, Const<2>>],
-    work_tiles: &[WorkTileHalf],
-    entries: &[BlockMaskEntry],
-    partial_masks: &[MaskWord],
-    queries: u32,
-    keys: u32,
-    lse_rows: u32,
-    group: u32,
-    scale_log2: f32,
-    scale: f32,
+    inputs: &BackwardKeysInputs,
+    dk: &mut Tensor<Eight>,
+    dv: &mut Tensor<Eight>,
+    statistics: &StatisticsBuffers,
+    mask: &BlockMaskBuffers,
+    problem: &BackwardKeysProblem,
     #[comptime] tiles: BackwardTiles,
     #[define(NS, NG, NP)] _vectors: [usize; 3],
 ) {
     let stationary_rows = comptime!(tiles.stationary_rows());
     let streamed_rows = comptime!(tiles.streamed_rows);
     let stages = comptime!(tiles.stages);
-    let head_dim = comptime!(tiles.head_dim);
-    let threads = comptime!(tiles.threads());
     let element = comptime!(tiles.operand_type);
     let words = comptime!(32 * tiles.panels());
-    let tile_bytes = comptime!((tiles.streamed_rows * 128 * tiles.panels()) as u32);
-    let per_tile = comptime!(tiles.streamed_rows as u32);
-    let shape = comptime!(BlockMaskShape {
-        masked: tiles.masked,
-        row_groups: tiles.row_groups,
-        columns: tiles.streamed_rows
-    });
+    let streaming = comptime!(tiles.streaming());
+    let tile_bytes = comptime!(streaming.tile_bytes());
 
     let k_tile: Shared<[u32]> = Shared::new_aligned_slice(comptime!(stationary_rows * words), 1024usize);
     let v_tile: Shared<[u32]> = Shared::new_aligned_slice(comptime!(stationary_rows * words), 1024usize);
@@ -96,139 +230,72 @@ pub fn mma_backward_keys<NS: Size, NG: Size, NP: Size>(
     let lse_tiles: Shared<[Pair]> = Shared::new_aligned_slice(comptime!(streamed_rows / 2 * stages), 16usize);
     let delta_tiles: Shared<[Pair]> =
         Shared::new_aligned_slice(comptime!(streamed_rows / 2 * stages), 16usize);
-    // SAFETY: the address of the block's own shared memory; by the sizes of the tiles, what is read and
-    // written there stays within it.
-    let k_base = generic_to_shared::<u32>(unsafe { k_tile.as_ptr_unchecked() });
-    // SAFETY: as above.
-    let v_base = generic_to_shared::<u32>(unsafe { v_tile.as_ptr_unchecked() });
-    // SAFETY: as above.
-    let q_base = generic_to_shared::<u32>(unsafe { q_tiles.as_ptr_unchecked() });
-    // SAFETY: as above.
-    let do_base = generic_to_shared::<u32>(unsafe { do_tiles.as_ptr_unchecked() });
-    // SAFETY: as above.
-    let lse_base = generic_to_shared::<Pair>(unsafe { lse_tiles.as_ptr_unchecked() });
-    // SAFETY: as above.
-    let delta_base = generic_to_shared::<Pair>(unsafe { delta_tiles.as_ptr_unchecked() });
+    let k_base = shared_address::<u32>(&k_tile);
+    let v_base = shared_address::<u32>(&v_tile);
+    let q_base = shared_address::<u32>(&q_tiles);
+    let do_base = shared_address::<u32>(&do_tiles);
+    let lse_base = shared_address::<Pair>(&lse_tiles);
+    let delta_base = shared_address::<Pair>(&delta_tiles);
 
-    let heads = CUBE_COUNT_Y * group;
-    let all = queries.div_ceil(per_tile);
-    let work_tile = work_tile_of(work_tiles, all, shape);
-    let (batch, kv_head, block) = (work_tile.sample, work_tile.head, work_tile.block);
-    let (begin, tiles_per_head) = (work_tile.begin, work_tile.tiles);
-    let first_key = block * comptime!(stationary_rows as u32);
-    let tile_count = tiles_per_head * group;
+    let block = key_block(mask, problem, stationary_rows, streaming);
+    let stream = QueryStream {
+        q: rows_of_head(inputs.q, block.batch, 0u32.runtime()),
+        d_o: rows_of_head(inputs.d_o, block.batch, 0u32.runtime()),
+        q_base,
+        do_base,
+        lse_base,
+        delta_base,
+    };
+    let stationary = HeadRows {
+        batch: block.batch,
+        head: block.kv_head,
+        row: block.first_key,
+        exist: problem.keys,
+    };
+    copy_stationary(inputs.k, inputs.v, &stationary, k_base, v_base, tiles);
+    start_queries(inputs, statistics, mask, problem, &block, &stream, streaming);
 
-    let of_q = rows_of_head(q, batch, 0u32.runtime());
-    let of_do = rows_of_head(d_o, batch, 0u32.runtime());
-    copy_tile(
-        k,
-        rows_of_head(k, batch, kv_head),
-        first_key,
-        keys - first_key,
-        k_base,
-        stationary_rows,
-        head_dim,
-        threads,
-    );
-    copy_tile(
-        v,
-        rows_of_head(v, batch, kv_head),
-        first_key,
-        keys - first_key,
-        v_base,
-        stationary_rows,
-        head_dim,
-        threads,
-    );
-    #[unroll]
-    for s in 0..comptime!(stages - 1) {
-        let tile = comptime!(s as u32).runtime();
-        if tile < tile_count {
-            let head = kv_head * group + tile / tiles_per_head;
-            let row = tile_at(entries, begin + tile % tiles_per_head, shape) * per_tile;
-            let from = ((batch * heads + head) * lse_rows + row) / 2;
-            copy_tile(
-                q,
-                head_offset(of_q, head),
-                row,
-                queries - row,
-                q_base + tile * tile_bytes,
-                streamed_rows,
-                head_dim,
-                threads,
-            );
-            copy_tile(
-                d_o,
-                head_offset(of_do, head),
-                row,
-                queries - row,
-                do_base + tile * tile_bytes,
-                streamed_rows,
-                head_dim,
-                threads,
-            );
-            let at = tile * comptime!((streamed_rows * 4) as u32);
-            copy_statistics(lse, delta, from, lse_base + at, delta_base + at, streamed_rows);
-        }
-        commit();
-    }
-
-    let row_group = UNIT_POS / 128;
-    let thread = UNIT_POS % 128;
-    let lane = thread % 32;
-    let warp_row = (UNIT_POS / 32) * 16;
-    let column = (lane % 4) as usize;
-    let k_at = k_base + warp_row * 128 + lane_by_rows(lane);
-    let v_at = v_base + warp_row * 128 + lane_by_rows(lane);
-    let by_columns = lane_by_columns(lane);
-    let by_rows = lane_by_rows(lane);
+    let position = thread_position();
+    let column = (position.lane % 4) as usize;
+    let k_at = k_base + position.warp_row * 128 + lane_by_rows(position.lane);
+    let v_at = v_base + position.warp_row * 128 + lane_by_rows(position.lane);
+    let by_columns = lane_by_columns(position.lane);
+    let by_rows = lane_by_rows(position.lane);
 
     let mut k_sum = Vector::<f32, NG>::new(0.0f32);
     let mut v_sum = Vector::<f32, NG>::new(0.0f32);
-    let mut stage = 0u32;
-    let mut free = comptime!(stages as u32 - 1).runtime();
-    for at in 0..tile_count {
-        let entry = begin + at % tiles_per_head;
-        let partial_mask = partial_mask_at(entries, entry, row_group, shape);
-        let bits = mask_bits::<Const<1>>(partial_masks, partial_mask, thread, shape);
+    let mut ring = StageRing::new(stages);
+    for at in 0..block.tile_count {
+        let entry = block.begin + at % block.tiles_per_head;
+        let partial_mask = partial_mask_at(
+            mask.entries,
+            entry,
+            position.row_group,
+            comptime!(streaming.shape),
+        );
+        let bits = mask_bits::<Const<1>>(
+            mask.partial_masks,
+            partial_mask,
+            position.thread,
+            comptime!(streaming.shape),
+        );
         wait(comptime!(stages - 2));
         sync_cube();
         let next = at + comptime!(stages as u32 - 1);
-        if next < tile_count {
-            let head = kv_head * group + next / tiles_per_head;
-            let row = tile_at(entries, begin + next % tiles_per_head, shape) * per_tile;
-            let from = ((batch * heads + head) * lse_rows + row) / 2;
-            copy_tile(
-                q,
-                head_offset(of_q, head),
-                row,
-                queries - row,
-                q_base + free * tile_bytes,
-                streamed_rows,
-                head_dim,
-                threads,
+        if next < block.tile_count {
+            let tile = query_tile(mask, problem, &block, next, streaming);
+            copy_query_tile(
+                inputs, statistics, problem, &block, &stream, &tile, ring.free, streaming,
             );
-            copy_tile(
-                d_o,
-                head_offset(of_do, head),
-                row,
-                queries - row,
-                do_base + free * tile_bytes,
-                streamed_rows,
-                head_dim,
-                threads,
-            );
-            let to = free * comptime!((streamed_rows * 4) as u32);
-            copy_statistics(lse, delta, from, lse_base + to, delta_base + to, streamed_rows);
         }
         commit();
         if partial_mask != NONE {
-            let q_now = q_base + stage * tile_bytes;
-            let do_now = do_base + stage * tile_bytes;
-            let pairs = stage as usize * comptime!(streamed_rows / 2) + column;
+            let q_now = q_base + ring.stage * tile_bytes;
+            let do_now = do_base + ring.stage * tile_bytes;
+            let pairs = ring.stage as usize * comptime!(streamed_rows / 2) + column;
             let scores = multiply::<NS>(k_at, q_now + by_columns, comptime!(tiles.scores()));
-            let scores = apply_mask::<NS>(scores, partial_mask, bits, shape);
-            let p = probabilities::<NS>(scores, &lse_tiles, pairs, scale_log2, streamed_rows);
+            let scores = apply_mask::<NS>(scores, partial_mask, bits, comptime!(streaming.shape));
+            let p = probabilities::<NS>(scores, &lse_tiles, pairs, problem.scale_log2, streamed_rows);
             if comptime!(tiles.sums.values()) {
                 let weights = pack::<NS, NP>(p, streamed_rows, element);
                 v_sum = multiply_registers::<NG, NP>(
@@ -250,47 +317,38 @@ pub fn mma_backward_keys<NS: Size, NG: Size, NP: Size>(
                 );
             }
         }
-        free = stage;
-        stage += 1;
-        if stage == comptime!(stages as u32) {
-            stage = 0;
-        }
+        ring.advance(stages);
     }
 
     // Gradients take the places of this warp's keys and values.
-    let first = first_key + warp_row;
+    let results = HeadRows {
+        batch: block.batch,
+        head: block.kv_head,
+        row: block.first_key + position.warp_row,
+        exist: problem.keys,
+    };
     if comptime!(tiles.sums.values()) {
         store_rows::<NG>(
             dv,
-            batch,
-            kv_head,
-            first,
-            keys,
+            &results,
             v_sum,
             1.0f32,
             1.0f32,
-            v_base + warp_row * 128,
-            lane,
-            stationary_rows,
-            head_dim,
-            element,
+            v_base + position.warp_row * 128,
+            position.lane,
+            comptime!(tiles.staging()),
         );
     }
     if comptime!(tiles.sums.keys()) {
         store_rows::<NG>(
             dk,
-            batch,
-            kv_head,
-            first,
-            keys,
+            &results,
             k_sum,
-            scale,
-            scale,
-            k_base + warp_row * 128,
-            lane,
-            stationary_rows,
-            head_dim,
-            element,
+            problem.scale,
+            problem.scale,
+            k_base + position.warp_row * 128,
+            position.lane,
+            comptime!(tiles.staging()),
         );
     }
 }

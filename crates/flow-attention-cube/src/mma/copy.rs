@@ -3,17 +3,25 @@
 //! Eight neighbouring threads copy the eight chunks of a row of a panel. A row has as many chunks as products read:
 //! an even number. Those that the tensor does not have become zeros, and so do rows.
 
-use crate::block_mask::tile_rows_in_segment;
+use super::tiles::{BackwardTiles, StagingTile};
 use crate::delta::Eight;
 use crate::softmax::stage_rows;
 use cubecl::prelude::*;
+use cubecl_cpp::cuda::ptx::generic_to_shared;
 use flow_cube::cp_async::copy_16;
 use flow_cube::register::load_shared_16;
-use flow_cube::wgmma::OperandType;
 
 /// Chunks of panel `panel` that a head has.
 fn chunks(head_dim: usize, panel: usize) -> u32 {
     (head_dim / 8 - 8 * panel).min(8) as u32
+}
+
+/// The address of a tile in shared memory.
+#[cube]
+pub(super) fn shared_address<T: CubePrimitive>(tile: &[T]) -> u32 {
+    // SAFETY: only the address is taken, of the block's own shared memory. By the sizes of the tiles, what kernels read and
+    // write there stays within it.
+    generic_to_shared::<T>(unsafe { tile.as_ptr_unchecked() })
 }
 
 /// The rows of one head, as a thread copies them: its chunk of its first row, and from a row to the next, in chunks.
@@ -86,59 +94,71 @@ pub(super) fn copy_tile(
     }
 }
 
-/// Starts copying tile `tile` of keys, or of values, from its segment.
-#[cube]
-pub(super) fn copy_streamed(
-    first: &Tensor<Eight>,
-    second: &Tensor<Eight>,
-    of_first: Rows,
-    of_second: Rows,
-    tile: u32,
-    first_keys: u32,
-    second_keys: u32,
-    to: u32,
-    #[comptime] rows: usize,
-    #[comptime] head_dim: usize,
-    #[comptime] threads: usize,
-    #[comptime] two_segments: bool,
-) {
-    let (exist, row) = tile_rows_in_segment(tile, first_keys, second_keys, rows, two_segments);
-    if comptime!(two_segments) {
-        if tile * comptime!(rows as u32) < first_keys {
-            copy_tile(first, of_first, row, exist, to, rows, head_dim, threads);
-        } else {
-            copy_tile(second, of_second, row, exist, to, rows, head_dim, threads);
-        }
-    } else {
-        copy_tile(first, of_first, row, exist, to, rows, head_dim, threads);
-    }
+/// Rows of a head in a tensor: those from `row` on, of which those before `exist` exist.
+#[derive(CubeType)]
+pub(super) struct HeadRows {
+    pub batch: u32,
+    pub head: u32,
+    pub row: u32,
+    pub exist: u32,
 }
 
-/// Writes a warp's 16 rows (this thread's two scaled) to the rows from `row` on of a tensor with `exist` rows.
-/// They take the place of 16 rows of a tile that this warp alone has read; `place` is the byte address of the first, and
-/// the tile's panels have `rows` rows.
+/// Starts copying a backward block's stationary rows of both operands to the tiles at two byte addresses.
+#[cube]
+pub(super) fn copy_stationary(
+    first: &Tensor<Eight>,
+    second: &Tensor<Eight>,
+    of: &HeadRows,
+    first_to: u32,
+    second_to: u32,
+    #[comptime] tiles: BackwardTiles,
+) {
+    let rows = comptime!(tiles.stationary_rows());
+    let head_dim = comptime!(tiles.head_dim);
+    let threads = comptime!(tiles.threads());
+    copy_tile(
+        first,
+        rows_of_head(first, of.batch, of.head),
+        of.row,
+        of.exist - of.row,
+        first_to,
+        rows,
+        head_dim,
+        threads,
+    );
+    copy_tile(
+        second,
+        rows_of_head(second, of.batch, of.head),
+        of.row,
+        of.exist - of.row,
+        second_to,
+        rows,
+        head_dim,
+        threads,
+    );
+}
+
+/// Writes a warp's 16 rows (this thread's two scaled) to the rows `to_rows` of a tensor.
+/// They take the place of 16 rows of a tile that this warp alone has read; `place` is the byte address of the first.
 #[cube]
 pub(super) fn store_rows<N: Size>(
     target: &mut Tensor<Eight>,
-    batch: u32,
-    head: u32,
-    row: u32,
-    exist: u32,
+    to_rows: &HeadRows,
     values: Vector<f32, N>,
     scale_0: f32,
     scale_1: f32,
     place: u32,
     lane: u32,
-    #[comptime] rows: usize,
-    #[comptime] head_dim: usize,
-    #[comptime] operand_type: OperandType,
+    #[comptime] staging: StagingTile,
 ) {
+    let rows = comptime!(staging.rows);
+    let head_dim = comptime!(staging.head_dim);
     let chunk = lane % 8;
     let first = lane / 8;
     let stride = target.stride(2);
-    let to = batch as usize * target.stride(0)
-        + head as usize * target.stride(1)
-        + row as usize * stride
+    let to = to_rows.batch as usize * target.stride(0)
+        + to_rows.head as usize * target.stride(1)
+        + to_rows.row as usize * stride
         + chunk as usize;
     // Products read the rows that were here: all lanes are done with them, then all have written.
     sync_plane();
@@ -152,7 +172,7 @@ pub(super) fn store_rows<N: Size>(
         scale_1,
         head_dim,
         rows,
-        operand_type,
+        comptime!(staging.operand_type),
     );
     sync_plane();
     #[unroll]
@@ -161,7 +181,7 @@ pub(super) fn store_rows<N: Size>(
             #[unroll]
             for i in 0..4usize {
                 let below = first + comptime!(4 * i as u32);
-                if row + below < exist {
+                if to_rows.row + below < to_rows.exist {
                     let at = place
                         + comptime!((panel * rows * 128) as u32)
                         + below * 128

@@ -1,5 +1,10 @@
 //! From tensors on the device to launches.
 
+use super::arguments::{
+    AttentionInputsLaunch, AttentionSizesLaunch, BackwardKeysInputsLaunch, BackwardKeysProblemLaunch,
+    BackwardQueriesInputsLaunch, BackwardQueriesProblemLaunch, BlockMaskBuffersLaunch, ForwardProblemLaunch,
+    StatisticsBuffersLaunch,
+};
 use super::backward_keys::mma_backward_keys;
 use super::backward_queries::mma_backward_queries;
 use super::forward::mma_forward;
@@ -19,6 +24,39 @@ fn eights(x: &Heads) -> TensorArg {
     unsafe { TensorArg::from_raw_parts(x.handle.clone(), strides, shape) }
 }
 
+/// The queries, and the keys and values of both segments: those of the first stand for a missing second, and are not read.
+fn attention_inputs(q: &Heads, kv_segments: &[KvSegment<'_>]) -> AttentionInputsLaunch {
+    let first = &kv_segments[0];
+    let second = kv_segments.last().expect("a segment of keys");
+    AttentionInputsLaunch::new(
+        eights(q),
+        eights(first.k),
+        eights(first.v),
+        eights(second.k),
+        eights(second.v),
+    )
+}
+
+/// The sizes of a call.
+fn attention_sizes(q: &Heads, kv_segments: &[KvSegment<'_>]) -> AttentionSizesLaunch {
+    let [_, heads, queries, _] = q.shape;
+    let [_, kv_heads, first_keys, _] = kv_segments[0].k.shape;
+    let second_keys = kv_segments.get(1).map_or(0, |second| second.k.shape[2]);
+    AttentionSizesLaunch::new(
+        queries as u32,
+        lse_rows(queries) as u32,
+        first_keys as u32,
+        second_keys as u32,
+        (heads / kv_heads) as u32,
+    )
+}
+
+/// The mask's buffers.
+fn mask_buffers(list: &BlockMask) -> BlockMaskBuffersLaunch {
+    let [work_tiles, entries, partial_masks] = list.arguments();
+    BlockMaskBuffersLaunch::new(work_tiles, entries, partial_masks)
+}
+
 /// Launches the forward kernel, with a `bias` in f32 `[H, S + T - 1]` if there is one.
 #[allow(clippy::too_many_arguments)]
 pub(super) fn launch_forward(
@@ -33,14 +71,7 @@ pub(super) fn launch_forward(
     tiles: ForwardTiles,
 ) {
     let [batch, heads, queries, _] = q.shape;
-    let [_, kv_heads, first_keys, _] = kv_segments[0].k.shape;
-    let second = kv_segments.last().expect("a segment of keys");
-    let second_keys = if kv_segments.len() > 1 {
-        second.k.shape[2]
-    } else {
-        0
-    };
-    let [work_tiles, entries, partial_masks] = list.arguments();
+    let [_, _, first_keys, _] = kv_segments[0].k.shape;
     let tiles = ForwardTiles {
         biased: bias.is_some(),
         ..tiles
@@ -66,24 +97,16 @@ pub(super) fn launch_forward(
                 batch as u32,
             ),
             CubeDim::new_1d(tiles.threads() as u32),
-            eights(q),
-            eights(kv_segments[0].k),
-            eights(kv_segments[0].v),
-            eights(second.k),
-            eights(second.v),
+            attention_inputs(q, kv_segments),
             eights(o),
             BufferArg::from_raw_parts(lse.clone(), batch * heads * lse_rows(queries)),
-            work_tiles,
-            entries,
-            partial_masks,
+            mask_buffers(list),
             bias,
-            queries as u32,
-            lse_rows(queries) as u32,
-            first_keys as u32,
-            second_keys as u32,
-            (heads / kv_heads) as u32,
-            scale * std::f32::consts::LOG2_E,
-            1.0 / scale,
+            ForwardProblemLaunch::new(
+                attention_sizes(q, kv_segments),
+                scale * std::f32::consts::LOG2_E,
+                1.0 / scale,
+            ),
             tiles,
             tiles.vectors(),
         );
@@ -100,15 +123,7 @@ pub(super) fn launch_backward_queries(
     tiles: BackwardTiles,
 ) {
     let [batch, heads, queries, _] = of.q.shape;
-    let [_, kv_heads, first_keys, _] = kv_segments[0].k.shape;
-    let second = kv_segments.last().expect("a segment of keys");
-    let second_keys = if kv_segments.len() > 1 {
-        second.k.shape[2]
-    } else {
-        0
-    };
     let length = batch * heads * lse_rows(queries);
-    let [work_tiles, entries, partial_masks] = list.arguments();
     // SAFETY: the operands are those of the call, as `Prepared` wants them; the kernel stays within them.
     unsafe {
         mma_backward_queries::launch_unchecked(
@@ -119,26 +134,20 @@ pub(super) fn launch_backward_queries(
                 batch as u32,
             ),
             CubeDim::new_1d(tiles.threads() as u32),
-            eights(of.q),
-            eights(kv_segments[0].k),
-            eights(kv_segments[0].v),
-            eights(second.k),
-            eights(second.v),
-            eights(of.o),
-            eights(of.d_o),
+            BackwardQueriesInputsLaunch::new(
+                attention_inputs(of.q, kv_segments),
+                eights(of.o),
+                eights(of.d_o),
+            ),
             eights(dq),
             BufferArg::from_raw_parts(of.lse.clone(), length),
             BufferArg::from_raw_parts(of.delta.clone(), length),
-            work_tiles,
-            entries,
-            partial_masks,
-            queries as u32,
-            lse_rows(queries) as u32,
-            first_keys as u32,
-            second_keys as u32,
-            (heads / kv_heads) as u32,
-            of.scale * std::f32::consts::LOG2_E,
-            of.scale,
+            mask_buffers(list),
+            BackwardQueriesProblemLaunch::new(
+                attention_sizes(of.q, kv_segments),
+                of.scale * std::f32::consts::LOG2_E,
+                of.scale,
+            ),
             tiles,
             tiles.vectors(),
         );
@@ -157,7 +166,6 @@ pub(super) fn launch_backward_keys(
     let [batch, heads, queries, _] = of.q.shape;
     let [_, kv_heads, keys, _] = part.k.shape;
     let length = batch * heads * lse_rows(queries);
-    let [work_tiles, entries, partial_masks] = list.arguments();
     // SAFETY: the operands are those of the call, as `Prepared` wants them; the kernel stays within them.
     unsafe {
         mma_backward_keys::launch_unchecked(
@@ -168,23 +176,22 @@ pub(super) fn launch_backward_keys(
                 batch as u32,
             ),
             CubeDim::new_1d(tiles.threads() as u32),
-            eights(of.q),
-            eights(part.k),
-            eights(part.v),
-            eights(of.d_o),
+            BackwardKeysInputsLaunch::new(eights(of.q), eights(part.k), eights(part.v), eights(of.d_o)),
             eights(dk),
             eights(dv),
-            BufferArg::from_raw_parts(of.lse.clone(), length / 2),
-            BufferArg::from_raw_parts(of.delta.clone(), length / 2),
-            work_tiles,
-            entries,
-            partial_masks,
-            queries as u32,
-            keys as u32,
-            lse_rows(queries) as u32,
-            (heads / kv_heads) as u32,
-            of.scale * std::f32::consts::LOG2_E,
-            of.scale,
+            StatisticsBuffersLaunch::new(
+                BufferArg::from_raw_parts(of.lse.clone(), length / 2),
+                BufferArg::from_raw_parts(of.delta.clone(), length / 2),
+            ),
+            mask_buffers(list),
+            BackwardKeysProblemLaunch::new(
+                queries as u32,
+                keys as u32,
+                lse_rows(queries) as u32,
+                (heads / kv_heads) as u32,
+                of.scale * std::f32::consts::LOG2_E,
+                of.scale,
+            ),
             tiles,
             tiles.vectors(),
         );

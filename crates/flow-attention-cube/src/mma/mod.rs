@@ -1,11 +1,13 @@
 //! Attention with `mma.sync`, for NVIDIA GPUs from compute capability 8.0 on.
 
+pub mod arguments;
 pub mod backward_keys;
 pub mod backward_queries;
 mod copy;
 pub mod forward;
 mod launch;
 mod select;
+mod stream;
 mod tiles;
 
 use crate::launch_order::Grid;

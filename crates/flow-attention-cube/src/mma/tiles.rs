@@ -1,8 +1,44 @@
 //! Sizes of tiles, and the products over them.
 
+use crate::block_mask::BlockMaskShape;
 use crate::prepared::KvGradients;
 use flow_cube::mma::{Left, Product};
 use flow_cube::wgmma::OperandType;
+
+/// How a block streams tiles, known at compile time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Streaming {
+    /// Rows of a tile.
+    pub rows: usize,
+    /// Channels of a head.
+    pub head_dim: usize,
+    /// Threads of a block.
+    pub threads: usize,
+    /// Tiles that shared memory holds.
+    pub stages: usize,
+    /// Whether the streamed rows are in two segments.
+    pub two_segments: bool,
+    /// Shape of the mask.
+    pub shape: BlockMaskShape,
+}
+
+impl Streaming {
+    /// Bytes of a tile.
+    pub(crate) fn tile_bytes(self) -> u32 {
+        (self.rows * 128 * self.head_dim.div_ceil(64)) as u32
+    }
+}
+
+/// A tile of shared memory that takes results before they are written, known at compile time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct StagingTile {
+    /// Rows of a panel.
+    pub rows: usize,
+    /// Channels of a head.
+    pub head_dim: usize,
+    /// Element type.
+    pub operand_type: OperandType,
+}
 
 /// Tile sizes of the forward kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -50,6 +86,31 @@ impl ForwardTiles {
     /// Shared memory of a block, in bytes.
     pub fn shared_bytes(&self) -> usize {
         128 * self.panels() * (self.queries() + 2 * self.keys * self.stages)
+    }
+
+    /// How keys and values are streamed.
+    pub(crate) fn streaming(&self) -> Streaming {
+        Streaming {
+            rows: self.keys,
+            head_dim: self.head_dim,
+            threads: self.threads(),
+            stages: self.stages,
+            two_segments: self.two_segments,
+            shape: BlockMaskShape {
+                masked: self.masked,
+                row_groups: self.row_groups,
+                columns: self.keys,
+            },
+        }
+    }
+
+    /// The tile of queries, which takes the output.
+    pub(crate) fn staging(&self) -> StagingTile {
+        StagingTile {
+            rows: self.queries(),
+            head_dim: self.head_dim,
+            operand_type: self.operand_type,
+        }
     }
 
     /// `Q Kᵀ`.
@@ -111,6 +172,31 @@ impl BackwardTiles {
     pub fn shared_bytes(&self) -> usize {
         let rows = self.stationary_rows() + self.streamed_rows * self.stages;
         256 * self.panels() * rows + 8 * rows
+    }
+
+    /// How the other operand is streamed.
+    pub(crate) fn streaming(&self) -> Streaming {
+        Streaming {
+            rows: self.streamed_rows,
+            head_dim: self.head_dim,
+            threads: self.threads(),
+            stages: self.stages,
+            two_segments: self.two_segments,
+            shape: BlockMaskShape {
+                masked: self.masked,
+                row_groups: self.row_groups,
+                columns: self.streamed_rows,
+            },
+        }
+    }
+
+    /// The tile of stationary rows, which takes their gradient.
+    pub(crate) fn staging(&self) -> StagingTile {
+        StagingTile {
+            rows: self.stationary_rows(),
+            head_dim: self.head_dim,
+            operand_type: self.operand_type,
+        }
     }
 
     /// Stationary rows times streamed rows, summed over channels.

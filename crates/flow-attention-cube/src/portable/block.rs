@@ -1,7 +1,16 @@
 //! The steps of a block that the portable kernels share: loads, products, partial masks, stores.
 
-use super::tiles::{CHUNK, ROWS, THREADS, Tiles};
+use super::tiles::{CHUNK, ChannelTile, ROWS, THREADS, Tiles};
 use cubecl::prelude::*;
+
+/// The entries of the list of block `CUBE_POS_X` of sample `batch`: the first, and the one behind the last.
+#[cube]
+pub(super) fn list_range(mask: &[u32], batch: usize, batch_stride: usize) -> (usize, usize) {
+    let list = batch * batch_stride + CUBE_POS_X as usize;
+    let begin = mask[list] as usize;
+    let end = mask[list + 1] as usize;
+    (begin, end)
+}
 
 /// One element, or zero where there is no row before `end` or no channel. Without a branch: compilers for processors
 /// take a time that grows with the square of the branches of a kernel with barriers.
@@ -20,27 +29,40 @@ pub(super) fn read_or_zero<F: Float>(
     select(exists, value, 0.0f32)
 }
 
-/// Copies `count` rows from `first` on, `CHUNK` channels from `channel` on, to `tile` from `at` on, channel by channel
-/// with a stride of `count + 1`. Zero where there is no row before `end` or no channel.
+/// Rows of a head: from `first` on, of which those before `end` exist. The head begins at `base`.
+#[derive(CubeType)]
+pub(super) struct HeadRows {
+    pub base: usize,
+    pub first: usize,
+    pub end: usize,
+}
+
+/// Copies as many rows as `to` has, `CHUNK` channels from `channel` on, to that chunk of `tile`, channel by channel with one element
+/// more than it has rows. Zero where there is no row or no channel.
 #[cube]
 pub(super) fn load_channels<F: Float>(
     source: &Tensor<F>,
-    base: usize,
-    first: usize,
-    end: usize,
+    rows: &HeadRows,
     channel: usize,
     tile: &mut Shared<[f32]>,
-    #[comptime] at: usize,
     chunk: usize,
-    #[comptime] count: usize,
-    #[comptime] head_dim: usize,
+    #[comptime] to: ChannelTile,
 ) {
+    let at = comptime!(to.at);
+    let count = comptime!(to.count);
+    let head_dim = comptime!(to.head_dim);
     for i in 0..chunk * comptime!(count) / comptime!(THREADS) {
         let element = UNIT_POS as usize + i * THREADS;
         let row = element / CHUNK;
         let offset = element % CHUNK;
-        tile[at + offset * comptime!(count + 1) + row] =
-            read_or_zero(source, base, first + row, end, channel + offset, head_dim);
+        tile[at + offset * comptime!(count + 1) + row] = read_or_zero(
+            source,
+            rows.base,
+            rows.first + row,
+            rows.end,
+            channel + offset,
+            head_dim,
+        );
     }
 }
 
@@ -134,6 +156,15 @@ pub(super) fn clear(array: &mut Array<f32>, #[comptime] length: usize) {
     }
 }
 
+/// Sets the scales of this thread's four rows.
+#[cube]
+pub(super) fn set_all(row_scales: &mut Array<f32>, scale: f32) {
+    #[unroll]
+    for r in 0..4usize {
+        row_scales[r] = scale;
+    }
+}
+
 /// Puts the scores of this thread where all can read them.
 #[cube]
 pub(super) fn share(
@@ -195,9 +226,7 @@ pub(super) fn allowed(word: u32, #[comptime] j: usize) -> bool {
 #[cube]
 pub(super) fn store<F: Float>(
     target: &mut Tensor<F>,
-    base: usize,
-    first: usize,
-    end: usize,
+    rows: &HeadRows,
     sums: &Array<f32>,
     row_scales: &Array<f32>,
     x: usize,
@@ -207,10 +236,10 @@ pub(super) fn store<F: Float>(
     let owned = comptime!(tiles.owned_channels());
     #[unroll]
     for r in 0..4usize {
-        let row = first + y + comptime!(16 * r);
-        let place = base + row * target.stride(2) + x * target.stride(3);
+        let row = rows.first + y + comptime!(16 * r);
+        let place = rows.base + row * target.stride(2) + x * target.stride(3);
         let step = target.stride(3) * 16;
-        if row < end {
+        if row < rows.end {
             #[unroll]
             for j in 0..owned {
                 let value = F::cast_from(sums[comptime!(r * owned + j)] * row_scales[r]);

@@ -1,5 +1,9 @@
 //! From a call to launches.
 
+use super::arguments::{
+    ListLayoutLaunch, PortableInputsLaunch, PortableKeysInputsLaunch, PortableKeysProblemLaunch,
+    PortableProblemLaunch, PortableQueriesInputsLaunch, PortableStatisticsLaunch,
+};
 use super::backward_keys::portable_backward_keys;
 use super::backward_queries::portable_backward_queries;
 use super::declined::Declined;
@@ -26,6 +30,36 @@ fn tensor(heads: &Heads) -> TensorArg {
 fn words(list: &List) -> BufferArg {
     // SAFETY: it is as long as it was made.
     unsafe { BufferArg::from_raw_parts(list.words.clone(), list.length) }
+}
+
+fn layout(list: &List) -> ListLayoutLaunch {
+    ListLayoutLaunch::new(list.batch_stride, list.entries_at, list.patterns_at)
+}
+
+/// The operands of forward.
+fn inputs<F: Float>(call: &Call) -> PortableInputsLaunch<F> {
+    let (first, second) = (call.segment(0), call.segment(1));
+    PortableInputsLaunch::<F>::new(
+        tensor(call.q),
+        tensor(&first.k),
+        tensor(&first.v),
+        tensor(&second.k),
+        tensor(&second.v),
+    )
+}
+
+/// Sizes and scale of the kernels whose rows are queries.
+fn problem(call: &Call, lse: &Statistics) -> PortableProblemLaunch {
+    PortableProblemLaunch::new(
+        call.q.shape[2],
+        lse.rows,
+        call.keys(0),
+        call.keys(1),
+        call.group(),
+        layout(&call.mask.queries),
+        CHUNK,
+        call.scale,
+    )
 }
 
 impl Call<'_> {
@@ -62,7 +96,7 @@ pub fn forward(client: &Client, call: &Call, o: &Heads, lse: &Statistics) -> Res
 
 fn launch_forward<F: Float>(client: &Client, call: &Call, o: &Heads, lse: &Statistics, address: AddressType) {
     let [_, heads, queries, _] = call.q.shape;
-    let (first, second, list) = (call.segment(0), call.segment(1), &call.mask.queries);
+    let list = &call.mask.queries;
     // SAFETY: every access is within shapes or within the lists of the mask.
     unsafe {
         portable_forward::launch_unchecked::<F>(
@@ -70,24 +104,11 @@ fn launch_forward<F: Float>(client: &Client, call: &Call, o: &Heads, lse: &Stati
             call.blocks(queries, heads),
             CubeDim::new_1d(THREADS as u32),
             address,
-            tensor(call.q),
-            tensor(&first.k),
-            tensor(&first.v),
-            tensor(&second.k),
-            tensor(&second.v),
+            inputs::<F>(call),
             tensor(o),
             call.statistics(lse),
             words(list),
-            queries,
-            lse.rows,
-            call.keys(0),
-            call.keys(1),
-            call.group(),
-            list.batch_stride,
-            list.entries_at,
-            list.patterns_at,
-            CHUNK,
-            call.scale,
+            problem(call, lse),
             call.tiles(),
         );
     }
@@ -151,7 +172,7 @@ fn launch_backward<F: Float>(
     address: AddressType,
 ) {
     let [_, heads, queries, _] = call.q.shape;
-    let (first, second, list) = (call.segment(0), call.segment(1), &call.mask.queries);
+    let list = &call.mask.queries;
     // SAFETY: as in `launch_forward`.
     unsafe {
         portable_backward_queries::launch_unchecked::<F>(
@@ -159,27 +180,12 @@ fn launch_backward<F: Float>(
             call.blocks(queries, heads),
             CubeDim::new_1d(THREADS as u32),
             address,
-            tensor(call.q),
-            tensor(&first.k),
-            tensor(&first.v),
-            tensor(&second.k),
-            tensor(&second.v),
-            tensor(o),
-            tensor(d_o),
+            PortableQueriesInputsLaunch::<F>::new(inputs::<F>(call), tensor(o), tensor(d_o)),
             tensor(dq),
             call.statistics(lse),
             call.statistics(delta),
             words(list),
-            queries,
-            lse.rows,
-            call.keys(0),
-            call.keys(1),
-            call.group(),
-            list.batch_stride,
-            list.entries_at,
-            list.patterns_at,
-            CHUNK,
-            call.scale,
+            problem(call, lse),
             call.tiles(),
         );
     }
@@ -194,24 +200,25 @@ fn launch_backward<F: Float>(
                 call.blocks(call.keys(index), call.kv_heads()),
                 CubeDim::new_1d(THREADS as u32),
                 address,
-                tensor(call.q),
-                tensor(&segment.k),
-                tensor(&segment.v),
-                tensor(d_o),
+                PortableKeysInputsLaunch::<F>::new(
+                    tensor(call.q),
+                    tensor(&segment.k),
+                    tensor(&segment.v),
+                    tensor(d_o),
+                ),
                 tensor(&gradient.k),
                 tensor(&gradient.v),
-                call.statistics(lse),
-                call.statistics(delta),
+                PortableStatisticsLaunch::new(call.statistics(lse), call.statistics(delta)),
                 words(list),
-                queries,
-                lse.rows,
-                call.keys(index),
-                call.group(),
-                list.batch_stride,
-                list.entries_at,
-                list.patterns_at,
-                CHUNK,
-                call.scale,
+                PortableKeysProblemLaunch::new(
+                    queries,
+                    lse.rows,
+                    call.keys(index),
+                    call.group(),
+                    layout(list),
+                    CHUNK,
+                    call.scale,
+                ),
                 call.tiles(),
             );
         }

@@ -1,6 +1,7 @@
 //! Attention on any device that CubeCL runs on: no plane instructions, no tensor cores, no atomics, at most 32 KiB of
 //! shared memory. Sums and statistics are in f32 and in a fixed order, so results are the same from run to run.
 
+pub mod arguments;
 pub mod backward_keys;
 pub mod backward_queries;
 mod block;
@@ -9,6 +10,7 @@ pub mod forward;
 mod launch;
 mod mask;
 mod problem;
+mod stream;
 mod tiles;
 
 pub use declined::Declined;

@@ -22,6 +22,37 @@ pub struct Tiles {
     pub columns: usize,
 }
 
+/// Where a chunk of channels goes in a stage, known at compile time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct ChannelTile {
+    /// Its first element.
+    pub at: usize,
+    /// Rows, or columns, of a channel.
+    pub count: usize,
+    /// Channels of a head.
+    pub head_dim: usize,
+}
+
+impl ChannelTile {
+    /// The chunk of rows.
+    pub(super) fn rows(tiles: Tiles) -> Self {
+        Self {
+            at: 0,
+            count: ROWS,
+            head_dim: tiles.head_dim,
+        }
+    }
+
+    /// The chunk of columns.
+    pub(super) fn columns(tiles: Tiles) -> Self {
+        Self {
+            at: CHUNK * (ROWS + 1),
+            count: tiles.columns,
+            head_dim: tiles.head_dim,
+        }
+    }
+}
+
 impl Tiles {
     /// The tiles for heads of `head_dim` channels.
     pub fn new(head_dim: usize) -> Self {

@@ -5,6 +5,31 @@ use crate::philox::philox;
 use crate::split_f32::{high_of, joined, low_of, rounded};
 use cubecl::prelude::*;
 
+/// What a step of narrow weights is made with, and of each weight its vectors, its decay and its random numbers.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct NarrowStep {
+    /// Vectors of each weight.
+    pub vectors: Sequence<usize>,
+    /// Decay of each weight.
+    pub decays: Sequence<f32>,
+    /// Stream of random numbers of each weight.
+    pub streams: Sequence<u32>,
+    /// First block of four random numbers of each weight.
+    pub first_blocks: Sequence<u32>,
+    /// Decay of the first moments.
+    pub beta1: f32,
+    /// Decay of the second moments.
+    pub beta2: f32,
+    /// Added to the root of the second moments.
+    pub epsilon: f32,
+    /// Low half of the key of random numbers.
+    pub key_low: u32,
+    /// High half of the key.
+    pub key_high: u32,
+    /// Purpose and number of the step, for random numbers.
+    pub step: u32,
+}
+
 /// One step as [`super::adamw_kernel`] takes it, of weights in 16 bits. With `halves`, `lows` are the other 16 of f32 weights, and
 /// nothing is rounded. Without, `lows` is empty, and the new weight is rounded up with the probability that makes its
 /// expectation the f32 result (stochastic rounding): value `i` of weight `j` takes the high 16 bits of number
@@ -17,19 +42,10 @@ pub(crate) fn adamw_narrow_kernel<G: Float, M: Float, N: Size>(
     seconds: &mut Sequence<Box<[Vector<M, N>]>>,
     lows: &mut Sequence<Box<[Vector<u16, N>]>>,
     varying: &[f32],
-    vectors: &Sequence<usize>,
-    decays: &Sequence<f32>,
-    streams: &Sequence<u32>,
-    first_blocks: &Sequence<u32>,
-    beta1: f32,
-    beta2: f32,
-    epsilon: f32,
-    key_low: u32,
-    key_high: u32,
-    step: u32,
+    narrow: &NarrowStep,
     #[comptime] halves: bool,
 ) {
-    let mut place = Place::nowhere(decays);
+    let mut place = Place::nowhere(&narrow.decays);
     let mut high = Vector::<u16, N>::empty();
     let mut low = Vector::<u16, N>::empty();
     let mut gradient = Vector::<f32, N>::empty();
@@ -39,12 +55,12 @@ pub(crate) fn adamw_narrow_kernel<G: Float, M: Float, N: Size>(
     let mut first_block = 0u32.runtime();
     #[unroll]
     for i in 0..highs.len() {
-        place.look(*vectors.index(i), i as u32);
+        place.look(*narrow.vectors.index(i), i as u32);
         if place.is_of(i as u32) {
             let at = place.at;
-            place.decay = *decays.index(i);
-            stream = *streams.index(i);
-            first_block = *first_blocks.index(i);
+            place.decay = *narrow.decays.index(i);
+            stream = *narrow.streams.index(i);
+            first_block = *narrow.first_blocks.index(i);
             high = highs.index(i)[at];
             if comptime!(halves) {
                 low = lows.index(i)[at];
@@ -67,7 +83,7 @@ pub(crate) fn adamw_narrow_kernel<G: Float, M: Float, N: Size>(
         }
     }
     let is_taken = varying[3] >= 0.0f32;
-    let rates = Rates::new(varying, place.decay, beta1, beta2, epsilon);
+    let rates = Rates::new(varying, place.decay, narrow.beta1, narrow.beta2, narrow.epsilon);
     let (result, m, v) = stepped::<N>(weight, gradient, first, second, &rates);
     let mut new_upper = Vector::<u16, N>::empty();
     let mut new_lower = Vector::<u16, N>::empty();
@@ -82,7 +98,7 @@ pub(crate) fn adamw_narrow_kernel<G: Float, M: Float, N: Size>(
         // A vector lies within one block of four numbers: its width divides four.
         let from = place.at * N::value();
         let block = first_block + (from / 4) as u32;
-        let drawn = philox(block, step, stream, 0u32, key_low, key_high);
+        let drawn = philox(block, narrow.step, stream, 0u32, narrow.key_low, narrow.key_high);
         #[unroll]
         for lane in 0..N::value() {
             let number = from % 4 + lane;

@@ -185,6 +185,30 @@ pub(crate) fn balance_loads(parts: &[f32], balance: &mut [f32], batch: usize, ex
     }
 }
 
+/// Sizes of the backward kernel.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct RouteSizes {
+    /// Tokens of all samples.
+    pub rows: usize,
+    /// Tokens of a sample.
+    pub tokens: usize,
+    /// Experts.
+    pub experts: usize,
+    /// Experts of a token.
+    pub top_k: usize,
+}
+
+/// What the backward kernel has gradients of, known at compile time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct RouteSlopes {
+    /// Of the weights.
+    pub of_weights: bool,
+    /// Of the balance.
+    pub of_balance: bool,
+    /// Whether the weights of a token are divided by their sum.
+    pub normalize: bool,
+}
+
 /// Of a score `p_e` the gradient is `d_e`: what the balance gives, and of a chosen one what its weight gives. That of its
 /// logit is `p_e (d_e - Σ d p)`.
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -195,56 +219,58 @@ pub(crate) fn route_backward<G: Float>(
     dweights: &[f32],
     dbalance: &[f32],
     dlogits: &mut [G],
-    rows: usize,
-    tokens: usize,
-    experts: usize,
-    top_k: usize,
-    #[comptime] of_weights: bool,
-    #[comptime] of_balance: bool,
-    #[comptime] normalize: bool,
+    sizes: &RouteSizes,
+    #[comptime] slopes: RouteSlopes,
 ) {
     let row = ABSOLUTE_POS;
-    if row < rows {
-        let sample = row / tokens;
-        let first = row * experts;
+    if row < sizes.rows {
+        let sample = row / sizes.tokens;
+        let first = row * sizes.experts;
         let mut slope = 0.0f32;
         let mut mean = 0.0f32;
-        if comptime!(of_balance) {
-            slope = dbalance[sample] / f32::cast_from(tokens as u32);
-            for expert in 0..experts {
-                mean += slope * loads[sample * experts + expert] * scores[first + expert];
+        if comptime!(slopes.of_balance) {
+            slope = dbalance[sample] / f32::cast_from(sizes.tokens as u32);
+            for expert in 0..sizes.experts {
+                mean += slope * loads[sample * sizes.experts + expert] * scores[first + expert];
             }
         }
         let mut total = 1.0f32;
         let mut shift = 0.0f32;
-        if comptime!(of_weights) {
-            total = divisor(scores, choices, row, experts, top_k, normalize);
-            if comptime!(normalize) {
-                for choice in 0..top_k {
-                    let at = row * top_k + choice;
+        if comptime!(slopes.of_weights) {
+            total = divisor(
+                scores,
+                choices,
+                row,
+                sizes.experts,
+                sizes.top_k,
+                comptime!(slopes.normalize),
+            );
+            if comptime!(slopes.normalize) {
+                for choice in 0..sizes.top_k {
+                    let at = row * sizes.top_k + choice;
                     shift += dweights[at] * (scores[first + choices[at] as usize] / total);
                 }
             }
-            for choice in 0..top_k {
-                let at = row * top_k + choice;
+            for choice in 0..sizes.top_k {
+                let at = row * sizes.top_k + choice;
                 mean += (dweights[at] - shift) / total * scores[first + choices[at] as usize];
             }
         }
-        for expert in 0..experts {
+        for expert in 0..sizes.experts {
             let mut d = 0.0f32;
-            if comptime!(of_balance) {
-                d = slope * loads[sample * experts + expert];
+            if comptime!(slopes.of_balance) {
+                d = slope * loads[sample * sizes.experts + expert];
             }
             dlogits[first + expert] = G::cast_from(scores[first + expert] * (d - mean));
         }
-        if comptime!(of_weights) {
+        if comptime!(slopes.of_weights) {
             // The same thread wrote what is replaced.
-            for choice in 0..top_k {
-                let at = row * top_k + choice;
+            for choice in 0..sizes.top_k {
+                let at = row * sizes.top_k + choice;
                 let expert = choices[at] as usize;
                 let mut d = (dweights[at] - shift) / total;
-                if comptime!(of_balance) {
-                    d += slope * loads[sample * experts + expert];
+                if comptime!(slopes.of_balance) {
+                    d += slope * loads[sample * sizes.experts + expert];
                 }
                 dlogits[first + expert] = G::cast_from(scores[first + expert] * (d - mean));
             }
@@ -426,13 +452,12 @@ impl Routing {
                 dweights.unwrap_or(loads).argument(),
                 dbalance.unwrap_or(loads).argument(),
                 dlogits.argument(),
-                self.rows(),
-                self.tokens,
-                self.experts,
-                self.top_k,
-                dweights.is_some(),
-                dbalance.is_some(),
-                self.normalize,
+                RouteSizesLaunch::new(self.rows(), self.tokens, self.experts, self.top_k),
+                RouteSlopes {
+                    of_weights: dweights.is_some(),
+                    of_balance: dbalance.is_some(),
+                    normalize: self.normalize,
+                },
             );
         });
         Ok(())

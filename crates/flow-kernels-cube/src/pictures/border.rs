@@ -33,49 +33,64 @@ impl Bordered {
     }
 }
 
+/// Sizes of what is written, in vectors of channels, and strides of what is read.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct BorderSizes {
+    /// All vectors.
+    pub count: usize,
+    /// Vectors of a pixel.
+    pub vectors: usize,
+    /// Frames of a sample.
+    pub frames: usize,
+    /// Rows of a frame.
+    pub rows: usize,
+    /// Pixels of a row.
+    pub columns: usize,
+    /// From a sample to the next.
+    pub sample_stride: usize,
+    /// From a frame to the next.
+    pub frame_stride: usize,
+    /// From a row to the next.
+    pub row_stride: usize,
+    /// From a pixel to the next.
+    pub pixel_stride: usize,
+}
+
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn border_kernel<F: Float, N: Size>(
     x: &[Vector<F, N>],
     scale: &[Vector<f32, N>],
     shift: &[Vector<f32, N>],
     y: &mut [Vector<F, N>],
-    count: usize,
-    vectors: usize,
-    frames: usize,
-    rows: usize,
-    columns: usize,
-    sample_stride: usize,
-    frame_stride: usize,
-    row_stride: usize,
-    pixel_stride: usize,
+    sizes: &BorderSizes,
     #[comptime] bordered: Bordered,
     #[comptime] normed: bool,
     #[comptime] arithmetic: Arithmetic,
 ) {
     let at = ABSOLUTE_POS;
-    if at < count {
-        let channel = at % vectors;
-        let pixel = at / vectors;
-        let column = pixel % columns;
-        let row = pixel / columns % rows;
-        let frame = pixel / columns / rows % frames;
-        let sample = pixel / columns / rows / frames;
+    if at < sizes.count {
+        let channel = at % sizes.vectors;
+        let pixel = at / sizes.vectors;
+        let column = pixel % sizes.columns;
+        let row = pixel / sizes.columns % sizes.rows;
+        let frame = pixel / sizes.columns / sizes.rows % sizes.frames;
+        let sample = pixel / sizes.columns / sizes.rows / sizes.frames;
         let [above, left] = comptime!(bordered.border);
         let inside = row >= above
-            && row < rows - above
+            && row < sizes.rows - above
             && column >= left
-            && column < columns - left
+            && column < sizes.columns - left
             && frame >= comptime!(bordered.frames_before);
         let mut value = Vector::<f32, N>::new(0.0f32);
         if inside {
-            let from = sample * sample_stride
-                + (frame - comptime!(bordered.frames_before)) * frame_stride
-                + (row - above) / comptime!(bordered.repeat) * row_stride
-                + (column - left) / comptime!(bordered.repeat) * pixel_stride
+            let from = sample * sizes.sample_stride
+                + (frame - comptime!(bordered.frames_before)) * sizes.frame_stride
+                + (row - above) / comptime!(bordered.repeat) * sizes.row_stride
+                + (column - left) / comptime!(bordered.repeat) * sizes.pixel_stride
                 + channel;
             value = Vector::cast_from(x[from]);
             if comptime!(normed) {
-                let of = sample * vectors + channel;
+                let of = sample * sizes.vectors + channel;
                 value = value * scale[of] + shift[of];
             }
             if comptime!(bordered.silu) {
@@ -123,15 +138,17 @@ pub fn border(
             scale.argument(),
             shift.argument(),
             y.argument(),
-            count,
-            channels / width,
-            frames,
-            rows,
-            columns,
-            sample_stride,
-            frame_stride,
-            row_stride,
-            pixel_stride,
+            BorderSizesLaunch::new(
+                count,
+                channels / width,
+                frames,
+                rows,
+                columns,
+                sample_stride,
+                frame_stride,
+                row_stride,
+                pixel_stride,
+            ),
             bordered,
             factors.is_some(),
             Arithmetic::of(client, element),

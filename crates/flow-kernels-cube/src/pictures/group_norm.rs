@@ -67,6 +67,25 @@ pub(crate) fn group_sums<F: Float, N: Size>(
     }
 }
 
+/// Sizes of a norm over groups of channels, and what is added to the variance.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct GroupSizes {
+    /// Groups of all samples.
+    pub all_groups: usize,
+    /// Pieces of a sample's pixels.
+    pub pieces: usize,
+    /// Channels.
+    pub channels: usize,
+    /// Channels of a group.
+    pub in_group: usize,
+    /// Pixels of a sample.
+    pub pixels: usize,
+    /// From a sample to the next.
+    pub sample_stride: usize,
+    /// Added to the variance.
+    pub epsilon: f32,
+}
+
 /// `scale` and `shift` `[B, C]`, by which a value becomes its norm, from `partials [B, pieces, 2, C]`. A block for each group of a
 /// sample.
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -77,61 +96,57 @@ pub(crate) fn group_factors<F: Float, W: Float>(
     bias: &[W],
     scale: &mut [f32],
     shift: &mut [f32],
-    all_groups: usize,
-    pieces: usize,
-    channels: usize,
-    in_group: usize,
-    pixels: usize,
-    sample_stride: usize,
-    epsilon: f32,
+    sizes: &GroupSizes,
     #[comptime] adders: Rows,
 ) {
     let mut shared: Shared<[f32]> = Shared::new_slice(comptime!(adders.shared(1)));
     let thread = UNIT_POS as usize;
-    let groups = channels / in_group;
-    let exists = CUBE_POS < all_groups;
+    let groups = sizes.channels / sizes.in_group;
+    let exists = CUBE_POS < sizes.all_groups;
     let block = select(exists, CUBE_POS, 0usize);
     let sample = block / groups;
-    let first = block % groups * in_group;
-    let terms = pieces * in_group;
+    let first = block % groups * sizes.in_group;
+    let terms = sizes.pieces * sizes.in_group;
     let turns = terms.div_ceil(adders.threads_per_row);
     let mut sum = Array::<f32>::new(1usize);
     sum[0] = 0.0f32;
     for turn in 0..turns {
         let term = turn * adders.threads_per_row + thread;
         if term < terms {
-            let channel = first + term % in_group;
-            sum[0] += partials[(sample * pieces + term / in_group) * 2 * channels + channel];
+            let channel = first + term % sizes.in_group;
+            sum[0] +=
+                partials[(sample * sizes.pieces + term / sizes.in_group) * 2 * sizes.channels + channel];
         }
     }
     // What every pixel of a channel has of its first one, once.
-    if thread < in_group {
-        sum[0] += f32::cast_from(x[sample * sample_stride + first + thread]) * f32::cast_from(pixels);
+    if thread < sizes.in_group {
+        sum[0] +=
+            f32::cast_from(x[sample * sizes.sample_stride + first + thread]) * f32::cast_from(sizes.pixels);
     }
     row_sums(&mut sum, &mut shared, 1usize, adders);
-    let count = f32::cast_from(pixels * in_group);
+    let count = f32::cast_from(sizes.pixels * sizes.in_group);
     let mean = sum[0] / count;
     sum[0] = 0.0f32;
     for turn in 0..turns {
         let term = turn * adders.threads_per_row + thread;
         if term < terms {
-            let channel = first + term % in_group;
-            let at = (sample * pieces + term / in_group) * 2 * channels + channel;
-            let away = mean - f32::cast_from(x[sample * sample_stride + channel]);
-            sum[0] += partials[at + channels] - 2.0f32 * away * partials[at];
+            let channel = first + term % sizes.in_group;
+            let at = (sample * sizes.pieces + term / sizes.in_group) * 2 * sizes.channels + channel;
+            let away = mean - f32::cast_from(x[sample * sizes.sample_stride + channel]);
+            sum[0] += partials[at + sizes.channels] - 2.0f32 * away * partials[at];
         }
     }
-    if thread < in_group {
-        let away = mean - f32::cast_from(x[sample * sample_stride + first + thread]);
-        sum[0] += away * away * f32::cast_from(pixels);
+    if thread < sizes.in_group {
+        let away = mean - f32::cast_from(x[sample * sizes.sample_stride + first + thread]);
+        sum[0] += away * away * f32::cast_from(sizes.pixels);
     }
     row_sums(&mut sum, &mut shared, 1usize, adders);
-    let reciprocal = 1.0f32 / (max(sum[0], 0.0f32) / count + epsilon).sqrt();
-    if thread < in_group && exists {
+    let reciprocal = 1.0f32 / (max(sum[0], 0.0f32) / count + sizes.epsilon).sqrt();
+    if thread < sizes.in_group && exists {
         let channel = first + thread;
         let factor = reciprocal * f32::cast_from(weight[channel]);
-        scale[sample * channels + channel] = factor;
-        shift[sample * channels + channel] = f32::cast_from(bias[channel]) - mean * factor;
+        scale[sample * sizes.channels + channel] = factor;
+        shift[sample * sizes.channels + channel] = f32::cast_from(bias[channel]) - mean * factor;
     }
 }
 
@@ -224,13 +239,15 @@ impl GroupNorm {
                 bias.argument(),
                 scale.argument(),
                 shift.argument(),
-                batch * self.groups,
-                pieces,
-                channels,
-                in_group,
-                all,
-                x.strides[0],
-                self.epsilon,
+                GroupSizesLaunch::new(
+                    batch * self.groups,
+                    pieces,
+                    channels,
+                    in_group,
+                    all,
+                    x.strides[0],
+                    self.epsilon,
+                ),
                 adders,
             );
         }));
