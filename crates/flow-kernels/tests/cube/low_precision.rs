@@ -348,6 +348,9 @@ fn fused_operations_that_make_codes_have_the_bits_of_the_composed_ones() {
     }
 }
 
+/// Writes rows as codes, and as numbers where there is room for them.
+type Make<'a> = &'a dyn Fn(Option<&Buffer>, &RowCodes) -> Result<(), Refused>;
+
 #[test]
 fn kernels_that_make_rows_give_the_codes_that_these_are_quantised_to() {
     let (batch, tokens, channels) = (2, 13, 336);
@@ -369,7 +372,7 @@ fn kernels_that_make_rows_give_the_codes_that_these_are_quantised_to() {
             .map(f64::from)
             .collect();
         let modulation = Buffer::upload(client, &modulation, element);
-        let compare = |name: &str, make: &dyn Fn(Option<&Buffer>, &RowCodes) -> Result<(), Refused>| {
+        let compare = |name: &str, make: Make<'_>| {
             let [beside, alone] = [(); 2].map(|()| Quantised::empty(client, shape));
             let room = |of: &Quantised| RowCodes {
                 codes: of.codes.handle.clone(),
