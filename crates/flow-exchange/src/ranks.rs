@@ -311,11 +311,11 @@ impl Exchange for Ranks {
         };
         self.others().for_each(|to| self.send(to, &frame));
         let mut all = Vec::with_capacity(count);
-        for from in 0..ranks {
+        for (from, range) in ranges.iter().enumerate() {
             let values = match from == own {
                 true => total.clone(),
                 false => {
-                    let due = (ranges[from].len(), ValueType::F32);
+                    let due = (range.len(), ValueType::F32);
                     self.receive_values(&mut state, from, Kind::Total, due)?
                 }
             };

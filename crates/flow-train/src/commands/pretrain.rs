@@ -1,7 +1,7 @@
 //! `pretrain`: flow matching on the data set, and the classifier that serves as reward.
 
 use super::{Loaded, nearest, refusal, survey::Use};
-use crate::arguments::{ExistingFile, PretrainArguments};
+use crate::arguments::{ExistingFile, PretrainArguments, Purpose};
 use crate::failure::{Failure, OrFailure};
 use crate::interrupt::Interrupt;
 use crate::output::Output;

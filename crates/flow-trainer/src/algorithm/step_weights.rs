@@ -84,6 +84,7 @@ mod tests {
             assert!((alone - 1.0).abs() < 1e-12, "step {step}: {alone}");
         }
     }
+
     #[test]
     fn the_inverse_gradient_is_what_the_official_code_of_flash_grpo_has_for_wan() {
         // Wan's 20 steps with a shift of 3, of which the first ten are trained. The diffusion is `sigmas[1] sigma` there.

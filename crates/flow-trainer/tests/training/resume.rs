@@ -10,7 +10,7 @@ use flow_trainer::observer::{Observer, Silent};
 use flow_trainer::{TrainError, Trainer};
 use std::path::Path;
 
-const VARIANTS: [&[&str]; 9] = [
+const VARIANTS: [&[&str]; 10] = [
     &[
         "ema.enabled=true",
         "algorithm.kl={ kind = \"velocity\", beta = 0.1 }",
