@@ -43,7 +43,7 @@ pub(super) struct Thread {
 
 /// The tile of this block. `offsets` says where groups of rows begin; in weight gradients a group is `CUBE_POS_Z`.
 #[cube]
-fn this_tile(sizes: &Sizes, offsets: &[u32], #[comptime] kind: Kind) -> BlockTile {
+pub(super) fn this_tile(sizes: &Sizes, offsets: &[u32], #[comptime] kind: Kind) -> BlockTile {
     let first_column = CUBE_POS_Y as usize * SIDE;
     let mut of_a = Range {
         first: CUBE_POS_X as usize * SIDE,
