@@ -251,7 +251,7 @@ impl Load {
             shards_trained: config.distributed.shard == Shard::Weights
                 && config.model.finetune == Finetune::Full,
             // Of losses that replay recorded steps; how many times others are taken at is the algorithm's.
-            one_unit: config.optimizer.gradient_accumulation == ranks
+            one_unit: crate::several::accumulated(config) == Some(ranks)
                 && self.records == 1
                 && config.sampling.branching == Branching::default(),
             ..self

@@ -66,19 +66,24 @@ pub fn several(config: &Config, ranks: usize, group_wise: bool) -> Vec<Diagnosti
     found
 }
 
+/// Micro-batches of an optimizer step on all processes together; `None` where the iteration has no whole number of them.
+pub(crate) fn accumulated(config: &Config) -> Option<usize> {
+    let sampling = &config.sampling;
+    let samples = sampling.prompts_per_step.checked_mul(sampling.group_size)?;
+    if sampling.micro_batch == 0 || !samples.is_multiple_of(sampling.micro_batch) {
+        return None;
+    }
+    match config.optimizer.gradient_accumulation {
+        0 => Some(samples / sampling.micro_batch),
+        accumulated => Some(accumulated),
+    }
+}
+
 fn geometry(config: &Config, ranks: usize, group_wise: bool) -> Vec<Diagnostic> {
     let (sampling, lanes) = (&config.sampling, config.distributed.lanes);
-    let samples = sampling.prompts_per_step.checked_mul(sampling.group_size);
-    let micro_batches = samples
-        .filter(|samples| sampling.micro_batch > 0 && samples.is_multiple_of(sampling.micro_batch))
-        .map(|samples| samples / sampling.micro_batch);
     // A geometry that is impossible by itself is said elsewhere.
-    let Some(micro_batches) = micro_batches else {
+    let Some(accumulated) = accumulated(config) else {
         return Vec::new();
-    };
-    let accumulated = match config.optimizer.gradient_accumulation {
-        0 => micro_batches,
-        accumulated => accumulated,
     };
     let lanes = if lanes == 0 { ranks } else { lanes };
     if let Some((message, help)) = self::lanes(ranks, lanes, accumulated) {
