@@ -99,6 +99,16 @@ fn the_estimate_is_the_documented_sum_and_is_refused_above_the_memory_only() {
         [full.gradients, full.sums, full.whole_blocks],
         [40.0, 40.0 + 3.0 * 40.0, 200.0]
     );
+    // Eight micro-batches. Of an update of four each process has one, and of its sums its own part alone; 0 is an update of all eight.
+    let sums = |accumulated: usize, ranks: usize| {
+        let config = config(&format!(
+            "[sampling]\nprompts_per_step = 4\ngroup_size = 4\nmicro_batch = 2\n[optimizer]\ngradient_accumulation = {accumulated}\n[distributed]\nshard = \"weights\""
+        ));
+        let load = Load { records: 1, ..load }.on_ranks(&config, ranks);
+        MemoryEstimate::new(&layout(), &spec, 10, &load).sums
+    };
+    assert_eq!([sums(4, 4), sums(8, 4)], [10.0 + 120.0, 40.0 + 120.0]);
+    assert_eq!([sums(0, 4), sums(0, 8)], [40.0 + 120.0, 5.0 + 120.0]);
     let on_a_gpu = "config_version = 1\n[device]\nkind = \"cuda\"\ndtype = \"bf16\"\n[ema]\nenabled = true\n[optimizer]\n";
     for (keys, trained, gradient) in [
         ("", 4.0, 4.0),
