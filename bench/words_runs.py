@@ -3,10 +3,11 @@
     words_runs.py start cpu --cores 40-63 [--seconds 900]            runs pinned to two cores each, as many as there are cores for
     words_runs.py start gpu --cards 0,1 --cores 0-39 [--seconds N]   runs on GPUs, which share the cores
     words_runs.py collect [--to FOLDER]                              a line of JSON for each evaluation, and an archive of what runs wrote
+    words_runs.py picture --lines FILE [--to FOLDER]                 draws the lines of `collect`: NFT and GRPO, means over seeds
     words_runs.py stop                                               SIGTERM to what was started: it ends with its iteration, and is saved
 
 Three seeds of `configs/words-nft.toml` and `configs/words-grpo.toml`, then variants of the first: what reaches 0.95 in the shortest time. `--only` names runs,
-`--list` lists them. Lines of the reader are 96 columns wide at least, not 320: three times as fast. Environment: FT, the program. The models
+`list` lists them. Environment: FT, the program. The models
 (`flow-train fetch words`) and `assets/words-mmdit.safetensors` lie where the configs have them; runs go to `--folder`. `start` comes back at once:
 every run is a session of its own, so a command that ends, or a machine's tool that ends what a command left, does not end it.
 """
@@ -21,8 +22,13 @@ import tarfile
 import tempfile
 from pathlib import Path
 
+from algorithms import mean_curve
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 WANTED = 0.95
+# Of an iteration: `sampling.prompts_per_step` times `sampling.group_size`.
+IMAGES = 192
+MACHINES = {"gpu": "GPU", "cpu": "two cores"}
 NARROW = ("rewards.0", "eval_rewards.0", "eval_rewards.1")
 SMALL_GROUPS = ("sampling.prompts_per_step=8", "sampling.group_size=12", "optimizer.gradient_accumulation=1")
 SIX_STEPS = ("scheduler.steps=6",)
@@ -152,24 +158,50 @@ def collect(options):
             archive.add(options.folder / "logs", "logs")
 
 
+def seed_curve(records):
+    """The evaluations of a run of `configs/words-*.toml` as `cargo xtask bench run --curve` reads them: seconds until an evaluation begins."""
+    evaluated = 0
+    for record in records:
+        yield {"images": record["step"] * IMAGES, "seconds": record["train_s"] + evaluated, "reward": record["reward/read"]}
+        evaluated = record["evaluation_s"]
+
+
+def picture(options):
+    """NFT and GRPO on each machine against pictures and seconds."""
+    found = [record for record in records(options.lines) if "step" in record]
+    command = [*shlex.split(options.xtask), "bench", "run", "--reward", "read", "--goal", str(WANTED)]
+    command += ["--to", str(options.to.resolve()), "--name", "words"]
+    with tempfile.TemporaryDirectory() as folder:
+        for device, kind in ((device, kind) for device in MACHINES for kind in ("nft", "grpo")):
+            runs = [f"{device}-{kind}-{seed}" for seed in (1, 2, 3)]
+            rows = [{"curve": list(seed_curve([record for record in found if record["run"] == run]))} for run in runs]
+            lines = [{"kind": "eval"} | point | {"reward": {"read": point["reward"]}} for point in mean_curve(rows)]
+            path = Path(folder) / f"{device}-{kind}.jsonl"
+            path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+            command += ["--curve", f"{kind.upper()}, {MACHINES[device]}={path}"]
+        subprocess.run(command, cwd=REPOSITORY, check=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("start", "collect", "stop", "list"))
+    parser.add_argument("what", choices=("start", "collect", "picture", "stop", "list"))
     parser.add_argument("device", nargs="?", choices=("cpu", "gpu"), default="gpu")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "words", help="of runs and logs")
     parser.add_argument("--cores", type=numbers, default=numbers(f"0-{os.cpu_count() - 1}"))
     parser.add_argument("--cards", type=numbers, default=[0])
     parser.add_argument("--only", nargs="+", choices=list(RUNS))
     parser.add_argument("--seconds", type=int, default=900, help="after which a run is told to end")
-    parser.add_argument("--min-width", type=int, default=96, help="columns of a line that is read; 0 for the reader's own 320")
+    parser.add_argument("--min-width", type=int, default=0, help="columns of a line that is read; 0 for the config's")
     parser.add_argument("--to", type=Path, default=Path(os.environ.get("OUT", ".")))
+    parser.add_argument("--lines", type=Path, help="what `picture` draws: lines of `collect`")
+    parser.add_argument("--xtask", default="cargo xtask", help="what draws")
     parser.add_argument("--dry", action="store_true", help="print the commands of `start`")
     options = parser.parse_args()
     options.program = os.environ.get("FT", "flow-train")
     if options.what == "list":
         print("\n".join(RUNS))
     else:
-        {"start": start, "collect": collect, "stop": stop}[options.what](options)
+        {"start": start, "collect": collect, "picture": picture, "stop": stop}[options.what](options)
 
 
 if __name__ == "__main__":
