@@ -13,10 +13,10 @@ use flow_cube::e4m3::{is_native, scale_of};
 
 mod backward;
 
-use backward::{NormInputsLaunch, NormSizesLaunch};
 pub(crate) use backward::{
     NormBackwardKind, NormInputsCompilationArg, NormSizesCompilationArg, norm_backward,
 };
+use backward::{NormInputsLaunch, NormSizesLaunch};
 
 /// Sizes of a modulated layer norm of `x [B, S, D]` by `modulation [B, K, D]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
