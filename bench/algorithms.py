@@ -39,6 +39,8 @@ GRPO, NFT = "configs/digits-grpo.toml", "configs/digits-nft.toml"
 REWARD, JUDGE = "reads-as-digit", "judge"
 PARTS = ("exploration_s", "rollout_s", "rewards_s", "acquire_s", "update_s")
 EVERY = 10
+# What a Python needs for the twins and for pairs: torch, safetensors, and the classifiers of flow-rewards.
+NEEDED = "import sys; sys.path.insert(0, 'bench'); import digits; [digits.Classifier(name) for name in digits.CLASSIFIERS]"
 # 97.5 % points of Student's t by degrees of freedom.
 STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 # Every run: nothing is kept but its end, and nothing is drawn.
@@ -285,7 +287,9 @@ class Bench:
         if unknown:
             raise SystemExit(f"there is no algorithm {', '.join(unknown)}; there are {', '.join(names)}")
         chosen = [variant for variant in VARIANTS if not options.only or variant.name in options.only]
-        if not options.python:
+        if options.python:
+            self.require_python()
+        else:
             left_out = [variant.name for variant in chosen if variant.name == "offline-dpo"]
             chosen = [variant for variant in chosen if variant.name not in left_out]
             if left_out:
@@ -295,6 +299,13 @@ class Bench:
         runs = [of(variant, seed, False) for seed in options.seeds for variant in chosen]
         twins = [of(variant, seed, True) for seed in options.seeds for variant in chosen if variant.has_twin]
         return runs, twins if options.python else []
+
+    def require_python(self):
+        """Stops before the first run where the last ones, the twins, could not begin."""
+        tried = subprocess.run([self.options.python, "-c", NEEDED], cwd=ROOT, capture_output=True, text=True)
+        if tried.returncode != 0:
+            why = (tried.stderr.strip() or "no message").splitlines()[-1]
+            raise SystemExit(f"{self.options.python} cannot run bench/algorithms_peer.py: {why}; mend it, or leave --python out")
 
     def work(self, runs, twins):
         """Does jobs beside one another, a twin as soon as its run is there; those that failed, with why."""
