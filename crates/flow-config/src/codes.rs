@@ -219,7 +219,8 @@ codes! {
         "Without noise on the way all images of a group are the same, and so are their rewards: every advantage is 0.",
         "[algorithm]\nkind = \"nft\"\n[scheduler]\ndynamics = \"ode\"\n[sampling]\ninitial_noise = \"per_group\"",
         "[algorithm]\nkind = \"nft\"\n[scheduler]\ndynamics = \"flow-sde\"\n[sampling]\ninitial_noise = \"per_group\"";
-    /// Members of a group can part at chosen steps if they start together, are random there, and are as many as the branches need.
+    /// Members of a group can part at chosen steps if they are random there, are as many as the branches need and, unless each group has a
+    /// step of its own, start together.
     RULE_BRANCHING = "rule::branching",
         "An advantage at a step compares images that had everything in common up to it. Those of one call of the model take the same steps.",
         "[sampling]\ngroup_size = 16\ninitial_noise = \"per_group\"\nbranching = { kind = \"one-step\" }\n[scheduler]\nwindow = { kind = \"contiguous\", size = 3 }",
