@@ -222,7 +222,7 @@ codes! {
     /// Members of a group can part at chosen steps if they are random there, are as many as the branches need and, unless each group has a
     /// step of its own, start together.
     RULE_BRANCHING = "rule::branching",
-        "An advantage at a step compares images that had everything in common up to it. Those of one call of the model take the same steps.",
+        "An advantage at a step compares images that had everything in common up to it, or that learn from the same step. Those of one call of the model take the same steps.",
         "[sampling]\ngroup_size = 16\ninitial_noise = \"per_group\"\nbranching = { kind = \"one-step\" }\n[scheduler]\nwindow = { kind = \"contiguous\", size = 3 }",
         "[sampling]\ngroup_size = 24\nmicro_batch = 8\ninitial_noise = \"per_group\"\nbranching = { kind = \"one-step\" }\n[scheduler]\nwindow = { kind = \"contiguous\", size = 3 }";
     /// A rollout may be an update behind only where the loss divides by the log-probabilities that it recorded, and nothing waits for rewards

@@ -15,7 +15,7 @@ codes! {
     UNKNOWN_SLOT = "acceleration::unknown-slot", "A slot other than `shared` and `rollout`. In a config this is an unknown key; a program that asks about an entry of its own is told so.";
     NOT_FOR_SHARED = "acceleration::not-for-shared", "An accelerator of stage `rollout` in the slot `shared`.";
     RATIO_NOT_EXACT = "acceleration::ratio-not-exact", "A warning: a lossy accelerator in the slot `shared` of a coupled trainer.";
-    OTHER_POLICY = "acceleration::other-policy", "A warning: an accelerator that stores frozen weights in fewer bits.";
+    OTHER_POLICY = "acceleration::other-policy", "A warning: an accelerator that stores frozen weights in fewer bits, or multiplies trained ones so.";
     NOT_FOR_ROLLOUT = "acceleration::not-for-rollout", "An accelerator of stage `both` in the slot `rollout`.";
     NO_PARADIGM = "acceleration::no-paradigm", "A lossy accelerator in the slot `rollout` of a trainer that declares no paradigm. Those of flow-train declare one; an algorithm of your own may not.";
     LOSSY_ROLLOUT_OF_COUPLED = "acceleration::lossy-rollout-of-coupled", "An accelerator in the slot `rollout` of a coupled trainer that is lossy in all steps.";
@@ -86,7 +86,7 @@ const OURS: &[Explanation] = &[
     },
     Explanation {
         code: OTHER_POLICY,
-        rule: "A warning: an accelerator that stores frozen weights in fewer bits.",
+        rule: "A warning: an accelerator that stores frozen weights in fewer bits, or multiplies trained ones so.",
         why: "Rollout and training compute with the same stored weights, so ratios stay exactly 1. But those are not the weights of the file: the run begins with another policy, and adapters that are trained on it fit it best.",
         wrong: "[model]\nfinetune = \"lora\"\n\n[[acceleration.shared]]\nname = \"low_precision\"\nparams = { compute = \"storage\", format = \"fp8\" }",
         right: "[model]\nfinetune = \"lora\"",

@@ -18,7 +18,7 @@ pub(super) fn check(rules: &mut Rules<'_>) {
     candidates(rules);
     dynamics(rules);
     if rules.config.sampling.branching != Branching::default() {
-        let message = "`sampling.branching` deals steps to groups or their members, and exploration chooses the members by themselves";
+        let message = "`sampling.branching` gives groups or their members steps of their own, and exploration chooses the members by themselves";
         rules
             .error(
                 codes::RULE_EXPLORATION,

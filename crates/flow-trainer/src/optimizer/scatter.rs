@@ -81,10 +81,10 @@ impl<'a> Scatter<'a> {
         for rank in 0..ranks {
             for index in weights {
                 let range = self.sent(*index, rank);
-                let (count, room) = (range.len(), room(&range));
+                let (count, padded) = (range.len(), padded_len(&range));
                 let sum = sums[*index].as_ref().filter(|_| count > 0);
                 pieces.push((sum.map(|sum| row_part(sum, range)), [count]));
-                pieces.push((None, [room - count]));
+                pieces.push((None, [padded - count]));
             }
         }
         let given = pieces.iter().map(|(piece, count)| (piece.as_ref(), &count[..]));
@@ -108,8 +108,8 @@ impl<'a> Scatter<'a> {
     ) -> Result<(), Lost> {
         let World { rank: own, ranks, .. } = exchange.world();
         let count = |rank: usize| -> usize {
-            let rooms = weights.iter().map(|index| room(&self.sent(*index, rank)));
-            rooms.sum()
+            let lengths = weights.iter().map(|index| padded_len(&self.sent(*index, rank)));
+            lengths.sum()
         };
         let counts: Vec<usize> = (0..ranks).map(count).collect();
         let mut row = FlatTensor::pack(self.device, [(None, &counts[own..=own])]);
@@ -121,7 +121,7 @@ impl<'a> Scatter<'a> {
         drop(rows);
         let shapes = weights.iter().flat_map(|index| {
             let sent = self.sent(*index, own);
-            [[sent.len()], [room(&sent) - sent.len()]]
+            [[sent.len()], [padded_len(&sent) - sent.len()]]
         });
         let shapes: Vec<[usize; 1]> = shapes.collect();
         let sums = row.unpack(shapes.iter().map(|shape| &shape[..]));
@@ -248,7 +248,7 @@ impl<'a> Scatter<'a> {
     }
 }
 
-/// Values that a rank's share of a weight takes in a row.
-fn room(sent: &Range<usize>) -> usize {
+/// Values that a rank's share of a weight takes in a row, with those behind it that align the next.
+fn padded_len(sent: &Range<usize>) -> usize {
     sent.len().next_multiple_of(ALIGNMENT)
 }
