@@ -354,7 +354,8 @@ fn write_weights(path: &Path, shapes: &Shapes) -> Outcome<()> {
     // The values begin at a multiple of 8 bytes.
     let padded = header.len().next_multiple_of(8);
     file.write_all(&(padded as u64).to_le_bytes())?;
-    write!(file, "{header:padded$}")?;
+    file.write_all(header.as_bytes())?;
+    file.write_all(&b" ".repeat(padded - header.len()))?;
     let mut left = end;
     while left > 0 {
         let count = left.min(block.len());
