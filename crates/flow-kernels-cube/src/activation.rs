@@ -7,12 +7,12 @@ use crate::Element;
 use crate::buffer::{Buffer, Refused, address_type, at_least_one, grid, width, with_type};
 use crate::columns::{Columns, THREADS, fold, place, rows_per_piece};
 use crate::partials::Target;
-use crate::row_codes::{RowCodes, codes_of, largest_held, row_max, words};
+use crate::row_codes::{RowCodes, store_codes, words};
 use crate::rows::{Rows, plane_size};
 use cubecl::prelude::*;
 pub use flow_cube::activation::Activation;
 use flow_cube::activation::{Arithmetic, activate, derivative};
-use flow_cube::e4m3::{is_native, scale_of};
+use flow_cube::e4m3::is_native;
 
 /// `activation(x)` of each.
 #[cube]
@@ -77,7 +77,6 @@ pub(crate) fn activation_codes<F: Float, N: Size, M: Size>(
 ) {
     let held = comptime!(rows.held());
     let vectors = comptime!(rows.vectors());
-    let mut largest_of: Shared<[u32]> = Shared::new_slice(comptime!(rows.shared(1)));
     let lane = UNIT_POS as usize % rows.threads_per_row;
     let asked = CUBE_POS * rows.groups + UNIT_POS as usize / rows.threads_per_row;
     let exists = asked < row_count;
@@ -97,20 +96,7 @@ pub(crate) fn activation_codes<F: Float, N: Size, M: Size>(
         // Threads behind the row's end have its first vector, and count as zeros.
         values[i] = select(inside, Vector::<f32, N>::cast_from(stored), Vector::new(0.0f32));
     }
-    let largest = row_max(largest_held::<N>(&values, rows), &mut largest_of, rows);
-    let row_scale = scale_of(largest);
-    if exists {
-        #[unroll]
-        for i in 0..held {
-            let at = lane + comptime!(i * rows.threads_per_row);
-            if at < vectors {
-                codes[row * vectors + at] = codes_of::<N, M>(values[i], row_scale, native);
-            }
-        }
-        if lane == 0 {
-            scales[row] = row_scale;
-        }
-    }
+    store_codes::<N, M>(&values, codes, scales, row, lane, exists, native, rows);
 }
 
 /// `dx = gradient · activation'(x)` if `differentiate`, and sums of it over pieces of rows if `sum`: `partials [pieces, D]`.

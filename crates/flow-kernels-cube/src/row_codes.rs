@@ -8,7 +8,7 @@ use crate::buffer::Refused;
 use crate::rows::Rows;
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
-use flow_cube::e4m3::{encode_four, magnitude_bits};
+use flow_cube::e4m3::{encode_four, magnitude_bits, scale_of};
 
 /// Codes of a row are a multiple of this: rows lie without gaps, and begin where products want them.
 const ROW_MULTIPLE: usize = 16;
@@ -74,7 +74,7 @@ pub(crate) fn words(width: usize) -> usize {
 
 /// The bits of the largest magnitude of the values that a thread holds.
 #[cube]
-pub(crate) fn largest_held<N: Size>(values: &Array<Vector<f32, N>>, #[comptime] rows: Rows) -> u32 {
+fn largest_held<N: Size>(values: &Array<Vector<f32, N>>, #[comptime] rows: Rows) -> u32 {
     let mut largest = 0u32;
     #[unroll]
     for i in 0..comptime!(rows.held()) {
@@ -87,9 +87,40 @@ pub(crate) fn largest_held<N: Size>(values: &Array<Vector<f32, N>>, #[comptime] 
     largest
 }
 
+/// Stores row `row`, of which a thread holds `values`, as codes with a scale. Every thread of the block calls this; those of rows that do
+/// not exist store nothing.
+#[cube]
+pub(crate) fn store_codes<N: Size, M: Size>(
+    values: &Array<Vector<f32, N>>,
+    codes: &mut [Vector<u32, M>],
+    scales: &mut [f32],
+    row: usize,
+    lane: usize,
+    exists: bool,
+    #[comptime] native: bool,
+    #[comptime] rows: Rows,
+) {
+    let vectors = comptime!(rows.vectors());
+    let mut largest_of: Shared<[u32]> = Shared::new_slice(comptime!(rows.shared(1)));
+    let largest = row_max(largest_held::<N>(values, rows), &mut largest_of, rows);
+    let row_scale = scale_of(largest);
+    if exists {
+        #[unroll]
+        for i in 0..comptime!(rows.held()) {
+            let at = lane + comptime!(i * rows.threads_per_row);
+            if at < vectors {
+                codes[row * vectors + at] = codes_of::<N, M>(values[i], row_scale, native);
+            }
+        }
+        if lane == 0 {
+            scales[row] = row_scale;
+        }
+    }
+}
+
 /// The largest of the numbers that the threads of a row have. Every thread of the block calls this.
 #[cube]
-pub(crate) fn row_max(value: u32, shared: &mut Shared<[u32]>, #[comptime] rows: Rows) -> u32 {
+fn row_max(value: u32, shared: &mut Shared<[u32]>, #[comptime] rows: Rows) -> u32 {
     let mut largest = value;
     #[unroll]
     for step in 0..comptime!(rows.steps()) {
@@ -115,7 +146,7 @@ pub(crate) fn row_max(value: u32, shared: &mut Shared<[u32]>, #[comptime] rows: 
 
 /// The codes of the quotients of values and scale, four in a word.
 #[cube]
-pub(crate) fn codes_of<N: Size, M: Size>(
+fn codes_of<N: Size, M: Size>(
     values: Vector<f32, N>,
     scale: f32,
     #[comptime] native: bool,
