@@ -170,6 +170,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         let advantages = counted.advantages;
         let audited = self.algorithm.paradigm() == Paradigm::Coupled && self.settings.audit != AuditMode::Off;
         let is_behind = ahead.is_some();
+        let rows = (advantages, groups);
         let mut outcome = UpdateOutcome {
             audit: audited.then(OnPolicyAudit::default),
             ..UpdateOutcome::default()
@@ -178,73 +179,16 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         let sampling = self.algorithm.sampling_weights(self.state.optimizer.steps());
         for inner in 0..self.algorithm.inner_epochs() {
             let positions = self.positions(inner)?;
-            let mut pass = self.pass(batches, (advantages, groups), (inner, &positions), sampling)?;
+            let mut pass = self.pass(batches, rows, (inner, &positions), sampling)?;
             pass.batches.count(counted, &self.settings.geometry);
             let count = pass.batches.micro_batches.len();
             observer.phase(Phase::Update, count * positions.count());
             for update in pass.batches.steps.clone() {
-                let (lanes, mine) = (self.distribution.lanes, self.distribution.of_update(&update));
-                let all = update.len() * positions.count();
-                if all == 0 {
+                if update.len() * positions.count() == 0 {
                     continue;
                 }
-                let (own, rows) = ((&update, mine.clone()), (advantages, groups));
-                self.learn_networks(&pass, &positions.0, own, rows, &mut outcome)?;
-                let sites = positions.sites(mine, |number| pass.batches.size(number));
-                let mut accumulated = Accumulated::in_lanes(all, lanes);
-                let mut seen = UpdateSeen {
-                    units: Vec::with_capacity(sites.len()),
-                    audit: ahead.take().unwrap_or_default(),
-                    present: Vec::new(),
-                };
-                let kernels = self.training_plan().kernels.clone();
-                let compared = self.compared(Learner::Student, &pass, &sites, &update, rows)?;
-                let weights = self.state.weights.current.layout().specs().len();
-                // Rows that were arranged anew may be fewer micro-batches than lanes.
-                let own_lanes = self.distribution.own_lanes();
-                let sums = self.block_sums(&sites, &update, all);
-                let mut next_lane = own_lanes.start;
-                self.for_each_unit(
-                    Learner::Student,
-                    &sites,
-                    &pass,
-                    (&compared, sums.as_ref()),
-                    |batch, site, mut unit| {
-                        if outcome.steps.is_empty()
-                            && let Some(replayed) = &unit.replayed
-                        {
-                            match is_behind {
-                                true => unit.terms.push(ratio_deviation(replayed)),
-                                false if audited => {
-                                    self.check_unit(&mut seen.audit, batch, site.position, replayed);
-                                }
-                                false => {}
-                            }
-                        }
-                        seen.units.push(UnitSeen::new(&unit.loss_values, &unit.terms));
-                        let lane = self.lane_of(&site, &update);
-                        (next_lane..lane).for_each(|lane| accumulated.add_none_to(lane, &*kernels, weights));
-                        accumulated.add_to(lane, &*kernels, unit.gradients);
-                        next_lane = lane + 1;
-                        observer.advance(1);
-                    },
-                )?;
-                (next_lane..own_lanes.end).for_each(|lane| accumulated.add_none_to(lane, &*kernels, weights));
-                sums.map_or(Ok(()), |sums| sums.finish(&mut accumulated))?;
-                seen.present = accumulated.present(&*kernels);
-                let present = self.take_in(Learner::Student, seen, &mut outcome)?;
-                let layout = self.state.weights.current.layout();
-                let exchange = (&*self.distribution.exchange, lanes);
-                let on = (&*kernels, &self.sampler.device, self.state.optimizer.shards());
-                accumulated.exchange(exchange, layout, &present, on)?;
-                if outcome.steps.is_empty()
-                    && let Some(audit) = &outcome.audit
-                {
-                    self.judge(audit, observer)?;
-                }
-                outcome.steps.push(self.optimizer_step(accumulated, &present)?);
-                let steps = self.state.optimizer.steps();
-                self.follow_at(None, Moment::Step { steps });
+                let audits = (is_behind, ahead.take().unwrap_or_default());
+                self.learn((&pass, &positions), &update, rows, audits, &mut outcome, observer)?;
             }
         }
         if outcome.steps.is_empty() && self.positions(0)?.count() == 0 {
@@ -260,6 +204,73 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
             ));
         }
         Ok(outcome)
+    }
+
+    /// One optimizer step of the networks and of the policy, from the micro-batches `update` of a pass. `seen_before` is what this rank saw
+    /// of the audit of a rollout that may be an update behind.
+    fn learn(
+        &mut self,
+        (pass, positions): (&Pass<'_>, &Positions),
+        update: &Range<usize>,
+        rows: (&[f32], &[u64]),
+        (is_behind, seen_before): (bool, OnPolicyAudit),
+        outcome: &mut UpdateOutcome,
+        observer: &mut dyn Observer,
+    ) -> Result<(), TrainError> {
+        let (lanes, mine) = (self.distribution.lanes, self.distribution.of_update(update));
+        let all = update.len() * positions.count();
+        self.learn_networks(pass, &positions.0, (update, mine.clone()), rows, outcome)?;
+        let sites = positions.sites(mine, |number| pass.batches.size(number));
+        let mut accumulated = Accumulated::in_lanes(all, lanes);
+        let mut seen = UpdateSeen {
+            units: Vec::with_capacity(sites.len()),
+            audit: seen_before,
+            present: Vec::new(),
+        };
+        let kernels = self.training_plan().kernels.clone();
+        let compared = self.compared(Learner::Student, pass, &sites, update, rows)?;
+        let weights = self.state.weights.current.layout().specs().len();
+        // Rows that were arranged anew may be fewer micro-batches than lanes.
+        let own_lanes = self.distribution.own_lanes();
+        let sums = self.block_sums(&sites, update, all);
+        let mut next_lane = own_lanes.start;
+        let beside = (&compared, sums.as_ref());
+        self.for_each_unit(Learner::Student, &sites, pass, beside, |batch, site, mut unit| {
+            if outcome.steps.is_empty()
+                && let Some(replayed) = &unit.replayed
+            {
+                match is_behind {
+                    true => unit.terms.push(ratio_deviation(replayed)),
+                    false if outcome.audit.is_some() => {
+                        self.check_unit(&mut seen.audit, batch, site.position, replayed);
+                    }
+                    false => {}
+                }
+            }
+            seen.units.push(UnitSeen::new(&unit.loss_values, &unit.terms));
+            let lane = self.lane_of(&site, update);
+            (next_lane..lane).for_each(|lane| accumulated.add_none_to(lane, &*kernels, weights));
+            accumulated.add_to(lane, &*kernels, unit.gradients);
+            next_lane = lane + 1;
+            observer.advance(1);
+        })?;
+        (next_lane..own_lanes.end).for_each(|lane| accumulated.add_none_to(lane, &*kernels, weights));
+        sums.map_or(Ok(()), |sums| sums.finish(&mut accumulated))?;
+        seen.present = accumulated.present(&*kernels);
+        let present = self.take_in(Learner::Student, seen, outcome)?;
+        let layout = self.state.weights.current.layout();
+        let exchange = (&*self.distribution.exchange, lanes);
+        let on = (&*kernels, &self.sampler.device, self.state.optimizer.shards());
+        accumulated.exchange(exchange, layout, &present, on)?;
+        if outcome.steps.is_empty()
+            && let Some(audit) = &outcome.audit
+        {
+            self.judge(audit, observer)?;
+        }
+        outcome.steps.push(self.optimizer_step(accumulated, &present)?);
+        let steps = self.state.optimizer.steps();
+        self.follow_at(None, Moment::Step { steps });
+        Ok(())
     }
 
     /// The lane of a unit of an update.
