@@ -446,7 +446,14 @@ pub fn trainer_with_model<A: Algorithm>(
     let explorer = exploration::explorer(config, environment, &acceleration, (tokens, &others[..]))?;
     let average = average(config)?;
     let absent = model.absent.clone();
-    let state = first_state(config, environment, &algorithm, model, &distribution, average.is_some())?;
+    let state = first_state(
+        config,
+        environment,
+        &algorithm,
+        model,
+        &distribution,
+        average.is_some(),
+    )?;
     let scored = (&prompts[..], &evaluation);
     let (rewards, evaluation_rewards) =
         rewards::of_run(config, environment, &*dataset, scored, records.is_some())?;
