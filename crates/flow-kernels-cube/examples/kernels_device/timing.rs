@@ -97,19 +97,26 @@ fn sets<const N: usize>(client: &Client, length: usize, element: Element) -> Vec
 }
 
 fn model(client: &Client, model: &Model, element: Element) -> Result<(), Box<dyn Error>> {
+    println!("{}, {}", model.name, element.name());
+    let length = model.batch * model.tokens * model.heads * model.head_dim;
+    let of = sets::<4>(client, length, element);
+    modulated(client, model, &of)?;
+    norms_of_heads(client, model, &of)?;
+    drop(of);
+    activations(client, model, element)
+}
+
+/// The modulated norm and the gated residual, beside a copy of as many values.
+fn modulated(client: &Client, model: &Model, of: &[[Buffer; 4]]) -> Result<(), Box<dyn Error>> {
     let Model {
         batch,
         tokens,
         heads,
         head_dim,
-        inner,
         ..
     } = *model;
-    println!("{}, {}", model.name, element.name());
-    let (channels, chunks) = (heads * head_dim, CHUNKS);
-    let length = batch * tokens * channels;
-    let size = length * element.bytes();
-    let of = sets::<4>(client, length, element);
+    let (channels, chunks, element) = (heads * head_dim, CHUNKS, of[0][0].element);
+    let size = batch * tokens * channels * element.bytes();
     let modulation = sets::<2>(client, batch * chunks * channels, element);
     let statistics = sets::<1>(client, batch * tokens * 2, Element::F32);
     time(client, "copy", 2 * size, |set| {
@@ -141,7 +148,20 @@ fn model(client: &Client, model: &Model, element: Element) -> Result<(), Box<dyn
     time(client, "gated residual, backward, both", 3 * size, |set| {
         let ([b, g, d, _], [m, dm]) = (&of[set], &modulation[set]);
         gate.backward(client, b, m, g, Some(d), Some(dm))
-    })?;
+    })
+}
+
+/// The RMS norm of queries and keys, their rotation, and both in one kernel.
+fn norms_of_heads(client: &Client, model: &Model, of: &[[Buffer; 4]]) -> Result<(), Box<dyn Error>> {
+    let Model {
+        batch,
+        tokens,
+        heads,
+        head_dim,
+        ..
+    } = *model;
+    let element = of[0][0].element;
+    let size = batch * tokens * heads * head_dim * element.bytes();
     let rms = RmsNorm {
         rows: batch * tokens * heads,
         channels: head_dim,
@@ -192,9 +212,13 @@ fn model(client: &Client, model: &Model, element: Element) -> Result<(), Box<dyn
             None,
             Some(&dweight),
         )
-    })?;
-    drop(of);
-    let length = batch * tokens * inner;
+    })
+}
+
+/// GELU of the inner layer, with the sums of columns that are the gradient of its bias.
+fn activations(client: &Client, model: &Model, element: Element) -> Result<(), Box<dyn Error>> {
+    let inner = model.inner;
+    let length = model.batch * model.tokens * inner;
     let size = length * element.bytes();
     let of = sets::<3>(client, length, element);
     let dbias = Buffer::empty(client, inner, Element::F32);
