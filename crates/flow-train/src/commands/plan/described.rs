@@ -1,8 +1,8 @@
 //! What a plan is made of, and how it reads.
 
 use super::cost::{Cost, Work};
+use crate::commands::config_report::Target;
 use crate::commands::memory;
-use crate::commands::survey::Target;
 use crate::terminal;
 use flow_config::{Config, Finetune};
 use flow_core::{ModelSpec, ParamLayout};
