@@ -21,7 +21,7 @@ use flow_rewards::RewardSample;
 use flow_trainer::Plugins;
 use flow_trainer::advantage::{RewardColumn, compute_advantages};
 use flow_trainer::conditions::Conditioner;
-use flow_trainer::geometry::{Geometry, PromptSampler};
+use flow_trainer::geometry::{BatchGeometry, PromptSampler};
 use flow_trainer::geometry_history::GeometryHistory;
 use flow_trainer::policy::{CallSite, Policy};
 use flow_trainer::rollout::{NoiseSource, SampleRequest, Sampler};
@@ -74,7 +74,7 @@ fn export(path: &str, folder: &Path, set: &[String]) -> Result<(), Box<dyn Error
         accelerators: &AcceleratorRegistry::default(),
         plugins: &plugins,
         base: &base,
-        gauge: None,
+        memory_probe: None,
         folders: PipelineFolders::default(),
         exchange: std::sync::Arc::new(flow_trainer::distributed::Alone),
     };
@@ -94,7 +94,7 @@ fn export(path: &str, folder: &Path, set: &[String]) -> Result<(), Box<dyn Error
     random_numbers(&sampler, &mut wanted);
 
     // The first iteration.
-    let geometry = Geometry::from_config(&config.sampling, &config.optimizer)?;
+    let geometry = BatchGeometry::from_config(&config.sampling, &config.optimizer)?;
     let prompts = dataset.train_prompts();
     let drawn = PromptSampler::new(prompts.len(), geometry.prompts(), seed)?.draw(0);
     let of = |sample: usize| &prompts[drawn[geometry.slot(sample).0].prompt];

@@ -64,7 +64,7 @@ use flow_core::{
     cpu,
 };
 use flow_models::{Architecture, load_into};
-use flow_trainer::algorithm::{Algorithm, Grpo, LossContext, Position};
+use flow_trainer::algorithm::{Algorithm, Grpo, LossContext, LossPoint};
 use flow_trainer::optimizer::{Accumulated, AdamW, AdamWSettings, FloatDType};
 use flow_trainer::policy::{CallSite, Conditions, Policy};
 use flow_trainer::rollout::{NoiseSource, SampleRequest, Sampler, StepRecord, Trajectories};
@@ -361,7 +361,7 @@ impl Job {
                     clip_range: CLIP_RANGE,
                     ..Grpo::default()
                 };
-                grpo.loss(&context, Position::Recorded(0)).loss
+                grpo.loss(&context, LossPoint::Recorded(0)).loss
             }
         };
         // Read by who wants it: to wait for a device here would keep the backward pass from it.

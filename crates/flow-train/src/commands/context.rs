@@ -134,7 +134,7 @@ impl CommandContext {
             ..flow_train::environment(&own, &self.base, &self.registries)?
         };
         if config.device.kind == DeviceKind::Cpu {
-            environment.gauge = Some(Arc::new(&crate::MEMORY));
+            environment.memory_probe = Some(Arc::new(&crate::MEMORY));
         }
         Ok(environment)
     }

@@ -16,7 +16,7 @@ use flow_config::Config;
 use flow_train::checkpoint::{Policy, planner::PlanRecord};
 use flow_trainer::Trainer;
 use flow_trainer::algorithm::Algorithm;
-use flow_trainer::geometry::Geometry;
+use flow_trainer::geometry::BatchGeometry;
 use flow_trainer::setup::{self, Environment, PipelineFolders};
 use flow_validate::{Load, TrainerKind, checkpoint_policy};
 use serde_json::Value;
@@ -164,7 +164,7 @@ impl Describe<'_> {
             spec,
             layout: &outline.layout,
             trained: &outline.trained,
-            geometry: &Geometry::from_config(&config.sampling, &config.optimizer).or_bad_input()?,
+            geometry: &BatchGeometry::from_config(&config.sampling, &config.optimizer).or_bad_input()?,
             schedule: &setup::schedule(config, spec.tokens).or_bad_input()?,
             data: dataset.name(),
             prompts: dataset.train_prompts().len(),

@@ -13,8 +13,8 @@
 use super::forward::detached;
 use super::grpo::{facts, recorded_positions, replay, with_reference};
 use super::{
-    Algorithm, AlgorithmFactory, AlgorithmRegistry, KlConfig, LossContext, Position, ReferenceWeights,
-    StepWeights, UnitLoss, mean_over_rows,
+    Algorithm, AlgorithmFactory, AlgorithmRegistry, KlConfig, LossContext, LossPoint, ReferenceWeights,
+    StepWeights, PointLoss, mean_over_rows,
 };
 use crate::scheduler::{Schedule, StepCoefficients};
 use burn::tensor::Tensor;
@@ -141,11 +141,11 @@ impl Algorithm for Dppo {
         self.advantage_clip as f32
     }
 
-    fn positions(&self, schedule: &Schedule, _seed: u64, iteration: u64, _pass: usize) -> Vec<Position> {
+    fn positions(&self, schedule: &Schedule, _seed: u64, iteration: u64, _pass: usize) -> Vec<LossPoint> {
         recorded_positions(schedule, iteration)
     }
 
-    fn loss(&self, context: &LossContext<'_, '_>, position: Position) -> UnitLoss {
+    fn loss(&self, context: &LossContext<'_, '_>, position: LossPoint) -> PointLoss {
         let replayed = replay(context, position);
         let (record, advantages) = (replayed.record, &context.advantages);
         let log_ratio = replayed.log_prob_b.clone() - Tensor::from_dispatch(record.log_prob.clone());

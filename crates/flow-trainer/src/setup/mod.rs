@@ -44,7 +44,7 @@ use crate::description::Description;
 use crate::distributed::Distribution;
 use crate::error::TrainError;
 use crate::frozen::FrozenWeights;
-use crate::geometry::{Geometry, PromptSampler};
+use crate::geometry::{BatchGeometry, PromptSampler};
 use crate::geometry_history::GeometryHistory;
 use crate::optimizer::AdamW;
 use crate::plugins::Plugins;
@@ -80,7 +80,7 @@ pub struct Environment<'a> {
     /// Folder that relative paths of the config start from.
     pub base: &'a Path,
     /// Measures the device's memory, which a budget of activation checkpointing needs.
-    pub gauge: Option<Arc<dyn MemoryProbe>>,
+    pub memory_probe: Option<Arc<dyn MemoryProbe>>,
     /// Diffusers folders that were opened.
     pub folders: PipelineFolders,
     /// To the other ranks of a run on several processes.
@@ -97,7 +97,7 @@ impl Environment<'_> {
         Self {
             device: self.device.clone(),
             plan: Arc::new(plan),
-            gauge: self.gauge.clone(),
+            memory_probe: self.memory_probe.clone(),
             folders: self.folders.clone(),
             exchange: self.exchange.clone(),
             ..*self
@@ -552,7 +552,7 @@ fn losses_of_update(
     config: &Config,
     algorithm: &impl Algorithm,
     schedule: &Schedule,
-    geometry: &Geometry,
+    geometry: &BatchGeometry,
 ) -> usize {
     let positions = algorithm.positions(schedule, config.run.seed, 0, 0);
     let branches = Branches::new(&config.sampling.branching, geometry.group_size(), schedule, 0);

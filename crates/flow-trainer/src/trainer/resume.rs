@@ -4,7 +4,7 @@
 //! stops before anything is changed.
 
 use super::checkpoint_load::Checkpoint;
-use super::tally::Tally;
+use super::run_counters::RunCounters;
 use super::{Progress, RunFiles, Trainer};
 use crate::absent_file::AbsentFile;
 use crate::algorithm::Algorithm;
@@ -84,9 +84,9 @@ impl<A: Algorithm> Trainer<A> {
         told.iter().for_each(|notice| observer.notice(notice));
 
         let processes = own.resumes.len() as u64 + 2;
-        let mut tally = checkpoint.meta.tally.clone();
-        tally.resumed(processes, step, &timing.after, checkpoint.meta.timing.is_none());
-        note_changes(&mut tally, &changes, metrics.lost, step);
+        let mut run_counters = checkpoint.meta.run_counters.clone();
+        run_counters.resumed(processes, step, &timing.after, checkpoint.meta.timing.is_none());
+        note_changes(&mut run_counters, &changes, metrics.lost, step);
         let here = std::env::current_dir().unwrap_or_default();
         let place = checkpoint.reader.path().display().to_string();
         let notices = directory.notices().iter().cloned().chain(told).collect();
@@ -102,7 +102,7 @@ impl<A: Algorithm> Trainer<A> {
         files.describe(&own, &trainer.evaluation_rewards.weights)?;
         trainer.files = Some(files);
         trainer.progress = Progress {
-            tally,
+            run_counters,
             resumed: true,
             unsaved,
             evaluation_due: checkpoint.meta.evaluation_due,
@@ -152,15 +152,15 @@ fn continued_logs(
 }
 
 /// What the summary says of changes of the config, and of metrics that are `lost`.
-fn note_changes(tally: &mut Tally, changes: &[Change], lost: bool, step: u64) {
+fn note_changes(run_counters: &mut RunCounters, changes: &[Change], lost: bool, step: u64) {
     if changes
         .iter()
         .any(|change| matches!(change.rule, Rule::Measures(_)))
     {
-        tally.evaluations_change(step);
+        run_counters.evaluations_change(step);
     }
     if lost {
-        tally.note(format!(
+        run_counters.note(format!(
             "metrics up to iteration {step} were lost; there is no comparison with evaluations before"
         ));
     }

@@ -6,14 +6,14 @@ use super::row_comparison::Compared;
 use super::stale_rollout::ratio_deviation;
 use super::{AuditMode, Trainer};
 use crate::algorithm::{
-    Algorithm, LossContext, Moment, NetworkRole, Position, ReferenceWeights, RolledOut, SamplingWeights,
+    Algorithm, LossContext, Moment, NetworkRole, LossPoint, ReferenceWeights, RolledOut, SamplingWeights,
     SlowCopy,
 };
 use crate::audit::{OnPolicyAudit, ReplayedStep};
-use crate::distributed::{UnitSeen, UpdateSeen, on_some_rank};
+use crate::distributed::{LossTermSeen, UpdateSeen, on_some_rank};
 use crate::error::TrainError;
 use crate::observer::{Observer, Phase};
-use crate::optimizer::{Accumulated, BlockSums, StepReport, UnitLanes};
+use crate::optimizer::{Accumulated, BlockSums, StepReport, LossTermLanes};
 use crate::policy::CallSite;
 use crate::rollout::Trajectories;
 use flow_accel::{Acceleration, Paradigm};
@@ -33,7 +33,7 @@ pub(super) struct UpdateOutcome {
 }
 
 /// One loss and its gradients.
-pub(super) struct Unit {
+pub(super) struct LossTerm {
     loss: f32,
     pub loss_values: RawTensor,
     pub replayed: Option<ReplayedStep>,
@@ -66,15 +66,15 @@ impl Learner {
 #[derive(Clone, Copy)]
 pub(super) struct Site {
     pub micro_batch: usize,
-    pub position: Position,
+    pub position: LossPoint,
     /// Its place among all of the pass.
     pub number: usize,
 }
 
 /// The positions of a pass, as many for each size of the run.
-pub(super) struct Positions(pub Vec<Vec<Position>>);
+pub(super) struct LossPoints(pub Vec<Vec<LossPoint>>);
 
-impl Positions {
+impl LossPoints {
     /// How many a micro-batch has.
     pub fn count(&self) -> usize {
         self.0.first().map_or(0, Vec::len)
@@ -128,7 +128,7 @@ impl Pass<'_> {
 /// What a loss is given beside the weights.
 pub(super) struct Given<'a> {
     micro_batch: &'a MicroBatch<'a>,
-    position: Position,
+    position: LossPoint,
     sampling: SamplingWeights,
     before: Option<RawTensor>,
     pub compared: Vec<RawTensor>,
@@ -140,14 +140,14 @@ pub(super) struct Given<'a> {
 
 impl<A: Algorithm> Trainer<A, Acceleration> {
     /// The positions of pass `inner` of this iteration.
-    pub(super) fn positions(&self, inner: usize) -> Result<Positions, TrainError> {
+    pub(super) fn positions(&self, inner: usize) -> Result<LossPoints, TrainError> {
         let (seed, iteration) = (self.settings.seed, self.state.iteration);
         let schedules = std::iter::once(&self.schedule).chain(self.others.iter().map(|at| &at.schedule));
         let branches = self.branches();
         let of = |schedule| branches.positions(self.algorithm.positions(schedule, seed, iteration, inner));
-        let positions: Vec<Vec<Position>> = schedules.map(of).collect();
+        let positions: Vec<Vec<LossPoint>> = schedules.map(of).collect();
         match positions.iter().all(|of_size| of_size.len() == positions[0].len()) {
-            true => Ok(Positions(positions)),
+            true => Ok(LossPoints(positions)),
             false => Err(TrainError::setting(
                 "pictures of different sizes have different numbers of training times, since their noise levels are shifted by their \
                  tokens",
@@ -210,7 +210,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
     /// of the audit of a rollout that may be an update behind.
     fn learn(
         &mut self,
-        (pass, positions): (&Pass<'_>, &Positions),
+        (pass, positions): (&Pass<'_>, &LossPoints),
         update: &Range<usize>,
         rows: (&[f32], &[u64]),
         (is_behind, seen_before): (bool, OnPolicyAudit),
@@ -247,7 +247,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
                     false => {}
                 }
             }
-            seen.units.push(UnitSeen::new(&unit.loss_values, &unit.terms));
+            seen.units.push(LossTermSeen::new(&unit.loss_values, &unit.terms));
             let lane = self.lane_of(&site, update);
             (next_lane..lane).for_each(|lane| accumulated.add_none_to(lane, &*kernels, weights));
             accumulated.add_to(lane, &*kernels, unit.gradients);
@@ -282,7 +282,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
     fn block_sums(&self, sites: &[Site], update: &Range<usize>, all_units: usize) -> Option<Arc<BlockSums>> {
         let state = &self.state;
         let shards = state.optimizer.shards().filter(|_| state.has_trained_parts())?;
-        let units = UnitLanes {
+        let units = LossTermLanes {
             lanes: self.distribution.lanes,
             own: self.distribution.own_lanes(),
             of_units: sites.iter().map(|site| self.lane_of(site, update)).collect(),
@@ -331,7 +331,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         &self,
         batches: &'a BTreeMap<usize, Trajectories>,
         (advantages, groups): (&[f32], &[u64]),
-        (inner, positions): (usize, &Positions),
+        (inner, positions): (usize, &LossPoints),
         sampling: SamplingWeights,
     ) -> Result<Pass<'a>, TrainError> {
         let geometry = &self.settings.geometry;
@@ -393,7 +393,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         sites: &[Site],
         pass: &Pass<'_>,
         (compared, sums): (&Compared, Option<&Arc<BlockSums>>),
-        mut visit: impl FnMut(&Trajectories, Site, Unit),
+        mut visit: impl FnMut(&Trajectories, Site, LossTerm),
     ) -> Result<(), TrainError> {
         let device = &self.sampler.device;
         let micro_batches = &pass.batches.micro_batches;
@@ -422,7 +422,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         Ok(())
     }
 
-    fn unit(&self, given: Given<'_>) -> Unit {
+    fn unit(&self, given: Given<'_>) -> LossTerm {
         let (position, weight) = (given.position, given.micro_batch.weight);
         let learner = given.learner;
         let (unit, pass) = self.in_context(given, |context| match learner {
@@ -435,7 +435,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         };
         let loss_values = flow_core::tensors::plain(&loss.clone().into_dispatch());
         let gradients = pass.gradients(&loss);
-        Unit {
+        LossTerm {
             loss: cpu::to_host(&loss_values)[0],
             loss_values,
             replayed: unit.replayed,
@@ -490,8 +490,8 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         let teachers = self.taught(&micro_batch.batch.samples, teachers);
         let (sampler, _) = self.at_size(micro_batch.batch.size);
         let noise = match position {
-            Position::Recorded(_) => None,
-            Position::Time { draw, .. } | Position::EachRow { draw, .. } | Position::Step { draw, .. } => {
+            LossPoint::Recorded(_) => None,
+            LossPoint::Time { draw, .. } | LossPoint::EachRow { draw, .. } | LossPoint::Step { draw, .. } => {
                 let values = sampler.policy.model.spec().latent.values();
                 Some(sampler.noise(Purpose::ForwardNoise, &micro_batch.noise_of, draw, values))
             }
@@ -532,10 +532,10 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
             .collect()
     }
 
-    pub(super) fn position_site(&self, batch: &Trajectories, position: Position) -> CallSite {
+    pub(super) fn position_site(&self, batch: &Trajectories, position: LossPoint) -> CallSite {
         let step = match position {
-            Position::Recorded(index) | Position::Step { index, .. } => batch.records[index].step.step as u32,
-            Position::Time { .. } | Position::EachRow { .. } => 0,
+            LossPoint::Recorded(index) | LossPoint::Step { index, .. } => batch.records[index].step.step as u32,
+            LossPoint::Time { .. } | LossPoint::EachRow { .. } => 0,
         };
         CallSite {
             step,
@@ -545,20 +545,20 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
 
     fn check_loss(
         &self,
-        unit: &Unit,
+        unit: &LossTerm,
         micro_batch: usize,
         batch: &Trajectories,
-        position: Position,
+        position: LossPoint,
     ) -> Result<(), TrainError> {
         if unit.loss.is_finite() {
             return Ok(());
         }
         let position = match position {
-            Position::Recorded(index) | Position::Step { index, .. } => {
+            LossPoint::Recorded(index) | LossPoint::Step { index, .. } => {
                 format!("step {}", batch.records[index].step.step)
             }
-            Position::Time { sigma, .. } => format!("sigma {sigma:.4}"),
-            Position::EachRow { draw, .. } => format!("draw {draw} of the rows' times"),
+            LossPoint::Time { sigma, .. } => format!("sigma {sigma:.4}"),
+            LossPoint::EachRow { draw, .. } => format!("draw {draw} of the rows' times"),
         };
         let iteration = self.state.iteration + 1;
         Err(TrainError::NonFiniteLoss {

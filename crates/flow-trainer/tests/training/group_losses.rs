@@ -7,11 +7,11 @@ use burn::tensor::Tensor;
 use flow_core::tensors::plain;
 use flow_core::{CallContext, Exec, TrainingPass};
 use flow_trainer::Trainer;
-use flow_trainer::algorithm::{Algorithm, LossContext, Position};
+use flow_trainer::algorithm::{Algorithm, LossContext, LossPoint};
 use flow_trainer::policy::Policy;
 
 const SIGMA: f64 = 0.6;
-const POSITION: Position = Position::Time {
+const POSITION: LossPoint = LossPoint::Time {
     sigma: SIGMA,
     draw: 3,
 };
