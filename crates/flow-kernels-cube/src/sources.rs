@@ -1,10 +1,10 @@
 //! CUDA sources of the kernels for the sizes of known models, without a GPU: for the compile check and for reading.
 
 use crate::Element;
-use crate::activation::Activation;
 use crate::activation::activation_backward::ActivationBackward;
 use crate::activation::activation_codes::ActivationCodes;
 use crate::activation::activation_forward::ActivationForward;
+use crate::activation::{Activation, ActivationBackwardKind, ActivationCodesKind};
 use crate::adamw::NarrowStepCompilationArg;
 use crate::adamw::adamw_kernel::AdamwKernel;
 use crate::adamw::adamw_narrow_kernel::AdamwNarrowKernel;
@@ -311,9 +311,10 @@ fn row_codes<F: Float>(channels: usize, vector: usize) -> Vec<(&'static str, Ker
         )
     };
     let activation = |stores_rows: bool| {
-        let (gelu, arithmetic) = (Activation::GeluTanh, Arithmetic::Approximate);
+        let (activation, arithmetic) = (Activation::GeluTanh, Arithmetic::Approximate);
         define!(
-            ActivationCodes::<F>, rows.threads(), [x y c s], [r], vector, words, gelu, arithmetic, stores_rows, true, rows
+            ActivationCodes::<F>, rows.threads(), [x y c s], [r], vector, words,
+            ActivationCodesKind { activation, arithmetic, stores_rows, native: true, rows }
         )
     };
     vec![
@@ -376,7 +377,10 @@ pub fn sources(element: Element, channels: usize) -> Result<Vec<Source>, CannotC
             ("activation_forward", define!(ActivationForward::<F>, THREADS, [x y], [v], vector, gelu, Arithmetic::Approximate)),
             (
                 "activation_backward",
-                define!(ActivationBackward::<F>, THREADS, [x g d p], [r p], vector, Some(gelu), Arithmetic::Approximate, true, columns),
+                define!(
+                    ActivationBackward::<F>, THREADS, [x g d p], [r p], vector,
+                    ActivationBackwardKind { activation: Some(gelu), arithmetic: Arithmetic::Approximate, sum: true, columns }
+                ),
             ),
             ("embedding", define!(EmbeddingForward::<f32, F>, THREADS, [t i y], [r c v], vector)),
             ("softmax", define!(Softmax::<F>, THREADS, [l s], [r e],)),
