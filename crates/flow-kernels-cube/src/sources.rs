@@ -5,9 +5,9 @@ use crate::activation::activation_backward::ActivationBackward;
 use crate::activation::activation_codes::ActivationCodes;
 use crate::activation::activation_forward::ActivationForward;
 use crate::activation::{Activation, ActivationBackwardKind, ActivationCodesKind};
-use crate::adamw::NarrowStepCompilationArg;
 use crate::adamw::adamw_kernel::AdamwKernel;
 use crate::adamw::adamw_narrow_kernel::AdamwNarrowKernel;
+use crate::adamw::{AdamWStepCompilationArg, NarrowStepCompilationArg};
 use crate::buffer::{width, with_type};
 use crate::cast::{MOST_JOINED, join_kernel::JoinKernel};
 use crate::columns::{self, Columns};
@@ -228,11 +228,13 @@ fn adamw<F: Float>() -> KernelDefinition {
         each(MOST, buffer),
         each(MOST, buffer),
         buffer(),
-        each(MOST, || ()),
-        each(MOST, || ()),
-        (),
-        (),
-        (),
+        AdamWStepCompilationArg {
+            vectors: each(MOST, || ()),
+            decays: each(MOST, || ()),
+            beta1: (),
+            beta2: (),
+            epsilon: (),
+        },
         4,
         true,
     )
