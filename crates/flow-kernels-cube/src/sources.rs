@@ -22,7 +22,7 @@ use crate::experts::route::choose_experts::ChooseExperts;
 use crate::experts::route::load_experts::LoadExperts;
 use crate::experts::route::route_backward::RouteBackward;
 use crate::experts::route::softmax::Softmax;
-use crate::experts::route::{RouteSizesCompilationArg, RouteSlopes};
+use crate::experts::route::{LoadSizesCompilationArg, RouteSizesCompilationArg, RouteSlopes};
 use crate::feature_cache::MOST_SOURCES;
 use crate::feature_cache::change_pieces::ChangePieces;
 use crate::feature_cache::combine_rows::CombineRows;
@@ -387,7 +387,13 @@ pub fn sources(element: Element, channels: usize) -> Result<Vec<Source>, CannotC
             ("embedding", define!(EmbeddingForward::<f32, F>, THREADS, [t i y], [r c v], vector)),
             ("softmax", define!(Softmax::<F>, THREADS, [l s], [r e],)),
             ("choose_experts", define!(ChooseExperts, THREADS, [s c], [r e k],)),
-            ("load_experts", define!(LoadExperts, THREADS, [s c l p], [b t e k v],)),
+            (
+                "load_experts",
+                define!(
+                    LoadExperts, THREADS, [s c l p], [],
+                    LoadSizesCompilationArg { batch: (), tokens: (), experts: (), top_k: (), even: () }
+                ),
+            ),
             (
                 "route_backward",
                 define!(
