@@ -29,6 +29,7 @@ use crate::feature_cache::combine_rows::CombineRows;
 use crate::frequencies::restore_lines::RestoreLines;
 use crate::frequencies::transform_columns::TransformColumns;
 use crate::frequencies::transform_lines::TransformLines;
+use crate::frequencies::{ColumnSizesCompilationArg, LatentPairCompilationArg, LineSizesCompilationArg};
 use crate::gated_residual::gate_backward::GateBackward;
 use crate::gated_residual::gate_forward::GateForward;
 use crate::gated_residual::{GateGradients, GateSizesCompilationArg};
@@ -186,6 +187,34 @@ fn rms_sizes() -> RmsSizesCompilationArg {
         tokens: (),
         rows_of_token: (),
     }
+}
+
+fn latent_pair<F: Float>() -> LatentPairCompilationArg<F> {
+    LatentPairCompilationArg {
+        a: buffer(),
+        b: buffer(),
+        first_a: (),
+        first_b: (),
+    }
+}
+
+fn line_sizes() -> LineSizesCompilationArg {
+    LineSizesCompilationArg {
+        count: (),
+        width: (),
+        kept: (),
+    }
+}
+
+fn transform_columns(back: bool) -> KernelDefinition {
+    let sizes = ColumnSizesCompilationArg {
+        planes: (),
+        from: (),
+        to: (),
+        height: (),
+        kept: (),
+    };
+    define!(TransformColumns, THREADS, [x t y], [], sizes, back)
 }
 
 fn step_draw() -> StepDrawCompilationArg {
@@ -419,16 +448,19 @@ pub fn sources(element: Element, channels: usize) -> Result<Vec<Source>, CannotC
                 combines::<F>(vector),
             ),
             ("change_pieces", define!(ChangePieces::<F>, THREADS, [a b p], [a b v p f], vector)),
-            ("transform_lines", define!(TransformLines::<F>, THREADS, [a b t y], [a b l w k],)),
             (
-                "transform_columns",
-                define!(TransformColumns, THREADS, [x t y], [p f t h k], false),
+                "transform_lines",
+                define!(TransformLines::<F>, THREADS, [], [], latent_pair(), buffer(), buffer(), line_sizes()),
             ),
+            ("transform_columns", transform_columns(false)),
+            ("transform_columns_back", transform_columns(true)),
             (
-                "transform_columns_back",
-                define!(TransformColumns, THREADS, [x t y], [p f t h k], true),
+                "restore_lines",
+                define!(
+                    RestoreLines::<F>, THREADS, [], [],
+                    latent_pair(), buffer(), buffer(), buffer(), buffer(), line_sizes(), ()
+                ),
             ),
-            ("restore_lines", define!(RestoreLines::<F>, THREADS, [a b x t l h], [a b v w k s],)),
             ("join", joins::<F>(vector)),
             ("squares", squares::<F>(vector)),
             ("step_values", define!(StepValuesKernel, THREADS, [p v], [n r a b m s u],)),
