@@ -32,7 +32,7 @@ use crate::frequencies::transform_lines::TransformLines;
 use crate::frequencies::{ColumnSizesCompilationArg, LatentPairCompilationArg, LineSizesCompilationArg};
 use crate::gated_residual::gate_backward::GateBackward;
 use crate::gated_residual::gate_forward::GateForward;
-use crate::gated_residual::{GateGradients, GateSizesCompilationArg};
+use crate::gated_residual::{GateForwardSizesCompilationArg, GateGradients, GateSizesCompilationArg};
 use crate::low_precision::CodeFormat;
 use crate::low_precision::widen_kernel::WidenKernel;
 use crate::modulated_layer_norm::norm_backward::NormBackward;
@@ -396,7 +396,13 @@ pub fn sources(element: Element, channels: usize) -> Result<Vec<Source>, CannotC
             ),
             ("rms_weight", define!(RmsWeight::<F>, THREADS, [x c s r g p], [r t h p], vector, turn, columns)),
             ("rotary", define!(RotaryKernel::<F>, THREADS, [x c s y], [v t a b d], vector)),
-            ("gate_forward", define!(GateForward::<F>, THREADS, [r b m y], [r t c g v], vector)),
+            (
+                "gate_forward",
+                define!(
+                    GateForward::<F>, THREADS, [r b m y], [],
+                    GateForwardSizesCompilationArg { rows: (), tokens: (), chunks: (), gate: (), vectors: () }, vector
+                ),
+            ),
             (
                 "gate_backward",
                 define!(
