@@ -44,6 +44,7 @@ use crate::modulated_layer_norm::{
 };
 use crate::multi_tensor::MOST;
 use crate::normals::draw_normals::DrawNormals;
+use crate::optimizer::StepFactorsCompilationArg;
 use crate::optimizer::squares::Squares;
 use crate::optimizer::step_values_kernel::StepValuesKernel;
 use crate::rms_norm::rms_backward::RmsBackward;
@@ -243,6 +244,17 @@ fn combines<F: Float>(vector: usize) -> KernelDefinition {
         MOST_SOURCES,
     )
     .define()
+}
+
+fn step_factors() -> StepFactorsCompilationArg {
+    StepFactorsCompilationArg {
+        rate: (),
+        correction1: (),
+        correction2: (),
+        max_norm: (),
+        small: (),
+        units: (),
+    }
 }
 
 /// With gradients of type `F`, f32 moments and a copy.
@@ -469,7 +481,7 @@ pub fn sources(element: Element, channels: usize) -> Result<Vec<Source>, CannotC
             ),
             ("join", joins::<F>(vector)),
             ("squares", squares::<F>(vector)),
-            ("step_values", define!(StepValuesKernel, THREADS, [p v], [n r a b m s u],)),
+            ("step_values", define!(StepValuesKernel, THREADS, [p v], [n], step_factors())),
             ("adamw", adamw::<F>()),
             ("adamw_halves", adamw_narrow::<F>(true)),
             ("adamw_rounded", adamw_narrow::<F>(false)),
