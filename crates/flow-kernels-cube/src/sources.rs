@@ -50,7 +50,8 @@ use crate::optimizer::step_values_kernel::StepValuesKernel;
 use crate::rms_norm::rms_backward::RmsBackward;
 use crate::rms_norm::rms_forward::RmsForward;
 use crate::rms_norm::rms_weight::RmsWeight;
-use crate::rms_norm::{RmsKind, RmsSizesCompilationArg, RotaryTablesCompilationArg};
+use crate::rms_norm::{RmsKind, RmsSizesCompilationArg, RmsWeightKind};
+use crate::rotary::RotaryTablesCompilationArg;
 use crate::rotary::rotary_kernel::RotaryKernel;
 use crate::row_codes::{RowCodes, words};
 use crate::rows::Rows;
@@ -406,8 +407,17 @@ pub fn sources(element: Element, channels: usize) -> Result<Vec<Source>, CannotC
                 )
                 .define(),
             ),
-            ("rms_weight", define!(RmsWeight::<F>, THREADS, [x c s r g p], [r t h p], vector, turn, columns)),
-            ("rotary", define!(RotaryKernel::<F>, THREADS, [x c s y], [v t a b d], vector)),
+            (
+                "rms_weight",
+                define!(
+                    RmsWeight::<F>, THREADS, [x], [], rotary_tables(), buffer(), buffer(), buffer(), rms_sizes(), (),
+                    vector, RmsWeightKind { turn, columns }
+                ),
+            ),
+            (
+                "rotary",
+                define!(RotaryKernel::<F>, THREADS, [x], [], rotary_tables(), buffer(), (), (), (), (), (), vector),
+            ),
             (
                 "gate_forward",
                 define!(
