@@ -7,21 +7,12 @@ use super::tiles::{BackwardTiles, StagingTile};
 use crate::delta::Eight;
 use crate::softmax::stage_rows;
 use cubecl::prelude::*;
-use cubecl_cpp::cuda::ptx::generic_to_shared;
 use flow_cube::cp_async::copy_16;
 use flow_cube::register::load_shared_16;
 
 /// Chunks of panel `panel` that a head has.
 fn chunks(head_dim: usize, panel: usize) -> u32 {
     (head_dim / 8 - 8 * panel).min(8) as u32
-}
-
-/// The address of a tile in shared memory.
-#[cube]
-pub(super) fn shared_address<T: CubePrimitive>(tile: &[T]) -> u32 {
-    // SAFETY: only the address is taken, of the block's own shared memory. By the sizes of the tiles, what kernels read and
-    // write there stays within it.
-    generic_to_shared::<T>(unsafe { tile.as_ptr_unchecked() })
 }
 
 /// The rows of one head, as a thread copies them: its chunk of its first row, and from a row to the next, in chunks.
