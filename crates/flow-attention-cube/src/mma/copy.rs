@@ -3,9 +3,9 @@
 //! Eight neighbouring threads copy the eight chunks of a row of a panel. A row has as many chunks as products read:
 //! an even number. Those that the tensor does not have become zeros, and so do rows.
 
-use super::tiles::{BackwardTiles, StagingTile};
+use super::tiles::BackwardTiles;
 use crate::delta::Eight;
-use crate::softmax::stage_rows;
+use crate::softmax::{StagingTile, stage_rows};
 use cubecl::prelude::*;
 use flow_cube::cp_async::copy_16;
 use flow_cube::register::load_shared_16;
@@ -154,17 +154,7 @@ pub(super) fn store_rows<N: Size>(
     // Products read the rows that were here: all lanes are done with them, then all have written.
     sync_plane();
     let own = lane / 4;
-    stage_rows::<N>(
-        place + own * 128,
-        own,
-        lane,
-        values,
-        scale_0,
-        scale_1,
-        head_dim,
-        rows,
-        comptime!(staging.operand_type),
-    );
+    stage_rows::<N>(place + own * 128, own, lane, values, scale_0, scale_1, staging);
     sync_plane();
     #[unroll]
     for panel in 0..comptime!(head_dim.div_ceil(64)) {

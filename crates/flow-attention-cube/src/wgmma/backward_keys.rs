@@ -39,9 +39,7 @@ fn stage_gradient<N: Size>(
         sum,
         by,
         by,
-        comptime!(tiles.head_dim),
-        comptime!(tiles.stationary_rows()),
-        comptime!(tiles.operand_type),
+        comptime!(tiles.staging()),
     );
 }
 

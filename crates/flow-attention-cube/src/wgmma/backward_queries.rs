@@ -432,9 +432,7 @@ fn store_gradient<E: Numeric, NG: Size>(
         q_sum,
         scale,
         scale,
-        comptime!(tiles.head_dim),
-        stationary_rows,
-        comptime!(tiles.operand_type),
+        comptime!(tiles.staging()),
     );
     tma::fence();
     named_sync(warpgroup + 1, 128u32);
