@@ -225,7 +225,7 @@ pub(super) const ALGORITHMS: &[Rule] = &[
         "train.global_std",
         "advantage.global_std",
         Joint(Join::Advantage),
-        "divide by the standard deviation over all images; with `gdpo`, which does so in any case, nobody reads it",
+        "divide by the standard deviation over all images; with `gdpo` in a last step, which is left out without it",
     )
     .default("true"),
     Rule::new(
