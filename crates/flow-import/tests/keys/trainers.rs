@@ -284,6 +284,16 @@ fn keys_of_dmd2_and_tdm_become_those_of_flow_train() {
         (&json!("reverse"), &json!(0.98), &json!("source-uniform"))
     );
     assert_eq!(tdm.scheduler.dynamics, flow_config::Dynamics::Ode);
+    let logit = of(
+        "tdm",
+        "tdm_query_distribution: conditional_logit_normal, tdm_query_logit_mean: 0.5, tdm_query_logit_std: 1.5",
+        "scheduler: {dynamics_type: ODE}",
+    );
+    let params = &logit.algorithm.params;
+    assert_eq!(
+        ["query_distribution", "query_logit_mean", "query_logit_std"].map(|key| &params[key]),
+        [&json!("logit-normal"), &json!(0.5), &json!(1.5)]
+    );
 }
 
 #[test]
