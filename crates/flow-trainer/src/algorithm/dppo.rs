@@ -218,7 +218,10 @@ mod tests {
         let found = cpu::to_host(&counted(log_ratio, &advantages, &keep).into_dispatch());
         let expected = [0.0, 1.010_050_167_1, -0.990_049_833_7, 0.0, 0.0];
         for ((found, expected), log_ratio) in found.iter().zip(expected).zip(log_ratios) {
-            assert!((f64::from(*found) - expected).abs() < 2e-6, "{log_ratio}: {found}");
+            assert!(
+                (f64::from(*found) - expected).abs() < 2e-6,
+                "{log_ratio}: {found}"
+            );
         }
     }
 }

@@ -94,7 +94,7 @@ fn a_resumed_run_has_the_metrics_and_weights_of_an_uninterrupted_one() {
 }
 
 #[test]
-fn the_number_of_threads_changes_no_bit() {
+fn neither_threads_nor_activation_checkpointing_change_a_bit_of_any_algorithm() {
     let registries = registries();
     let environment = environment(&registries);
     let ode = "scheduler.dynamics=\"ode\"";
@@ -138,6 +138,8 @@ fn the_number_of_threads_changes_no_bit() {
         for threads in [2, 5] {
             assert_eq!(one, run(overrides, threads), "{overrides:?} on {threads}");
         }
+        let again = run(&[overrides, &["checkpointing.policy=\"full\""]].concat(), 2);
+        assert!(again.weights == one.weights, "{overrides:?}, computed again");
     }
 }
 
