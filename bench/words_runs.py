@@ -7,7 +7,8 @@
     words_runs.py stop                                               SIGTERM to what was started: it ends with its iteration, and is saved
 
 Three seeds of `configs/words-nft.toml` and `configs/words-grpo.toml`, then variants of the first: what reaches 0.95 in the shortest time. `--only` names runs,
-`list` lists them. Environment: FT, the program. The models
+`list` lists them, with those in FP8 (`nft-fp8-1`) and those of `configs/shapes-nft-h100.toml` and `configs/shapes-grpo-h100.toml` (`shapes-nft-1`,
+`shapes-nft-fp8-1`), which are run only if they are named; shapes need a GPU and weights in `runs/weights`, of `flow-train pretrain configs/shapes-grpo-h100.toml`. Environment: FT, the program. The models
 (`flow-train fetch words`) and `assets/words-mmdit.safetensors` lie where the configs have them; runs go to `--folder`. `start` comes back at once:
 every run is a session of its own, so a command that ends, or a machine's tool that ends what a command left, does not end it.
 """
@@ -17,6 +18,7 @@ import json
 import os
 import shlex
 import signal
+import statistics
 import subprocess
 import tarfile
 import tempfile
@@ -47,6 +49,20 @@ VARIANTS = {
     "rate-1e-4": ("optimizer.learning_rate=1e-4",),
 }
 RUNS |= {name: ("nft", 1, settings) for name, settings in VARIANTS.items()}
+# What is run unless runs are named.
+USUAL = list(RUNS)
+FP8 = '{ name = "low_precision", params = { compute = "fp8", format = "fp8" } }'
+# Those that the configs of shapes have.
+OF_SHAPES = '{ name = "fused_kernels", params = { mode = "full" } }, { name = "graph_capture" }'
+# Iterations until most is learnt.
+SHORT = {"shapes-grpo": ("run.steps=200",), "shapes-nft": ("run.steps=100",)}
+for kind in ("nft", "grpo", *SHORT):
+    before = f"{OF_SHAPES}, " if kind in SHORT else ""
+    of_fp8 = (f"acceleration.shared=[{before}{FP8}]",)
+    for seed in (1, 2, 3):
+        if kind in SHORT:
+            RUNS[f"{kind}-{seed}"] = (kind, seed, SHORT[kind])
+        RUNS[f"{kind}-fp8-{seed}"] = (kind, seed, SHORT.get(kind, ()) + of_fp8)
 
 
 def numbers(text):
@@ -55,18 +71,23 @@ def numbers(text):
     return list(range(int(first), int(last) + 1)) if last else [int(number) for number in text.split(",")]
 
 
+def config_of(kind):
+    return f"configs/{kind}-h100.toml" if kind in SHORT else f"configs/words-{kind}.toml"
+
+
 def command(options, name, run, cores, device):
     kind, seed, settings = RUNS[name]
     settings = [f"run.dir={options.folder / 'runs'}", f"run.name={run}", f"run.seed={seed}", *device, *settings]
-    settings += [f"{reward}.min_width={options.min_width}" for reward in NARROW] if options.min_width else []
+    if options.min_width and kind not in SHORT:
+        settings += [f"{reward}.min_width={options.min_width}" for reward in NARROW]
     pinned = ["taskset", "-c", ",".join(map(str, cores)), "timeout", str(options.seconds)]
-    train = [options.program, "train", str(REPOSITORY / f"configs/words-{kind}.toml"), "--quiet", "--on-exists", "overwrite"]
+    train = [options.program, "train", str(REPOSITORY / config_of(kind)), "--quiet", "--on-exists", "overwrite"]
     return pinned + train + [word for setting in settings for word in ("--set", setting)]
 
 
 def jobs(options):
     """Name, command and GPU of each run."""
-    names = options.only or list(RUNS)
+    names = options.only or USUAL
     if options.device == "cpu":
         pairs = list(zip(options.cores[::2], options.cores[1::2]))
         for name, pair in zip(names, pairs):
@@ -130,6 +151,13 @@ def evaluations(run):
         yield {"run": run.name, "step": step, "train_s": until(trained, step), "evaluation_s": until(evaluated, step)} | found
 
 
+def median_iteration(run):
+    """The median seconds of an iteration without its evaluation; none of a run without any."""
+    trained = [record for record in records(run / "timing.jsonl") if "update_s" in record]
+    seconds = [record["rollout_s"] + record["rewards_s"] + record["update_s"] for record in trained]
+    return round(statistics.median(seconds), 3) if seconds else None
+
+
 def collect(options):
     options.to.mkdir(parents=True, exist_ok=True)
     runs = sorted(path for path in (options.folder / "runs").glob("*") if path.is_dir())
@@ -138,13 +166,15 @@ def collect(options):
             found = list(evaluations(run))
             for line in found:
                 print(json.dumps(line), file=file)
-            reached = next((line["train_s"] for line in found if line["reward/read"] >= WANTED), None)
+            reward = next((key for line in found for key in ("reward/read", "reward/rules") if key in line), None)
+            reached = next((line["train_s"] for line in found if line[reward] >= WANTED), None)
             audit = {}
             if (run / "summary.json").exists():
                 audit = json.loads((run / "summary.json").read_text()).get("audit")
             steps = max((record["step"] for record in records(run / "timing.jsonl")), default=0)
-            read = [round(line["reward/read"], 3) for line in found]
+            read = [round(line[reward], 3) for line in found]
             line = {"run": run.name, "iterations": steps, "read": read, "seconds_to_0.95": reached, "audit": audit}
+            line["iteration_s"] = median_iteration(run)
             print(json.dumps(line), file=file)
             print(json.dumps(line))
     with tarfile.open(options.to / "words.tar.xz", "w:xz") as archive:

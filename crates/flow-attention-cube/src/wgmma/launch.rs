@@ -10,7 +10,7 @@ use super::backward_keys::backward_keys;
 use super::backward_queries::backward_queries;
 use super::forward::forward;
 use super::forward_persistent::forward_persistent;
-use super::reduce_partials::{THREADS, reduce_partials};
+use super::reduce_partials::{ReduceProblemLaunch, ReducedPartials, THREADS, reduce_partials};
 use super::{BackwardTiles, ForwardMask, ForwardTiles};
 pub use crate::tensors::{Backward, BlockMask, Heads, KvSegment, lse_rows};
 use cubecl::prelude::*;
@@ -289,15 +289,15 @@ fn launch_reduce_partials(client: &Client, sums: Handle, gradient: &Heads, scale
             CubeDim::new_1d(THREADS as u32),
             BufferArg::from_raw_parts(sums, tiles.partial_sums(batch * heads, keys) / 4),
             BufferArg::from_raw_parts(gradient.handle.clone(), gradient.elements() / 8),
-            eights(0),
-            eights(1),
-            eights(2),
-            keys.next_multiple_of(tiles.stationary_rows()) as u32,
-            keys as u32,
-            scale,
-            tiles.split_q,
-            tiles.head_dim,
-            tiles.operand_type,
+            ReduceProblemLaunch::new(
+                eights(0),
+                eights(1),
+                eights(2),
+                keys.next_multiple_of(tiles.stationary_rows()) as u32,
+                keys as u32,
+                scale,
+            ),
+            ReducedPartials::of(tiles),
         );
     }
 }

@@ -225,7 +225,7 @@ pub(super) const ALGORITHMS: &[Rule] = &[
         "train.global_std",
         "advantage.global_std",
         Joint(Join::Advantage),
-        "divide by the standard deviation over all images; with `gdpo`, which does so in any case, nobody reads it",
+        "divide by the standard deviation over all images; with `gdpo` in a last step, which is left out without it",
     )
     .default("true"),
     Rule::new(
@@ -578,18 +578,28 @@ pub(super) const ALGORITHMS: &[Rule] = &[
     Rule::new(
         "train.tdm_query_distribution",
         "algorithm.query_distribution",
-        Choice(&[("actual_uniform", "uniform"), ("source_uniform", "source-uniform")]),
-        "how TDM draws noise levels; `conditional_logit_normal` is not here",
+        Choice(&[
+            ("actual_uniform", "uniform"),
+            ("source_uniform", "source-uniform"),
+            ("conditional_logit_normal", "logit-normal"),
+        ]),
+        "how TDM draws noise levels",
     )
     .kinds(TDM),
-    Rule::nothing(
+    Rule::new(
         "train.tdm_query_logit_mean",
-        "of the distribution `conditional_logit_normal`, which flow-train does not have",
-    ),
-    Rule::nothing(
+        "algorithm.query_logit_mean",
+        Number,
+        "mean of the logit of levels of `conditional_logit_normal`",
+    )
+    .kinds(TDM),
+    Rule::new(
         "train.tdm_query_logit_std",
-        "of the distribution `conditional_logit_normal`, which flow-train does not have",
-    ),
+        "algorithm.query_logit_std",
+        Number,
+        "standard deviation of that logit",
+    )
+    .kinds(TDM),
 ];
 
 const fn of_schedule(from: &'static str, doc: &'static str) -> Rule {

@@ -145,7 +145,8 @@ impl Tdm {
         );
         let of_row = |sample: &u64| {
             let share = stream.at(*sample, draw).uniform();
-            self.settings.query_distribution.level(ends, self.shift, share)
+            let logit = [self.settings.query_logit_mean, self.settings.query_logit_std];
+            (self.settings.query_distribution).level(ends, self.shift, logit, share)
         };
         context.batch.samples.iter().map(of_row).collect()
     }
