@@ -37,6 +37,25 @@ pub struct RotaryAfterNorm<'a> {
     pub sin: &'a Buffer,
 }
 
+/// What a backward pass takes and gives.
+#[derive(Clone, Copy, Debug)]
+pub struct RmsGradients<'a> {
+    /// What was normalised.
+    pub x: &'a Buffer,
+    /// The weight of each channel, if there is one.
+    pub weight: Option<&'a Buffer>,
+    /// The rotation after the norm, if there is one.
+    pub turn: Option<RotaryAfterNorm<'a>>,
+    /// Of [`RmsNorm::forward`], one for each row in f32.
+    pub reciprocals: &'a Buffer,
+    /// Gradient of the result.
+    pub gradient: &'a Buffer,
+    /// Gradient of `x`, if asked for.
+    pub dx: Option<&'a Buffer>,
+    /// Gradient of the weight, if asked for; of any type.
+    pub dweight: Option<&'a Buffer>,
+}
+
 /// `at % turn` of a thread's vectors, which are `lanes` apart: one number for all of them where heads are whole in `lanes`.
 #[cube]
 fn place_in_head(at: usize, lane: usize, #[comptime] lanes: usize, #[comptime] turn: usize) -> usize {
@@ -371,23 +390,21 @@ impl RmsNorm {
         Ok(())
     }
 
-    /// The gradients of `x` and of the weight (of any type), as far as they are asked for. The latter is a sum over all rows
+    /// The gradients of `x` and of the weight, as far as they are asked for. The latter is a sum over all rows
     /// in f32, in an order that depends on their number alone.
     ///
     /// # Errors
     /// [`Refused`] if a tensor does not fit.
-    #[allow(clippy::too_many_arguments)]
-    pub fn backward(
-        &self,
-        client: &Client,
-        x: &Buffer,
-        weight: Option<&Buffer>,
-        turn: Option<RotaryAfterNorm<'_>>,
-        reciprocals: &Buffer,
-        gradient: &Buffer,
-        dx: Option<&Buffer>,
-        dweight: Option<&Buffer>,
-    ) -> Result<(), Refused> {
+    pub fn backward(&self, client: &Client, call: RmsGradients<'_>) -> Result<(), Refused> {
+        let RmsGradients {
+            x,
+            weight,
+            turn,
+            reciprocals,
+            gradient,
+            dx,
+            dweight,
+        } = call;
         let read = self.read(x, weight, turn, reciprocals)?;
         gradient.expect_of("gradient", x.length, x.element)?;
         if let Some(dx) = dx {

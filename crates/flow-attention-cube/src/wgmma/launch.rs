@@ -12,7 +12,7 @@ use super::forward::forward;
 use super::forward_persistent::forward_persistent;
 use super::reduce_partials::{ReduceProblemLaunch, ReducedPartials, THREADS, reduce_partials};
 use super::{BackwardTiles, ForwardMask, ForwardTiles};
-pub use crate::tensors::{Backward, BlockMask, Heads, KvSegment, lse_rows};
+pub use crate::tensors::{Backward, BlockMask, Forward, Heads, KvSegment, lse_rows};
 use cubecl::prelude::*;
 use cubecl::zspace::{Shape, Strides, shape};
 use cubecl_runtime::server::Handle;
@@ -60,15 +60,13 @@ fn qkv_maps<E: Numeric>(
 
 /// Launches the forward kernel: `o = softmax(q kᵀ scale) v`, and `lse [B, H, lse_rows]` in f32, plus infinity where there
 /// is no row or no key.
-#[allow(clippy::too_many_arguments)]
 pub fn launch_forward(
     client: &Client,
-    q: &Heads,
+    Forward { q, scale, .. }: Forward<'_>,
     kv_segments: &[KvSegment<'_>],
     o: &Heads,
     lse: &Handle,
     list: &ForwardMask,
-    scale: f32,
     tiles: ForwardTiles,
 ) {
     let [batch, heads, queries, _] = q.shape;

@@ -5,10 +5,10 @@ use flow_kernels_cube::activation::{self, Activation};
 use flow_kernels_cube::adamw::{AdamW, AdamWParam, MasterWeight, Rounding};
 use flow_kernels_cube::cast::cast;
 use flow_kernels_cube::gated_residual::Gate;
-use flow_kernels_cube::modulated_layer_norm::ModulatedNorm;
+use flow_kernels_cube::modulated_layer_norm::{ModulatedNorm, NormGradients};
 use flow_kernels_cube::normals::{Drawn, drawn_by};
 use flow_kernels_cube::optimizer::{accumulate, sums_of_squares};
-use flow_kernels_cube::rms_norm::{RmsNorm, RotaryAfterNorm};
+use flow_kernels_cube::rms_norm::{RmsGradients, RmsNorm, RotaryAfterNorm};
 use flow_kernels_cube::rotary::Rotary;
 use flow_kernels_cube::row_codes::RowCodes;
 use flow_kernels_cube::sde::{Latents, Noise, Outcome, Step};
@@ -131,7 +131,16 @@ fn modulated(client: &Client, model: &Model, of: &[[Buffer; 4]]) -> Result<(), B
         let name = format!("modulated layer norm, backward, modulation {modulated}");
         time(client, &name, 3 * size, |set| {
             let ([x, g, dx, _], [m, dm], [s]) = (&of[set], &modulation[set], &statistics[set]);
-            norm.backward(client, x, m, s, g, None, dx, modulated.then_some(dm))
+            let call = NormGradients {
+                x,
+                modulation: m,
+                statistics: s,
+                gradient: g,
+                added: None,
+                dx,
+                dmodulation: modulated.then_some(dm),
+            };
+            norm.backward(client, call)
         })?;
     }
     let gate = Gate {
@@ -198,20 +207,29 @@ fn norms_of_heads(client: &Client, model: &Model, of: &[[Buffer; 4]]) -> Result<
     })?;
     time(client, "RMS norm of heads and rotary, dx", 3 * size, |set| {
         let ([x, g, d, _], [r]) = (&of[set], &reciprocals[set]);
-        rms.backward(client, x, Some(&weight), Some(turn(set)), r, g, Some(d), None)
+        let call = RmsGradients {
+            x,
+            weight: Some(&weight),
+            turn: Some(turn(set)),
+            reciprocals: r,
+            gradient: g,
+            dx: Some(d),
+            dweight: None,
+        };
+        rms.backward(client, call)
     })?;
     time(client, "RMS norm of heads and rotary, dweight", 2 * size, |set| {
         let ([x, g, ..], [r]) = (&of[set], &reciprocals[set]);
-        rms.backward(
-            client,
+        let call = RmsGradients {
             x,
-            Some(&weight),
-            Some(turn(set)),
-            r,
-            g,
-            None,
-            Some(&dweight),
-        )
+            weight: Some(&weight),
+            turn: Some(turn(set)),
+            reciprocals: r,
+            gradient: g,
+            dx: None,
+            dweight: Some(&dweight),
+        };
+        rms.backward(client, call)
     })
 }
 
