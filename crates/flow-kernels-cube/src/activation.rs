@@ -4,7 +4,7 @@
 #![allow(clippy::collapsible_if)]
 
 use crate::Element;
-use crate::buffer::{Buffer, Refused, address_type, at_least_one, grid, width, with_type};
+use crate::buffer::{Buffer, Refusal, address_type, at_least_one, grid, width, with_type};
 use crate::columns::{Columns, THREADS, fold, place, rows_per_piece};
 use crate::partials::Target;
 use crate::row_codes::{RowCodes, store_codes, words};
@@ -185,8 +185,8 @@ pub(crate) fn activation_backward<F: Float, N: Size>(
 /// `y = activation(x)`.
 ///
 /// # Errors
-/// [`Refused`] if a tensor does not fit.
-pub fn forward(client: &Client, x: &Buffer, y: &Buffer, activation: Activation) -> Result<(), Refused> {
+/// [`Refusal`] if a tensor does not fit.
+pub fn forward(client: &Client, x: &Buffer, y: &Buffer, activation: Activation) -> Result<(), Refusal> {
     y.expect_of("y", x.length, x.element)?;
     if x.length == 0 {
         return Ok(());
@@ -215,7 +215,7 @@ pub fn forward(client: &Client, x: &Buffer, y: &Buffer, activation: Activation) 
 /// rows as they would be stored: see [`row_codes`](crate::row_codes).
 ///
 /// # Errors
-/// [`Refused`] if a tensor does not fit, or if [`RowCodes::fits`] says that the columns do not.
+/// [`Refusal`] if a tensor does not fit, or if [`RowCodes::fits`] says that the columns do not.
 pub fn forward_codes(
     client: &Client,
     x: &Buffer,
@@ -223,7 +223,7 @@ pub fn forward_codes(
     y: Option<&Buffer>,
     codes: &RowCodes,
     activation: Activation,
-) -> Result<(), Refused> {
+) -> Result<(), Refusal> {
     at_least_one("columns", columns)?;
     let (element, shape) = (x.element, [x.length / columns, columns]);
     let [row_count, _] = shape;
@@ -286,8 +286,8 @@ pub struct Backward<'a> {
 /// Computes [`Backward`].
 ///
 /// # Errors
-/// [`Refused`] if a tensor does not fit or is missing.
-pub fn backward(client: &Client, call: Backward<'_>) -> Result<(), Refused> {
+/// [`Refusal`] if a tensor does not fit or is missing.
+pub fn backward(client: &Client, call: Backward<'_>) -> Result<(), Refusal> {
     let Backward {
         columns,
         activation,

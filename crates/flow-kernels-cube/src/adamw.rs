@@ -3,7 +3,7 @@
 mod narrow;
 
 use crate::Element;
-use crate::buffer::{Buffer, Refused, grid, width, with_type};
+use crate::buffer::{Buffer, Refusal, grid, width, with_type, wrong_size, wrong_type};
 use crate::multi_tensor::{address_of, groups};
 use cubecl::ir::AddressType;
 use cubecl::prelude::*;
@@ -236,7 +236,7 @@ pub enum MasterWeight<'a> {
 type Kind = (Element, Element, u8, usize);
 
 impl AdamWParam<'_> {
-    fn check(&self) -> Result<(), Refused> {
+    fn check(&self) -> Result<(), Refusal> {
         let length = self.weight.length;
         let stored = match self.beside {
             MasterWeight::Nothing | MasterWeight::Copy(_) => Element::F32,
@@ -245,20 +245,12 @@ impl AdamWParam<'_> {
         if let MasterWeight::Stream { first, .. } = self.beside
             && !first.is_multiple_of(4)
         {
-            return Err(Refused::Size {
-                name: "first",
-                found: first,
-                allowed: "multiples of 4".into(),
-            });
+            return Err(wrong_size("first", first, "multiples of 4"));
         }
         self.weight.expect_of("weight", length, stored)?;
         self.gradient.expect("gradient", length)?;
         if self.first.element == Element::F16 {
-            return Err(Refused::Type {
-                name: "first",
-                found: self.first.element,
-                allowed: "f32 and bf16",
-            });
+            return Err(wrong_type("first", self.first.element, "f32 and bf16"));
         }
         self.first.expect("first", length)?;
         self.second.expect_of("second", length, self.first.element)?;
@@ -311,8 +303,8 @@ impl AdamW<'_> {
     /// not depend on the others.
     ///
     /// # Errors
-    /// [`Refused`] if a tensor does not fit; nothing was launched then.
-    pub fn update(&self, client: &Client, all: &[AdamWParam<'_>]) -> Result<(), Refused> {
+    /// [`Refusal`] if a tensor does not fit; nothing was launched then.
+    pub fn update(&self, client: &Client, all: &[AdamWParam<'_>]) -> Result<(), Refusal> {
         let values = self.varying.length.max(4);
         self.varying.expect_of("varying", values, Element::F32)?;
         all.iter().try_for_each(AdamWParam::check)?;

@@ -5,6 +5,8 @@ use cubecl::ir::AddressType;
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
 pub(crate) use flow_cube::launch::grid;
+pub use flow_registry::Refusal;
+use std::fmt::Display;
 
 /// A tensor without gaps on the device, its shape known to the call that it takes part in.
 #[derive(Clone, Debug)]
@@ -17,47 +19,26 @@ pub struct Buffer {
     pub element: Element,
 }
 
-/// Why a call was refused. Nothing was launched.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
-    /// A tensor is not as long as the sizes of the call say.
-    #[error("`{name}` holds {found} values; the sizes of the call ask for {expected}")]
-    Length {
-        /// Its name in the signature.
-        name: &'static str,
-        /// Values it holds.
-        found: usize,
-        /// Values it should hold.
-        expected: usize,
-    },
-    /// A tensor is of another type than the call takes.
-    #[error("`{name}` is {}; the call takes {allowed}", found.name())]
-    Type {
-        /// Its name in the signature.
-        name: &'static str,
-        /// Its type.
-        found: Element,
-        /// What would do.
-        allowed: &'static str,
-    },
-    /// A size is out of range.
-    #[error("`{name}` is {found}; allowed are {allowed}")]
-    Size {
-        /// Its name in the signature.
-        name: &'static str,
-        /// What it is.
-        found: usize,
-        /// What it may be.
-        allowed: String,
-    },
-    /// The device has not what the call needs.
-    #[error("{asked}: the device lacks {needed}")]
-    Device {
-        /// What was asked for.
-        asked: &'static str,
-        /// What that needs.
-        needed: &'static str,
-    },
+/// The tensor called `name` in the signature is not as long as the sizes of the call say.
+pub(crate) fn wrong_length(name: &str, found: usize, expected: usize) -> Refusal {
+    Refusal::because(format!(
+        "`{name}` holds {found} values; the sizes of the call ask for {expected}"
+    ))
+}
+
+/// The tensor called `name` in the signature is of another type than the call takes.
+pub(crate) fn wrong_type(name: &str, found: Element, allowed: &str) -> Refusal {
+    Refusal::because(format!("`{name}` is {}; the call takes {allowed}", found.name()))
+}
+
+/// The size called `name` in the signature is out of range.
+pub(crate) fn wrong_size(name: &str, found: usize, allowed: impl Display) -> Refusal {
+    Refusal::because(format!("`{name}` is {found}; allowed are {allowed}"))
+}
+
+/// The device has not what the call needs.
+pub(crate) fn lacks(asked: &str, needed: &str) -> Refusal {
+    Refusal::because(format!("{asked}: the device lacks {needed}"))
 }
 
 impl Buffer {
@@ -93,7 +74,7 @@ impl Buffer {
     }
 
     /// Refuses the tensor unless it holds `expected` values.
-    pub(crate) fn expect(&self, name: &'static str, expected: usize) -> Result<&Self, Refused> {
+    pub(crate) fn expect(&self, name: &'static str, expected: usize) -> Result<&Self, Refusal> {
         let held = self.handle.size_in_used() as usize / self.element.bytes();
         if self.length != expected || held < expected {
             let found = if self.length == expected {
@@ -101,11 +82,7 @@ impl Buffer {
             } else {
                 self.length
             };
-            return Err(Refused::Length {
-                name,
-                found,
-                expected,
-            });
+            return Err(wrong_length(name, found, expected));
         }
         Ok(self)
     }
@@ -116,26 +93,18 @@ impl Buffer {
         name: &'static str,
         expected: usize,
         element: Element,
-    ) -> Result<&Self, Refused> {
+    ) -> Result<&Self, Refusal> {
         if self.element != element {
-            return Err(Refused::Type {
-                name,
-                found: self.element,
-                allowed: element.name(),
-            });
+            return Err(wrong_type(name, self.element, element.name()));
         }
         self.expect(name, expected)
     }
 }
 
 /// Refuses `found` unless it is one of `1..=largest`.
-pub(crate) fn at_least_one(name: &'static str, found: usize) -> Result<(), Refused> {
+pub(crate) fn at_least_one(name: &'static str, found: usize) -> Result<(), Refusal> {
     match found {
-        0 => Err(Refused::Size {
-            name,
-            found,
-            allowed: "1 and more".into(),
-        }),
+        0 => Err(wrong_size(name, found, "1 and more")),
         _ => Ok(()),
     }
 }

@@ -1,6 +1,6 @@
 //! Values of one type as those of another; tensors one behind the other.
 
-use crate::buffer::{Buffer, Refused, address_type, grid, width, with_type};
+use crate::buffer::{Buffer, Refusal, address_type, grid, width, with_type, wrong_size};
 use crate::columns::THREADS;
 use cubecl::prelude::*;
 
@@ -21,8 +21,8 @@ pub(crate) fn cast_kernel<F: Float, G: Float, N: Size>(
 /// one of the size of a value.
 ///
 /// # Errors
-/// [`Refused`] if `y` is not as long as `x`.
-pub fn cast(client: &Client, x: &Buffer, y: &Buffer, factor: f32, aligned: bool) -> Result<(), Refused> {
+/// [`Refusal`] if `y` is not as long as `x`.
+pub fn cast(client: &Client, x: &Buffer, y: &Buffer, factor: f32, aligned: bool) -> Result<(), Refusal> {
     y.expect("y", x.length)?;
     if x.length == 0 {
         return Ok(());
@@ -77,15 +77,11 @@ pub const MOST_JOINED: usize = 4;
 /// part alone, these are the bits of [`cast`].
 ///
 /// # Errors
-/// [`Refused`] if there are no parts or more than [`MOST_JOINED`], if they are of several types, or if `y` is not as long as all
+/// [`Refusal`] if there are no parts or more than [`MOST_JOINED`], if they are of several types, or if `y` is not as long as all
 /// of them together.
-pub fn join(client: &Client, parts: &[(Buffer, f32)], y: &Buffer) -> Result<(), Refused> {
+pub fn join(client: &Client, parts: &[(Buffer, f32)], y: &Buffer) -> Result<(), Refusal> {
     if parts.is_empty() || parts.len() > MOST_JOINED {
-        return Err(Refused::Size {
-            name: "parts",
-            found: parts.len(),
-            allowed: format!("1 to {MOST_JOINED}"),
-        });
+        return Err(wrong_size("parts", parts.len(), format!("1 to {MOST_JOINED}")));
     }
     let element = parts[0].0.element;
     for (part, _) in parts {

@@ -1,6 +1,6 @@
 //! Rows of a table by integer index, and the gradient of the table.
 
-use crate::buffer::{Buffer, Refused, address_type, at_least_one, grid, width, with_type};
+use crate::buffer::{Buffer, Refusal, address_type, at_least_one, grid, width, with_type, wrong_length};
 use crate::columns::THREADS;
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
@@ -64,7 +64,7 @@ pub(crate) fn embedding_backward<F: Float, G: Float, N: Size>(
 }
 
 impl Embedding {
-    fn check(&self, table: &Buffer, chosen: &Buffer, names: [&'static str; 2]) -> Result<(), Refused> {
+    fn check(&self, table: &Buffer, chosen: &Buffer, names: [&'static str; 2]) -> Result<(), Refusal> {
         at_least_one("rows", self.rows)?;
         at_least_one("channels", self.channels)?;
         table.expect(names[0], self.rows * self.channels)?;
@@ -72,14 +72,10 @@ impl Embedding {
         Ok(())
     }
 
-    fn index(&self, index: &Handle) -> Result<BufferArg, Refused> {
+    fn index(&self, index: &Handle) -> Result<BufferArg, Refusal> {
         let found = index.size_in_used() as usize / 4;
         if found < self.count {
-            return Err(Refused::Length {
-                name: "index",
-                found,
-                expected: self.count,
-            });
+            return Err(wrong_length("index", found, self.count));
         }
         // SAFETY: it holds as many.
         Ok(unsafe { BufferArg::from_raw_parts(index.clone(), self.count) })
@@ -88,14 +84,14 @@ impl Embedding {
     /// `y [count, channels]`, of any type, from `index`, 32-bit integers. An index out of range gives a row of NaN.
     ///
     /// # Errors
-    /// [`Refused`] if a tensor does not fit.
+    /// [`Refusal`] if a tensor does not fit.
     pub fn forward(
         &self,
         client: &Client,
         table: &Buffer,
         index: &Handle,
         y: &Buffer,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Refusal> {
         self.check(table, y, ["table", "y"])?;
         if self.count == 0 {
             return Ok(());
@@ -126,14 +122,14 @@ impl Embedding {
     /// in their order.
     ///
     /// # Errors
-    /// [`Refused`] if a tensor does not fit.
+    /// [`Refusal`] if a tensor does not fit.
     pub fn backward(
         &self,
         client: &Client,
         gradient: &Buffer,
         index: &Handle,
         dtable: &Buffer,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Refusal> {
         self.check(dtable, gradient, ["dtable", "gradient"])?;
         let index = match self.count {
             0 => gradient.argument(),

@@ -4,7 +4,7 @@
 //! one row, or several where they lie one after another. Sums are f32 in an order that follows from the number of values.
 
 use crate::Element;
-use crate::buffer::{Buffer, Refused, address_type, at_least_one, grid, width, with_type};
+use crate::buffer::{Buffer, Refusal, address_type, at_least_one, grid, width, with_type, wrong_size};
 use crate::rows::total;
 use crate::sde::{block_sum, finish_rows};
 use cubecl::prelude::*;
@@ -101,16 +101,16 @@ impl Row<'_> {
         values: usize,
         count: usize,
         element: Element,
-    ) -> Result<&Self, Refused> {
+    ) -> Result<&Self, Refusal> {
         at_least_one("values", values)?;
         let rows = self.buffer.length / values;
         self.buffer.expect_of(name, rows * values, element)?;
         if self.row + count > rows {
-            return Err(Refused::Size {
-                name: "row",
-                found: self.row,
-                allowed: format!("those of `{name}`, of which there are {rows}, {count} at a time"),
-            });
+            return Err(wrong_size(
+                "row",
+                self.row,
+                format!("those of `{name}`, of which there are {rows}, {count} at a time"),
+            ));
         }
         Ok(self)
     }
@@ -120,25 +120,25 @@ impl Row<'_> {
 /// first being the first row of its source. Types are those of `output`.
 ///
 /// # Errors
-/// [`Refused`] if a row is not there, or there are no sources or more than [`MOST_SOURCES`].
+/// [`Refusal`] if a row is not there, or there are no sources or more than [`MOST_SOURCES`].
 pub fn combine(
     client: &Client,
     values: usize,
     count: usize,
     sources: &[(f32, Row<'_>)],
     output: Row<'_>,
-) -> Result<(), Refused> {
+) -> Result<(), Refusal> {
     let element = output.buffer.element;
     output.expect("output", values, count, element)?;
     for (_, source) in sources {
         source.expect("source", values, count, element)?;
     }
     if sources.is_empty() || sources.len() > MOST_SOURCES {
-        return Err(Refused::Size {
-            name: "sources",
-            found: sources.len(),
-            allowed: format!("1 to {MOST_SOURCES}"),
-        });
+        return Err(wrong_size(
+            "sources",
+            sources.len(),
+            format!("1 to {MOST_SOURCES}"),
+        ));
     }
     if count == 0 {
         return Ok(());
@@ -185,8 +185,8 @@ pub struct Pair<'a> {
 /// 256 threads of a piece, and likewise over the pieces. Waits for nothing.
 ///
 /// # Errors
-/// [`Refused`] if a row is not there or a type differs.
-pub fn changes(client: &Client, pairs: &[Pair<'_>], sums: &Buffer) -> Result<(), Refused> {
+/// [`Refusal`] if a row is not there or a type differs.
+pub fn changes(client: &Client, pairs: &[Pair<'_>], sums: &Buffer) -> Result<(), Refusal> {
     sums.expect_of("sums", pairs.len() * SUMS, Element::F32)?;
     for pair in pairs {
         let element = pair.a.buffer.element;

@@ -5,7 +5,7 @@
 //! from the host, where they are rounded from f64; sums are f32 in the order of what is summed.
 
 use crate::Element;
-use crate::buffer::{Buffer, Refused, address_type, at_least_one, grid, with_type};
+use crate::buffer::{Buffer, Refusal, address_type, at_least_one, grid, with_type, wrong_size};
 use crate::feature_cache::Row;
 use cubecl::prelude::*;
 
@@ -186,13 +186,13 @@ impl Frequencies {
     /// sum to it, but for the rounding of what is stored.
     ///
     /// # Errors
-    /// [`Refused`] if a row is not there, a type differs or the disc is too large.
+    /// [`Refusal`] if a row is not there, a type differs or the disc is too large.
     pub fn split(
         &self,
         client: &Client,
         [a, b]: [Row<'_>; 2],
         [low, high]: [&Buffer; 2],
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Refusal> {
         let (values, element) = (self.values(), a.buffer.element);
         at_least_one("values", values)?;
         a.expect("a", values, 1, element)?;
@@ -201,11 +201,11 @@ impl Frequencies {
         high.expect_of("high", values, element)?;
         let shorter = self.height.min(self.width);
         if 2 * self.radius >= shorter {
-            return Err(Refused::Size {
-                name: "radius",
-                found: self.radius,
-                allowed: format!("less than half of {shorter}, the shorter side"),
-            });
+            return Err(wrong_size(
+                "radius",
+                self.radius,
+                format!("less than half of {shorter}, the shorter side"),
+            ));
         }
         let (kept, diameter) = (self.radius + 1, 2 * self.radius + 1);
         let lines = self.planes * self.height;

@@ -1,7 +1,7 @@
 //! A residual connection whose branch is gated per sample: adaLN-zero (Peebles and Xie 2022, arXiv:2212.09748).
 
 use crate::Element;
-use crate::buffer::{Buffer, Refused, address_type, at_least_one, grid, width, with_type};
+use crate::buffer::{Buffer, Refusal, address_type, at_least_one, grid, width, with_type, wrong_size};
 use crate::columns::{Columns, THREADS, fold, place};
 use crate::partials::Target;
 use cubecl::prelude::*;
@@ -140,15 +140,11 @@ impl Gate {
         self.batch * self.tokens * self.channels
     }
 
-    fn check(&self, branch: &Buffer, modulation: &Buffer) -> Result<Element, Refused> {
+    fn check(&self, branch: &Buffer, modulation: &Buffer) -> Result<Element, Refusal> {
         at_least_one("channels", self.channels)?;
         at_least_one("chunks", self.chunks)?;
         if self.gate >= self.chunks {
-            return Err(Refused::Size {
-                name: "gate",
-                found: self.gate,
-                allowed: format!("0 to {}", self.chunks - 1),
-            });
+            return Err(wrong_size("gate", self.gate, format!("0 to {}", self.chunks - 1)));
         }
         branch.expect("branch", self.length())?;
         modulation.expect_of(
@@ -162,7 +158,7 @@ impl Gate {
     /// `y`; all tensors of one type.
     ///
     /// # Errors
-    /// [`Refused`] if a tensor does not fit.
+    /// [`Refusal`] if a tensor does not fit.
     pub fn forward(
         &self,
         client: &Client,
@@ -170,7 +166,7 @@ impl Gate {
         branch: &Buffer,
         modulation: &Buffer,
         y: &Buffer,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Refusal> {
         let element = self.check(branch, modulation)?;
         residual.expect_of("residual", self.length(), element)?;
         y.expect_of("y", self.length(), element)?;
@@ -206,7 +202,7 @@ impl Gate {
     /// that of the residual is `gradient`. Sums over tokens are f32, in an order that depends on their number alone.
     ///
     /// # Errors
-    /// [`Refused`] if a tensor does not fit.
+    /// [`Refusal`] if a tensor does not fit.
     pub fn backward(
         &self,
         client: &Client,
@@ -215,7 +211,7 @@ impl Gate {
         gradient: &Buffer,
         dbranch: Option<&Buffer>,
         dmodulation: Option<&Buffer>,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Refusal> {
         let element = self.check(branch, modulation)?;
         gradient.expect_of("gradient", self.length(), element)?;
         if let Some(dbranch) = dbranch {

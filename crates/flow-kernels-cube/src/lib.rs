@@ -52,5 +52,5 @@ pub mod sources;
 pub mod split_f32;
 
 pub use activation::Activation;
-pub use buffer::{Buffer, Refused};
+pub use buffer::{Buffer, Refusal};
 pub use flow_cube::Element;

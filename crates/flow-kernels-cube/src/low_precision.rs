@@ -4,7 +4,7 @@
 //! whole words; behind them the scales row by row, two bf16s in a word, the first in the upper half, a row filled up to whole words. A
 //! value is the product of its code's value and its scale in f32, rounded to nearest where it is stored in fewer bits.
 
-use crate::buffer::{Buffer, Refused, address_type, at_least_one, grid, width, with_type};
+use crate::buffer::{Buffer, Refusal, address_type, at_least_one, grid, width, with_type, wrong_length};
 use crate::columns::THREADS;
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
@@ -153,18 +153,14 @@ impl LowPrecision {
     /// Writes the values `[rows, columns]` of `words` to `values`, of any type.
     ///
     /// # Errors
-    /// [`Refused`] if a tensor does not fit; nothing was launched then.
-    pub fn widen(&self, client: &Client, words: &Handle, values: &Buffer) -> Result<(), Refused> {
+    /// [`Refusal`] if a tensor does not fit; nothing was launched then.
+    pub fn widen(&self, client: &Client, words: &Handle, values: &Buffer) -> Result<(), Refusal> {
         at_least_one("rows", self.rows)?;
         at_least_one("columns", self.columns)?;
         values.expect("values", self.rows * self.columns)?;
         let (found, expected) = (words.size_in_used() as usize / 4, self.words());
         if found < expected {
-            return Err(Refused::Length {
-                name: "words",
-                found,
-                expected,
-            });
+            return Err(wrong_length("words", found, expected));
         }
         let width = width(self.columns, values.element);
         let row_words = self.row_words();

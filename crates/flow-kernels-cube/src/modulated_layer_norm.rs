@@ -4,7 +4,7 @@
 #![allow(clippy::collapsible_if)]
 
 use crate::Element;
-use crate::buffer::{Buffer, Refused, address_type, at_least_one, grid, width, with_type};
+use crate::buffer::{Buffer, Refusal, address_type, at_least_one, grid, width, with_type, wrong_size};
 use crate::partials::Target;
 use crate::row_codes::{RowCodes, store_codes, words};
 use crate::rows::{Rows, plane_size, row_sums, total};
@@ -242,14 +242,14 @@ impl ModulatedNorm {
         self.batch * self.tokens
     }
 
-    fn check_inputs(&self, x: &Buffer, modulation: &Buffer) -> Result<Element, Refused> {
+    fn check_inputs(&self, x: &Buffer, modulation: &Buffer) -> Result<Element, Refusal> {
         at_least_one("channels", self.channels)?;
         at_least_one("chunks", self.chunks)?;
         let allowed = || format!("0 to {}", self.chunks - 1);
         for (name, found) in [("shift", self.shift), ("scale", self.scale)] {
             if found >= self.chunks {
                 let allowed = allowed();
-                return Err(Refused::Size { name, found, allowed });
+                return Err(wrong_size(name, found, allowed));
             }
         }
         x.expect("x", self.rows() * self.channels)?;
@@ -269,7 +269,7 @@ impl ModulatedNorm {
         )
     }
 
-    fn check(&self, x: &Buffer, modulation: &Buffer, statistics: &Buffer) -> Result<Element, Refused> {
+    fn check(&self, x: &Buffer, modulation: &Buffer, statistics: &Buffer) -> Result<Element, Refusal> {
         let element = self.check_inputs(x, modulation)?;
         statistics.expect_of("statistics", self.rows() * 2, Element::F32)?;
         Ok(element)
@@ -279,7 +279,7 @@ impl ModulatedNorm {
     /// each row, which backward needs. Both statistics are f32 sums; the variance is the mean of squared deviations.
     ///
     /// # Errors
-    /// [`Refused`] if a tensor does not fit.
+    /// [`Refusal`] if a tensor does not fit.
     pub fn forward(
         &self,
         client: &Client,
@@ -287,7 +287,7 @@ impl ModulatedNorm {
         modulation: &Buffer,
         y: &Buffer,
         statistics: &Buffer,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Refusal> {
         let element = self.check(x, modulation, statistics)?;
         y.expect_of("y", x.length, element)?;
         if x.length == 0 {
@@ -318,7 +318,7 @@ impl ModulatedNorm {
     /// those of the rows as they would be stored: see [`row_codes`](crate::row_codes).
     ///
     /// # Errors
-    /// [`Refused`] if a tensor does not fit, or if [`RowCodes::fits`] says that the channels do not.
+    /// [`Refusal`] if a tensor does not fit, or if [`RowCodes::fits`] says that the channels do not.
     pub fn forward_codes(
         &self,
         client: &Client,
@@ -326,7 +326,7 @@ impl ModulatedNorm {
         modulation: &Buffer,
         y: Option<&Buffer>,
         codes: &RowCodes,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Refusal> {
         let element = self.check_inputs(x, modulation)?;
         if let Some(y) = y {
             y.expect_of("y", x.length, element)?;
@@ -369,8 +369,8 @@ impl ModulatedNorm {
     /// number alone.
     ///
     /// # Errors
-    /// [`Refused`] if a tensor does not fit.
-    pub fn backward(&self, client: &Client, call: NormGradients<'_>) -> Result<(), Refused> {
+    /// [`Refusal`] if a tensor does not fit.
+    pub fn backward(&self, client: &Client, call: NormGradients<'_>) -> Result<(), Refusal> {
         let NormGradients {
             x,
             modulation,

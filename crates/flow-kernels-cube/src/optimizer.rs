@@ -1,7 +1,7 @@
 //! What an optimizer step needs beside AdamW itself: the gradients' norm, accumulation and moving averages.
 
 use crate::Element;
-use crate::buffer::{Buffer, Refused, address_type, grid, width, with_type};
+use crate::buffer::{Buffer, Refusal, address_type, grid, width, with_type, wrong_size};
 use crate::multi_tensor::{address_of, groups};
 use crate::sde::block_sum;
 use cubecl::prelude::*;
@@ -208,21 +208,21 @@ pub fn pieces(tensor: &Buffer) -> usize {
 /// pieces of it, one behind the other: their sums have the bits that they have among all.
 ///
 /// # Errors
-/// [`Refused`] if `partials` does not fit, or `tensor` is not pieces of one of `length` values.
+/// [`Refusal`] if `partials` does not fit, or `tensor` is not pieces of one of `length` values.
 pub fn squares_of_pieces(
     client: &Client,
     tensor: &Buffer,
     length: usize,
     partials: &Buffer,
-) -> Result<(), Refused> {
+) -> Result<(), Refusal> {
     partials.expect_of("partials", pieces(tensor), Element::F32)?;
     let width = width(length, tensor.element);
     if !tensor.length.is_multiple_of(width) {
-        return Err(Refused::Size {
-            name: "tensor",
-            found: tensor.length,
-            allowed: format!("multiples of {width}, of which a piece of a tensor of {length} values is one"),
-        });
+        return Err(wrong_size(
+            "tensor",
+            tensor.length,
+            format!("multiples of {width}, of which a piece of a tensor of {length} values is one"),
+        ));
     }
     let first = 0;
     sum_squares(client, &[Placed { tensor, width, first }], partials);
@@ -243,13 +243,13 @@ pub fn sums_of_squares(client: &Client, tensors: &[&Buffer]) -> Option<Vec<f64>>
 /// finite.
 ///
 /// # Errors
-/// [`Refused`] if `varying` does not fit.
+/// [`Refusal`] if `varying` does not fit.
 pub fn step_values(
     client: &Client,
     tensors: &[&Buffer],
     factors: &Factors,
     varying: &Buffer,
-) -> Result<(), Refused> {
+) -> Result<(), Refusal> {
     varying.expect_of("varying", 5, Element::F32)?;
     let (partials, _) = partial_squares(client, tensors);
     step_values_of_pieces(client, &partials, factors, varying)
@@ -258,13 +258,13 @@ pub fn step_values(
 /// As [`step_values`], of the sums of squares of the pieces of all tensors, one tensor behind the other.
 ///
 /// # Errors
-/// [`Refused`] if a buffer does not fit.
+/// [`Refusal`] if a buffer does not fit.
 pub fn step_values_of_pieces(
     client: &Client,
     partials: &Buffer,
     factors: &Factors,
     varying: &Buffer,
-) -> Result<(), Refused> {
+) -> Result<(), Refusal> {
     partials.expect_of("partials", partials.length, Element::F32)?;
     varying.expect_of("varying", 5, Element::F32)?;
     let [correction1, correction2] = factors.corrections;
@@ -294,8 +294,8 @@ pub fn step_values_of_pieces(
 /// `accumulated += gradient`; `accumulated` f32, `gradient` of any type.
 ///
 /// # Errors
-/// [`Refused`] if a tensor does not fit.
-pub fn accumulate(client: &Client, accumulated: &Buffer, gradient: &Buffer) -> Result<(), Refused> {
+/// [`Refusal`] if a tensor does not fit.
+pub fn accumulate(client: &Client, accumulated: &Buffer, gradient: &Buffer) -> Result<(), Refusal> {
     accumulated.expect_of("accumulated", gradient.length, Element::F32)?;
     if gradient.length == 0 {
         return Ok(());
@@ -322,8 +322,8 @@ pub fn accumulate(client: &Client, accumulated: &Buffer, gradient: &Buffer) -> R
 /// any type.
 ///
 /// # Errors
-/// [`Refused`] if a tensor does not fit; nothing was launched then.
-pub fn average(client: &Client, pairs: &[(&Buffer, &Buffer)], decay: &Buffer) -> Result<(), Refused> {
+/// [`Refusal`] if a tensor does not fit; nothing was launched then.
+pub fn average(client: &Client, pairs: &[(&Buffer, &Buffer)], decay: &Buffer) -> Result<(), Refusal> {
     for (average, value) in pairs {
         average.expect_of("average", value.length, Element::F32)?;
         value.expect("value", value.length)?;

@@ -3,7 +3,7 @@
 //! has the bits of two.
 
 use crate::Element;
-use crate::buffer::{Buffer, Refused, address_type, at_least_one, grid, width, with_type};
+use crate::buffer::{Buffer, Refusal, address_type, at_least_one, grid, width, with_type, wrong_size};
 use crate::columns::{Columns, THREADS, fold, place, rows_per_piece};
 use crate::partials::Target;
 use crate::rotary::{RotaryTables, RotaryTablesLaunch, rotate};
@@ -295,7 +295,7 @@ impl RmsNorm {
         weight: Option<&'a Buffer>,
         turn: Option<RotaryAfterNorm<'a>>,
         reciprocals: &'a Buffer,
-    ) -> Result<Read<'a>, Refused> {
+    ) -> Result<Read<'a>, Refusal> {
         at_least_one("channels", self.channels)?;
         x.expect("x", self.length())?;
         reciprocals.expect_of("reciprocals", self.rows, Element::F32)?;
@@ -316,12 +316,11 @@ impl RmsNorm {
                 || !of_token.is_multiple_of(self.channels)
                 || !self.length().is_multiple_of(turn.tokens * of_token)
             {
-                return Err(Refused::Size {
-                    name: "channels",
-                    found: self.channels,
-                    allowed: "whole heads of even size, whole rows in a token, and whole samples of tokens"
-                        .into(),
-                });
+                return Err(wrong_size(
+                    "channels",
+                    self.channels,
+                    "whole heads of even size, whole rows in a token, and whole samples of tokens",
+                ));
             }
             for (name, table) in [("cos", turn.cos), ("sin", turn.sin)] {
                 table.expect_of(name, turn.tokens * turn.head_dim / 2, Element::F32)?;
@@ -347,7 +346,7 @@ impl RmsNorm {
     /// [channels]` is of any type.
     ///
     /// # Errors
-    /// [`Refused`] if a tensor does not fit.
+    /// [`Refusal`] if a tensor does not fit.
     pub fn forward(
         &self,
         client: &Client,
@@ -356,7 +355,7 @@ impl RmsNorm {
         turn: Option<RotaryAfterNorm<'_>>,
         y: &Buffer,
         reciprocals: &Buffer,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Refusal> {
         let read = self.read(x, weight, turn, reciprocals)?;
         y.expect_of("y", x.length, x.element)?;
         if x.length == 0 {
@@ -394,8 +393,8 @@ impl RmsNorm {
     /// in f32, in an order that depends on their number alone.
     ///
     /// # Errors
-    /// [`Refused`] if a tensor does not fit.
-    pub fn backward(&self, client: &Client, call: RmsGradients<'_>) -> Result<(), Refused> {
+    /// [`Refusal`] if a tensor does not fit.
+    pub fn backward(&self, client: &Client, call: RmsGradients<'_>) -> Result<(), Refusal> {
         let RmsGradients {
             x,
             weight,

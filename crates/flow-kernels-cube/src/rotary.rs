@@ -1,7 +1,7 @@
 //! Rotary position embedding of interleaved pairs (Su et al. 2021, arXiv:2104.09864).
 
 use crate::Element;
-use crate::buffer::{Buffer, Refused, address_type, at_least_one, grid, width, with_type};
+use crate::buffer::{Buffer, Refusal, address_type, at_least_one, grid, width, with_type, wrong_size};
 use crate::columns::THREADS;
 use cubecl::prelude::*;
 
@@ -85,14 +85,10 @@ impl Rotary {
         tables: [&Buffer; 2],
         y: &Buffer,
         direction: f32,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Refusal> {
         at_least_one("head_dim", self.head_dim)?;
         if !self.head_dim.is_multiple_of(2) {
-            return Err(Refused::Size {
-                name: "head_dim",
-                found: self.head_dim,
-                allowed: "even numbers".into(),
-            });
+            return Err(wrong_size("head_dim", self.head_dim, "even numbers"));
         }
         let token_values = self.heads * self.head_dim;
         x.expect("x", self.batch * self.tokens * token_values)?;
@@ -129,28 +125,28 @@ impl Rotary {
     /// `y`, `x` with the pairs `(2i, 2i+1)` of its last axis rotated; `tables` are `cos` and `sin` in f32.
     ///
     /// # Errors
-    /// [`Refused`] if a tensor does not fit.
+    /// [`Refusal`] if a tensor does not fit.
     pub fn forward(
         &self,
         client: &Client,
         x: &Buffer,
         tables: [&Buffer; 2],
         y: &Buffer,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Refusal> {
         self.rotate(client, x, tables, y, 1.0)
     }
 
     /// `dx`, `gradient` rotated back.
     ///
     /// # Errors
-    /// [`Refused`] if a tensor does not fit.
+    /// [`Refusal`] if a tensor does not fit.
     pub fn backward(
         &self,
         client: &Client,
         gradient: &Buffer,
         tables: [&Buffer; 2],
         dx: &Buffer,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Refusal> {
         self.rotate(client, gradient, tables, dx, -1.0)
     }
 }

@@ -4,7 +4,7 @@
 //! before it is divided by the scale, and a largest magnitude does not depend on an order. So who reads codes alone needs no rows, and
 //! who reads both saves a launch that reads the rows.
 
-use crate::buffer::Refused;
+use crate::buffer::{Refusal, wrong_length, wrong_size};
 use crate::rows::Rows;
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
@@ -31,13 +31,13 @@ impl RowCodes {
     }
 
     /// Refuses rows that cannot be made so, and room that is too small.
-    pub(crate) fn check(&self, [rows, columns]: [usize; 2]) -> Result<(), Refused> {
+    pub(crate) fn check(&self, [rows, columns]: [usize; 2]) -> Result<(), Refusal> {
         if !Self::fits(columns) {
-            return Err(Refused::Size {
-                name: "columns",
-                found: columns,
-                allowed: format!("multiples of {ROW_MULTIPLE}, for codes"),
-            });
+            return Err(wrong_size(
+                "columns",
+                columns,
+                format!("multiples of {ROW_MULTIPLE}, for codes"),
+            ));
         }
         for (name, handle, values, bytes) in [
             ("codes", &self.codes, rows * columns, 1),
@@ -45,11 +45,7 @@ impl RowCodes {
         ] {
             let found = handle.size_in_used() as usize / bytes;
             if found < values {
-                return Err(Refused::Length {
-                    name,
-                    found,
-                    expected: values,
-                });
+                return Err(wrong_length(name, found, values));
             }
         }
         Ok(())

@@ -7,7 +7,7 @@
 //! the pieces; a function of `N` alone.
 
 use crate::Element;
-use crate::buffer::{Buffer, Refused, address_type, at_least_one, grid, width, with_type};
+use crate::buffer::{Buffer, Refusal, address_type, at_least_one, grid, width, with_type};
 use crate::normals::{Drawn, Words, normal_values};
 use cubecl::prelude::*;
 
@@ -299,7 +299,7 @@ impl Latents {
         noise: Option<Noise<'_>>,
         x_next: &Buffer,
         outcome: Outcome<'_>,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Refusal> {
         at_least_one("values", self.values)?;
         step.x.expect_of("x", self.length(), Element::F32)?;
         step.v.expect("v", self.length())?;
@@ -405,7 +405,7 @@ impl Latents {
     /// Takes a step: `x_next [B, N]`, f32, from noise, and its outcome.
     ///
     /// # Errors
-    /// [`Refused`] if a tensor does not fit, or where the device cannot draw.
+    /// [`Refusal`] if a tensor does not fit, or where the device cannot draw.
     ///
     /// # Panics
     /// If the step of noise that is drawn is 2^24 or more.
@@ -416,21 +416,21 @@ impl Latents {
         noise: Noise<'_>,
         x_next: &Buffer,
         outcome: Outcome<'_>,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Refusal> {
         self.forward(client, step, Some(noise), x_next, outcome)
     }
 
     /// The outcome of a step that gave `x_next`: the bits of [`step`](Self::step).
     ///
     /// # Errors
-    /// [`Refused`] if a tensor does not fit.
+    /// [`Refusal`] if a tensor does not fit.
     pub fn log_prob(
         &self,
         client: &Client,
         step: Step<'_>,
         x_next: &Buffer,
         outcome: Outcome<'_>,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Refusal> {
         self.forward(client, step, None, x_next, outcome)
     }
 
@@ -438,7 +438,7 @@ impl Latents {
     /// there.
     ///
     /// # Errors
-    /// [`Refused`] if a tensor does not fit.
+    /// [`Refusal`] if a tensor does not fit.
     #[allow(clippy::too_many_arguments)]
     pub fn log_prob_backward(
         &self,
@@ -449,7 +449,7 @@ impl Latents {
         dlog_prob: Option<&Buffer>,
         dmean: Option<&Buffer>,
         dv: &Buffer,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Refusal> {
         at_least_one("values", self.values)?;
         mean.expect_of("mean", self.length(), Element::F32)?;
         x_next.expect_of("x_next", self.length(), Element::F32)?;
@@ -492,14 +492,14 @@ impl Latents {
     /// `distance [B]`, f32: the mean over N of `(a - b)²`; `a` of any type, `b` f32.
     ///
     /// # Errors
-    /// [`Refused`] if a tensor does not fit.
+    /// [`Refusal`] if a tensor does not fit.
     pub fn distance(
         &self,
         client: &Client,
         a: &Buffer,
         b: &Buffer,
         distance: &Buffer,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Refusal> {
         at_least_one("values", self.values)?;
         a.expect("a", self.length())?;
         b.expect_of("b", self.length(), Element::F32)?;
@@ -514,7 +514,7 @@ impl Latents {
     /// `da [B, N]`, of the type of `a`, from the `gradient [B]` of the distance.
     ///
     /// # Errors
-    /// [`Refused`] if a tensor does not fit.
+    /// [`Refusal`] if a tensor does not fit.
     pub fn distance_backward(
         &self,
         client: &Client,
@@ -522,7 +522,7 @@ impl Latents {
         b: &Buffer,
         gradient: &Buffer,
         da: &Buffer,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Refusal> {
         at_least_one("values", self.values)?;
         a.expect("a", self.length())?;
         b.expect_of("b", self.length(), Element::F32)?;

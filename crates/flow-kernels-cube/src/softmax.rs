@@ -4,7 +4,7 @@
 //! one order, so a row's bits depend on its length and the device alone.
 
 use crate::Element;
-use crate::buffer::{Buffer, Refused, at_least_one, grid, width, with_type};
+use crate::buffer::{Buffer, Refusal, at_least_one, grid, width, with_type};
 use crate::columns::THREADS;
 use crate::rows::{Rows, plane_size, row_sums, total};
 use cubecl::prelude::*;
@@ -63,14 +63,14 @@ pub(crate) fn softmax_rows<F: Float, N: Size>(
 /// `shares = softmax(factor · scores)` over rows of `columns`; `scores` in f32, `factor` positive.
 ///
 /// # Errors
-/// [`Refused`] if a tensor does not fit.
+/// [`Refusal`] if a tensor does not fit.
 pub fn softmax(
     client: &Client,
     scores: &Buffer,
     shares: &Buffer,
     columns: usize,
     factor: f32,
-) -> Result<(), Refused> {
+) -> Result<(), Refusal> {
     at_least_one("columns", columns)?;
     scores.expect_of("scores", scores.length / columns * columns, Element::F32)?;
     shares.expect("shares", scores.length)?;

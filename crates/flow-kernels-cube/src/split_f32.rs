@@ -4,7 +4,7 @@
 //! Together they are the f32, bit for bit, in 4 bytes instead of the 6 of an f32 with a bf16 copy.
 
 use crate::Element;
-use crate::buffer::{Buffer, Refused, address_type, grid, width};
+use crate::buffer::{Buffer, Refusal, address_type, grid, width};
 use crate::multi_tensor::{address_of, groups};
 use cubecl::prelude::*;
 
@@ -100,7 +100,7 @@ pub struct SplitF32<'a> {
 }
 
 impl SplitF32<'_> {
-    fn check(&self, value: &Buffer) -> Result<(), Refused> {
+    fn check(&self, value: &Buffer) -> Result<(), Refusal> {
         let length = value.length;
         value.expect_of("value", length, Element::F32)?;
         self.high.expect_of("high", length, Element::Bf16)?;
@@ -111,8 +111,8 @@ impl SplitF32<'_> {
     /// Writes the halves of `value`.
     ///
     /// # Errors
-    /// [`Refused`] if a tensor does not fit; nothing was launched then.
-    pub fn split(&self, client: &Client, value: &Buffer) -> Result<(), Refused> {
+    /// [`Refusal`] if a tensor does not fit; nothing was launched then.
+    pub fn split(&self, client: &Client, value: &Buffer) -> Result<(), Refusal> {
         self.check(value)?;
         let width = width(value.length, Element::F32);
         let vectors = value.length / width;
@@ -140,8 +140,8 @@ impl SplitF32<'_> {
 /// Writes into each value what it was before its halves were [`split`](SplitF32::split), many in a launch.
 ///
 /// # Errors
-/// [`Refused`] if a tensor does not fit; nothing was launched then.
-pub fn join(client: &Client, all: &[(SplitF32<'_>, &Buffer)]) -> Result<(), Refused> {
+/// [`Refusal`] if a tensor does not fit; nothing was launched then.
+pub fn join(client: &Client, all: &[(SplitF32<'_>, &Buffer)]) -> Result<(), Refusal> {
     all.iter().try_for_each(|(halves, value)| halves.check(value))?;
     let width = |one: &(SplitF32<'_>, &Buffer)| width(one.1.length, Element::F32);
     for group in groups(client, all, BUFFERS, width, |one| one.1.length) {

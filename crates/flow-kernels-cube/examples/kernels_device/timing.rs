@@ -12,7 +12,7 @@ use flow_kernels_cube::rms_norm::{RmsGradients, RmsNorm, RotaryAfterNorm};
 use flow_kernels_cube::rotary::Rotary;
 use flow_kernels_cube::row_codes::RowCodes;
 use flow_kernels_cube::sde::{Latents, Noise, Outcome, Step};
-use flow_kernels_cube::{Buffer, Element, Refused};
+use flow_kernels_cube::{Buffer, Element, Refusal};
 use flow_rng::{Purpose, Stream};
 use std::error::Error;
 use std::time::Instant;
@@ -65,7 +65,7 @@ fn time(
     client: &Client,
     name: &str,
     bytes: usize,
-    launch: impl Fn(usize) -> Result<(), Refused>,
+    launch: impl Fn(usize) -> Result<(), Refusal>,
 ) -> Result<(), Box<dyn Error>> {
     let sync = || cubecl::future::block_on(client.sync());
     for set in 0..SETS {

@@ -1,6 +1,6 @@
 //! Inputs, and the comparison of what a device computes with what it should.
 
-use crate::buffer::Refused;
+use crate::buffer::Refusal;
 use crate::{Buffer, Element};
 use cubecl::prelude::*;
 use flow_rng::{Purpose, Stream};
@@ -100,7 +100,7 @@ impl<'a> Checker<'a> {
         values.unwrap_or_else(|| vec![f64::NAN; buffer.length])
     }
 
-    pub(super) fn accept(&mut self, name: &str, result: Result<(), Refused>) {
+    pub(super) fn accept(&mut self, name: &str, result: Result<(), Refusal>) {
         if let Err(refused) = result {
             self.wrong.push(format!("{name}: refused: {refused}"));
         }

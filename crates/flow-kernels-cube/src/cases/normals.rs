@@ -2,8 +2,8 @@
 
 use super::checker::Checker;
 use crate::Element;
-use crate::buffer::Refused;
-use crate::normals::{Drawn, drawn_by};
+use crate::buffer::Refusal;
+use crate::normals::{Drawn, cannot_draw, drawn_by};
 use crate::sde::{Latents, Noise, Outcome, Step};
 use flow_rng::{Purpose, Stream};
 
@@ -48,9 +48,9 @@ fn expected(drawn: Drawn<'_>, values: usize) -> Vec<f64> {
 }
 
 /// Whether the device was right to refuse, or not to.
-fn refused(checker: &mut Checker<'_>, name: &str, result: Result<(), Refused>) -> bool {
+fn refused(checker: &mut Checker<'_>, name: &str, result: Result<(), Refusal>) -> bool {
     match (drawn_by(checker.client()), result) {
-        (false, Err(Refused::Device { .. })) => true,
+        (false, Err(refusal)) if refusal == cannot_draw() => true,
         (false, _) => {
             checker.fail(format!("{name}: a device without f64 drew"));
             true

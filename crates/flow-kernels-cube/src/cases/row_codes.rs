@@ -3,7 +3,7 @@
 use super::checker::Checker;
 use super::low_precision::value;
 use crate::activation::{self, Activation};
-use crate::buffer::Refused;
+use crate::buffer::Refusal;
 use crate::low_precision::CodeFormat;
 use crate::modulated_layer_norm::ModulatedNorm;
 use crate::row_codes::RowCodes;
@@ -43,7 +43,7 @@ fn made(
     checker: &mut Checker<'_>,
     name: &str,
     [rows, columns]: [usize; 2],
-    make: impl FnOnce(&RowCodes) -> Result<(), Refused>,
+    make: impl FnOnce(&RowCodes) -> Result<(), Refusal>,
 ) -> Made {
     let client = checker.client().clone();
     let poisoned = |bytes: usize| client.create_from_slice(&vec![0xFF; bytes]);
@@ -94,7 +94,7 @@ fn compare(
     name: &str,
     shape: [usize; 2],
     expected: &Buffer,
-    make: impl Fn(Option<&Buffer>, &RowCodes) -> Result<(), Refused>,
+    make: impl Fn(Option<&Buffer>, &RowCodes) -> Result<(), Refusal>,
 ) {
     let [rows, columns] = shape;
     let y = checker.room(rows * columns, expected.element);

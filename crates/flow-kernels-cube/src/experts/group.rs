@@ -8,7 +8,7 @@
 
 use super::indices;
 use crate::Element;
-use crate::buffer::{Buffer, Refused, address_type, at_least_one, grid, width, with_type};
+use crate::buffer::{Buffer, Refusal, address_type, at_least_one, grid, width, with_type};
 use crate::columns::{Columns, THREADS, fold, place};
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
@@ -101,7 +101,7 @@ impl Grouping {
     /// `[R]`, and where each expert's rows begin and the last ones end `[E + 1]`.
     ///
     /// # Errors
-    /// [`Refused`] if a tensor does not fit.
+    /// [`Refusal`] if a tensor does not fit.
     pub fn sort(
         &self,
         client: &Client,
@@ -109,7 +109,7 @@ impl Grouping {
         slots: &Handle,
         rows: &Handle,
         offsets: &Handle,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Refusal> {
         at_least_one("slots", self.slots)?;
         at_least_one("experts", self.experts)?;
         let pieces = self.slots.div_ceil(PIECE);
@@ -209,14 +209,14 @@ pub(crate) fn sum_groups<F: Float, N: Size>(
 /// last of which is `R` at most. 0 for a group without rows.
 ///
 /// # Errors
-/// [`Refused`] if a tensor does not fit.
+/// [`Refusal`] if a tensor does not fit.
 pub fn group_sums(
     client: &Client,
     x: &Buffer,
     offsets: &Handle,
     [groups, columns]: [usize; 2],
     sums: &Buffer,
-) -> Result<(), Refused> {
+) -> Result<(), Refusal> {
     at_least_one("groups", groups)?;
     at_least_one("columns", columns)?;
     sums.expect_of("sums", groups * columns, Element::F32)?;

@@ -2,7 +2,7 @@
 
 use super::indices;
 use crate::Element;
-use crate::buffer::{Buffer, Refused, address_type, at_least_one, grid, width, with_type};
+use crate::buffer::{Buffer, Refusal, address_type, at_least_one, grid, width, with_type};
 use crate::columns::THREADS;
 use crate::rows::{Rows, plane_size, row_sums, total};
 use cubecl::prelude::*;
@@ -121,7 +121,7 @@ impl Mix {
         of_tokens: (&'static str, &Buffer),
         of_rows: (&'static str, &Buffer),
         weights: Option<&Buffer>,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Refusal> {
         at_least_one("tokens", self.tokens)?;
         at_least_one("top_k", self.top_k)?;
         at_least_one("channels", self.channels)?;
@@ -143,7 +143,7 @@ impl Mix {
         weights: Option<&Buffer>,
         slots: &Handle,
         y: &Buffer,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Refusal> {
         let slots = indices("slots", slots, self.slots())?;
         let width = width(self.channels, x.element);
         let vectors = self.channels / width;
@@ -175,7 +175,7 @@ impl Mix {
         weights: Option<&Buffer>,
         rows: &Handle,
         x: &Buffer,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Refusal> {
         let rows = indices("rows", rows, self.slots())?;
         let width = width(self.channels, x.element);
         let vectors = self.channels / width;
@@ -203,8 +203,8 @@ impl Mix {
     /// `y [R, channels]`: the token of each row of `x [B · S, channels]`, of one type. `slots` is the slot of each row.
     ///
     /// # Errors
-    /// [`Refused`] if a tensor does not fit.
-    pub fn permute(&self, client: &Client, x: &Buffer, slots: &Handle, y: &Buffer) -> Result<(), Refused> {
+    /// [`Refusal`] if a tensor does not fit.
+    pub fn permute(&self, client: &Client, x: &Buffer, slots: &Handle, y: &Buffer) -> Result<(), Refusal> {
         self.check(("x", x), ("y", y), None)?;
         self.fill_rows(client, x, None, slots, y)
     }
@@ -213,14 +213,14 @@ impl Mix {
     /// row of each slot.
     ///
     /// # Errors
-    /// [`Refused`] if a tensor does not fit.
+    /// [`Refusal`] if a tensor does not fit.
     pub fn permute_backward(
         &self,
         client: &Client,
         gradient: &Buffer,
         rows: &Handle,
         dx: &Buffer,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Refusal> {
         self.check(("dx", dx), ("gradient", gradient), None)?;
         self.fill_tokens(client, gradient, None, rows, dx)
     }
@@ -229,7 +229,7 @@ impl Mix {
     /// channels]`.
     ///
     /// # Errors
-    /// [`Refused`] if a tensor does not fit.
+    /// [`Refusal`] if a tensor does not fit.
     pub fn combine(
         &self,
         client: &Client,
@@ -237,7 +237,7 @@ impl Mix {
         weights: &Buffer,
         rows: &Handle,
         x: &Buffer,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Refusal> {
         self.check(("x", x), ("y", y), Some(weights))?;
         self.fill_tokens(client, y, Some(weights), rows, x)
     }
@@ -245,7 +245,7 @@ impl Mix {
     /// `dy [R, channels]`, the gradient of what [`combine`](Self::combine) sums.
     ///
     /// # Errors
-    /// [`Refused`] if a tensor does not fit.
+    /// [`Refusal`] if a tensor does not fit.
     pub fn combine_backward(
         &self,
         client: &Client,
@@ -253,7 +253,7 @@ impl Mix {
         weights: &Buffer,
         slots: &Handle,
         dy: &Buffer,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Refusal> {
         self.check(("gradient", gradient), ("dy", dy), Some(weights))?;
         self.fill_rows(client, gradient, Some(weights), slots, dy)
     }
@@ -261,7 +261,7 @@ impl Mix {
     /// `dweights [R]`, f32 by slot, the gradient of the weights of [`combine`](Self::combine).
     ///
     /// # Errors
-    /// [`Refused`] if a tensor does not fit.
+    /// [`Refusal`] if a tensor does not fit.
     pub fn weights_backward(
         &self,
         client: &Client,
@@ -269,7 +269,7 @@ impl Mix {
         gradient: &Buffer,
         rows: &Handle,
         dweights: &Buffer,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Refusal> {
         self.check(("gradient", gradient), ("y", y), Some(dweights))?;
         let rows = indices("rows", rows, self.slots())?;
         let width = width(self.channels, y.element);

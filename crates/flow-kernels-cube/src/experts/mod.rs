@@ -12,19 +12,16 @@ pub use group::{Grouping, group_sums};
 pub use mix::Mix;
 pub use route::Routing;
 
-use crate::Refused;
+use crate::Refusal;
+use crate::buffer::wrong_length;
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
 
 /// Indices on the device, `count` of them.
-fn indices(name: &'static str, handle: &Handle, count: usize) -> Result<BufferArg, Refused> {
+fn indices(name: &'static str, handle: &Handle, count: usize) -> Result<BufferArg, Refusal> {
     let found = handle.size_in_used() as usize / 4;
     if found < count {
-        return Err(Refused::Length {
-            name,
-            found,
-            expected: count,
-        });
+        return Err(wrong_length(name, found, count));
     }
     // SAFETY: it holds as many.
     Ok(unsafe { BufferArg::from_raw_parts(handle.clone(), count) })

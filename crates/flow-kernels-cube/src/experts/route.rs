@@ -8,7 +8,7 @@
 
 use super::indices;
 use crate::Element;
-use crate::buffer::{Buffer, Refused, address_type, at_least_one, grid, with_type};
+use crate::buffer::{Buffer, Refusal, address_type, at_least_one, grid, with_type, wrong_size};
 use crate::columns::THREADS;
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
@@ -294,17 +294,17 @@ impl Routing {
         self.batch * self.tokens
     }
 
-    fn check(&self) -> Result<(), Refused> {
+    fn check(&self) -> Result<(), Refusal> {
         at_least_one("batch", self.batch)?;
         at_least_one("tokens", self.tokens)?;
         if (1..=self.experts).contains(&self.top_k) {
             return Ok(());
         }
-        Err(Refused::Size {
-            name: "top_k",
-            found: self.top_k,
-            allowed: format!("1 to the number of experts, {}", self.experts),
-        })
+        Err(wrong_size(
+            "top_k",
+            self.top_k,
+            format!("1 to the number of experts, {}", self.experts),
+        ))
     }
 
     /// One thread for each token.
@@ -315,8 +315,8 @@ impl Routing {
     /// `scores [B, S, E]`, f32: the softmax of `logits`, of any type.
     ///
     /// # Errors
-    /// [`Refused`] if a tensor does not fit.
-    pub fn scores(&self, client: &Client, logits: &Buffer, scores: &Buffer) -> Result<(), Refused> {
+    /// [`Refusal`] if a tensor does not fit.
+    pub fn scores(&self, client: &Client, logits: &Buffer, scores: &Buffer) -> Result<(), Refusal> {
         self.check()?;
         logits.expect("logits", self.rows() * self.experts)?;
         scores.expect_of("scores", self.rows() * self.experts, Element::F32)?;
@@ -339,8 +339,8 @@ impl Routing {
     /// `choices [B, S, K]`: the experts of the largest scores, largest first, of equal ones the lowest index; NaN last.
     ///
     /// # Errors
-    /// [`Refused`] if a tensor does not fit.
-    pub fn choose(&self, client: &Client, scores: &Buffer, choices: &Handle) -> Result<(), Refused> {
+    /// [`Refusal`] if a tensor does not fit.
+    pub fn choose(&self, client: &Client, scores: &Buffer, choices: &Handle) -> Result<(), Refusal> {
         self.check()?;
         scores.expect_of("scores", self.rows() * self.experts, Element::F32)?;
         let choices = indices("choices", choices, self.rows() * self.top_k)?;
@@ -364,14 +364,14 @@ impl Routing {
     /// Weights, loads and balance of `choices`: each below `E`, those of a token all different.
     ///
     /// # Errors
-    /// [`Refused`] if a tensor does not fit.
+    /// [`Refusal`] if a tensor does not fit.
     pub fn weigh(
         &self,
         client: &Client,
         scores: &Buffer,
         choices: &Handle,
         shares: Shares<'_>,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Refusal> {
         self.check()?;
         let (slots, pairs) = (self.rows() * self.top_k, self.batch * self.experts);
         scores.expect_of("scores", self.rows() * self.experts, Element::F32)?;
@@ -426,14 +426,14 @@ impl Routing {
     /// [`weigh`](Self::weigh) gave.
     ///
     /// # Errors
-    /// [`Refused`] if a tensor does not fit.
+    /// [`Refusal`] if a tensor does not fit.
     pub fn backward(
         &self,
         client: &Client,
         (scores, choices, loads): (&Buffer, &Handle, &Buffer),
         [dweights, dbalance]: [Option<&Buffer>; 2],
         dlogits: &Buffer,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Refusal> {
         self.check()?;
         let slots = self.rows() * self.top_k;
         scores.expect_of("scores", self.rows() * self.experts, Element::F32)?;

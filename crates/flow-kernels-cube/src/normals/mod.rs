@@ -7,7 +7,7 @@ mod arithmetic;
 mod box_muller;
 
 use crate::Element;
-use crate::buffer::{Buffer, Refused, address_type, grid, width};
+use crate::buffer::{Buffer, Refusal, address_type, grid, lacks, width, wrong_length};
 use crate::philox::philox;
 use cubecl::prelude::*;
 use flow_rng::Stream;
@@ -103,6 +103,14 @@ pub(crate) fn draw_normals<N: Size>(
     }
 }
 
+/// What a device says that cannot draw.
+pub(crate) fn cannot_draw() -> Refusal {
+    lacks(
+        "noise that is drawn where it is used",
+        "f64 as NVIDIA's GPUs have it",
+    )
+}
+
 impl Drawn<'_> {
     pub(crate) fn words(&self) -> Words {
         let [step, ..] = self.stream.address(0, self.step);
@@ -113,20 +121,13 @@ impl Drawn<'_> {
     }
 
     /// Refuses it unless there is a sample for each of `rows`, and the device can draw.
-    pub(crate) fn checked(self, client: &Client, rows: usize) -> Result<Self, Refused> {
+    pub(crate) fn checked(self, client: &Client, rows: usize) -> Result<Self, Refusal> {
         if self.samples.len() != rows {
-            return Err(Refused::Length {
-                name: "samples",
-                found: self.samples.len(),
-                expected: rows,
-            });
+            return Err(wrong_length("samples", self.samples.len(), rows));
         }
         match drawn_by(client) {
             true => Ok(self),
-            false => Err(Refused::Device {
-                asked: "noise that is drawn where it is used",
-                needed: "f64 as NVIDIA's GPUs have it",
-            }),
+            false => Err(cannot_draw()),
         }
     }
 
@@ -145,11 +146,11 @@ impl Drawn<'_> {
     /// Draws `values [B, N]`, f32, with `N` the number of `values` by that of the samples.
     ///
     /// # Errors
-    /// [`Refused`] if they do not fit, or where the device cannot ([`drawn_by`]).
+    /// [`Refusal`] if they do not fit, or where the device cannot ([`drawn_by`]).
     ///
     /// # Panics
     /// If the step is 2^24 or more.
-    pub fn draw(&self, client: &Client, values: &Buffer) -> Result<(), Refused> {
+    pub fn draw(&self, client: &Client, values: &Buffer) -> Result<(), Refusal> {
         let rows = self.samples.len();
         self.checked(client, rows)?;
         let each = values.length.checked_div(rows).unwrap_or(0);

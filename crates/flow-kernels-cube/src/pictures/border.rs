@@ -2,7 +2,7 @@
 
 use super::{Pictures, width};
 use crate::activation::activate_each;
-use crate::buffer::{Buffer, Refused, address_type, grid, with_type};
+use crate::buffer::{Buffer, Refusal, address_type, grid, with_type};
 use crate::columns::THREADS;
 use cubecl::prelude::*;
 use flow_cube::activation::{Activation, Arithmetic};
@@ -105,14 +105,14 @@ pub(crate) fn border_kernel<F: Float, N: Size>(
 /// border to `y`, which is without gaps.
 ///
 /// # Errors
-/// [`Refused`] if a tensor does not fit.
+/// [`Refusal`] if a tensor does not fit.
 pub fn border(
     client: &Client,
     x: &Pictures,
     factors: Option<[&Buffer; 2]>,
     y: &Buffer,
     bordered: Bordered,
-) -> Result<(), Refused> {
+) -> Result<(), Refusal> {
     let element = x.buffer.element;
     let width = width(x.axes[4], element);
     x.check("x", width)?;

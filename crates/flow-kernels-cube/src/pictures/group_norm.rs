@@ -5,7 +5,7 @@
 
 use super::{Pictures, width};
 use crate::Element;
-use crate::buffer::{Buffer, Refused, address_type, at_least_one, grid, with_type};
+use crate::buffer::{Buffer, Refusal, address_type, at_least_one, grid, with_type, wrong_size};
 use crate::columns::{Columns, THREADS, fold, place};
 use crate::rows::{Rows, plane_size, row_sums};
 use cubecl::prelude::*;
@@ -179,25 +179,23 @@ impl GroupNorm {
     /// weight + bias`, with mean and variance over the pixels of a sample and the channels of a group.
     ///
     /// # Errors
-    /// [`Refused`] if a tensor does not fit.
+    /// [`Refusal`] if a tensor does not fit.
     pub fn factors(
         &self,
         client: &Client,
         x: &Pictures,
         [weight, bias]: [&Buffer; 2],
         [scale, shift]: [&Buffer; 2],
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Refusal> {
         let [batch, frames, rows, pixels, channels] = x.axes;
         at_least_one("groups", self.groups)?;
         let in_group = channels / self.groups;
         if channels != in_group * self.groups || in_group > ADDERS {
-            return Err(Refused::Size {
-                name: "groups",
-                found: self.groups,
-                allowed: format!(
-                    "divisors of the {channels} channels that leave at most {ADDERS} of them to a group"
-                ),
-            });
+            return Err(wrong_size(
+                "groups",
+                self.groups,
+                format!("divisors of the {channels} channels that leave at most {ADDERS} of them to a group"),
+            ));
         }
         let element = x.buffer.element;
         let width = width(channels, element);

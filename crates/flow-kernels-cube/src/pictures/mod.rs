@@ -6,7 +6,7 @@ pub mod border;
 pub mod group_norm;
 
 use crate::Element;
-use crate::buffer::{Buffer, Refused, at_least_one};
+use crate::buffer::{Buffer, Refusal, at_least_one, wrong_length, wrong_size};
 
 /// `[B, T, H, W, C]` in memory, perhaps a part of larger pictures: the values of a pixel are without gaps.
 #[derive(Clone, Debug)]
@@ -31,25 +31,21 @@ impl Pictures {
     }
 
     /// Refuses what is not within its buffer, has no pixels, or no whole vectors of `width` values.
-    fn check(&self, name: &'static str, width: usize) -> Result<(), Refused> {
+    fn check(&self, name: &'static str, width: usize) -> Result<(), Refusal> {
         for axis in self.axes {
             at_least_one(name, axis)?;
         }
         self.buffer.expect(name, self.buffer.length)?;
         let (found, expected) = (self.buffer.length, self.reach());
         if found < expected {
-            return Err(Refused::Length {
-                name,
-                found,
-                expected,
-            });
+            return Err(wrong_length(name, found, expected));
         }
         match self.strides.iter().find(|stride| !stride.is_multiple_of(width)) {
-            Some(stride) => Err(Refused::Size {
+            Some(stride) => Err(wrong_size(
                 name,
-                found: *stride,
-                allowed: format!("multiples of {width} from a pixel to the next"),
-            }),
+                *stride,
+                format!("multiples of {width} from a pixel to the next"),
+            )),
             None => Ok(()),
         }
     }

@@ -3,7 +3,7 @@
 use super::low_precision::quantised;
 use super::operand::{Operand, expect_launched};
 use flow_kernels_cube::row_codes::RowCodes;
-use flow_kernels_cube::{Buffer, Refused};
+use flow_kernels_cube::{Buffer, Refusal};
 use flow_matmul_cube::fp8::Quantised;
 use std::cell::OnceCell;
 
@@ -51,7 +51,7 @@ impl LayerInput {
         operation: &str,
         like: &Operand,
         forms: InputForms,
-        make: impl FnOnce(Option<&Buffer>, &RowCodes) -> Result<(), Refused>,
+        make: impl FnOnce(Option<&Buffer>, &RowCodes) -> Result<(), Refusal>,
     ) -> Option<Self> {
         let (rows, columns) = like.rows_and_columns();
         if !forms.codes || rows == 0 || !RowCodes::fits(columns) {

@@ -4,7 +4,7 @@ use burn::tensor::DType;
 use flow_core::RawTensor;
 use flow_core::cube::{self, Client, CubeDevice, CubeTensor};
 use flow_kernels_cube::cast::{cast, join};
-use flow_kernels_cube::{Buffer, Element, Refused};
+use flow_kernels_cube::{Buffer, Element, Refusal};
 
 /// A tensor without gaps that begins at a multiple of 16 bytes.
 #[derive(Clone, Debug)]
@@ -14,7 +14,7 @@ pub(super) struct Operand {
 }
 
 /// A call that does not fit is a bug of the caller: [`Exec`](flow_core::Exec) checks shapes.
-pub(super) fn expect_launched(operation: &str, result: Result<(), Refused>) {
+pub(super) fn expect_launched(operation: &str, result: Result<(), Refusal>) {
     if let Err(refused) = result {
         panic!("operation `{operation}`: {refused}");
     }

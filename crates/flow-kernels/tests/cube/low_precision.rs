@@ -12,7 +12,7 @@ use flow_core::{Activation, LowPrecision, LowPrecisionCompute, LowPrecisionForma
 use flow_kernels_cube::activation::{self, Activation as Function};
 use flow_kernels_cube::modulated_layer_norm::ModulatedNorm as NormSizes;
 use flow_kernels_cube::row_codes::RowCodes;
-use flow_kernels_cube::{Buffer, Element, Refused};
+use flow_kernels_cube::{Buffer, Element, Refusal};
 use flow_matmul_cube::fp8::Quantised;
 use flow_matmul_cube::tensors::Matrix;
 use std::sync::Arc;
@@ -349,7 +349,7 @@ fn fused_operations_that_make_codes_have_the_bits_of_the_composed_ones() {
 }
 
 /// Writes rows as codes, and as numbers where there is room for them.
-type Make<'a> = &'a dyn Fn(Option<&Buffer>, &RowCodes) -> Result<(), Refused>;
+type Make<'a> = &'a dyn Fn(Option<&Buffer>, &RowCodes) -> Result<(), Refusal>;
 
 #[test]
 fn kernels_that_make_rows_give_the_codes_that_these_are_quantised_to() {
