@@ -1,4 +1,4 @@
-//! Region engines, stores and backends written as another crate would write them: what the seam must carry.
+//! Region engines, stores and backends written as another crate would write them: what the context must carry.
 
 use burn::backend::DispatchTensor;
 use flow_attention::CpuAttention;

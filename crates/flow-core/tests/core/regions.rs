@@ -1,4 +1,4 @@
-//! Stacks and regions as an engine sees them, and recomputation through the seam.
+//! Stacks and regions as an engine sees them, and recomputation through the context.
 
 use crate::engines::{CountingAttention, Recompute, Recorder};
 use crate::model::{BATCH, TOKENS, Trained, Transformer, WIDTH, plan};
