@@ -14,6 +14,7 @@ use crate::removed;
 use crate::schema::{allowed_texts, resolve, tag_of};
 use crate::suggest::nearest;
 use crate::tree::{Node, Segment, Value, dotted, quoted_key, whole};
+use flow_registry::is_misspelt;
 
 /// What a check found.
 #[derive(Default)]
@@ -361,7 +362,7 @@ impl<'s> Checker<'s> {
                 "it belongs to {}; remove it, or choose that {tag}",
                 join(kinds)
             ))
-        } else if let Some(near) = near.filter(|near| simple_distance(key, near) || elsewhere.is_empty()) {
+        } else if let Some(near) = near.filter(|near| is_misspelt(key, near) || elsewhere.is_empty()) {
             Some(format!("did you mean `{near}`?"))
         } else if !elsewhere.is_empty() {
             Some(elsewhere_help(key, &elsewhere))
@@ -566,11 +567,6 @@ fn place_of_table(node: &Node) -> std::ops::Range<usize> {
     } else {
         node.key_span.clone()
     }
-}
-
-/// A near miss by spelling, which is likelier than a key in the wrong section.
-fn simple_distance(written: &str, known: &str) -> bool {
-    written.len() <= 64 && strsim::damerau_levenshtein(written, known) <= 2
 }
 
 fn type_matches(node: &Node, name: &str) -> bool {

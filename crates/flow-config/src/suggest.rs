@@ -1,5 +1,7 @@
 //! What someone probably meant: the nearest of some names.
 
+use flow_registry::simplify;
+
 /// Names from other tools and other spellings, and what they are called here.
 const ALIASES: &[(&str, &str)] = &[
     ("lr", "learning_rate"),
@@ -59,12 +61,4 @@ pub fn nearest<'c>(written: &str, candidates: impl IntoIterator<Item = &'c str>)
         Some(candidate) => Some(candidate),
         None => flow_registry::nearest(written, candidates),
     }
-}
-
-/// Letters and digits in lower case: `-`, `_` and case are no difference.
-fn simplify(name: &str) -> String {
-    name.chars()
-        .filter(|c| c.is_alphanumeric())
-        .flat_map(char::to_lowercase)
-        .collect()
 }

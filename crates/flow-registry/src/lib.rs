@@ -11,7 +11,7 @@ mod refusal;
 mod registry;
 mod unknown;
 
-pub use nearest::{likeness, nearest, nearest_within};
+pub use nearest::{is_misspelt, likeness, nearest, nearest_within, simplify};
 pub use pattern::names_layer;
 pub use refusal::Refusal;
 pub use registry::{NameTaken, NotFound, Registry, Removed};

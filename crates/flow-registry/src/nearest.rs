@@ -44,6 +44,11 @@ pub fn likeness(one: &str, other: &str) -> f64 {
     strsim::normalized_damerau_levenshtein(&simplify(one), &simplify(other))
 }
 
+/// Whether `asked` is `known` with two slips of spelling at most: letters that are others, exchanged, missing or too many.
+pub fn is_misspelt(asked: &str, known: &str) -> bool {
+    asked.len() <= 64 && strsim::damerau_levenshtein(asked, known) <= 2
+}
+
 /// The score of two simplified names: 2 if they are the same.
 fn score(asked: &str, candidate: &str) -> f64 {
     if asked == candidate {
@@ -60,8 +65,8 @@ fn score(asked: &str, candidate: &str) -> f64 {
     }
 }
 
-/// Letters and digits in lower case.
-fn simplify(name: &str) -> String {
+/// Letters and digits in lower case: `-`, `_`, dots and case are no difference.
+pub fn simplify(name: &str) -> String {
     name.chars()
         .filter(|letter| letter.is_alphanumeric())
         .flat_map(char::to_lowercase)
