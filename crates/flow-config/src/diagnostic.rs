@@ -95,6 +95,15 @@ pub struct Diagnostic {
     pub nearest: Option<String>,
 }
 
+/// A sentence as the help of a [`Diagnostic`] begins: with a small letter.
+pub fn begun_small(text: &str) -> String {
+    let mut letters = text.chars();
+    match letters.next() {
+        Some(first) => first.to_lowercase().chain(letters).collect(),
+        None => String::new(),
+    }
+}
+
 impl Diagnostic {
     /// Without path, place and help. `code` is stable and explained; `message` says what is wrong, without a full stop.
     pub fn new(severity: Severity, code: &'static str, message: impl Into<String>) -> Self {

@@ -45,7 +45,7 @@ pub use catalog::{
     AlgorithmFacts, AlgorithmKind, Catalog, DataFacts, DataKind, DistillationFacts, ImageFacts, Kinds,
     ModelKind, ParamsError, PluginKind, PromptFacts,
 };
-pub use diagnostic::{Diagnostic, Layer, Report, Severity, SourceText};
+pub use diagnostic::{Diagnostic, Layer, Report, Severity, SourceText, begun_small};
 pub use explain::{FieldDoc, all_keys, explain, explain_params, find_key, find_value, names};
 pub use flow_registry::likeness;
 pub use load::{

@@ -8,7 +8,7 @@ use flow_checkpoint::{Policy, PolicyError};
 use flow_config::codes::RULE_IMAGE_SHAPE;
 use flow_config::{
     Catalog, CheckpointingConfig, Config, DType, DeviceKind, Diagnostic, GradientStorage, ImageFacts,
-    WeightStorage, key_in_path, nearest,
+    WeightStorage, begun_small, key_in_path, nearest,
 };
 use flow_runtime::{Context, DeviceKind as RuntimeDevice, OptionsError};
 use std::path::Path;
@@ -269,12 +269,4 @@ pub(crate) fn runtime(config: &Config, machine: &Machine, training: bool) -> Vec
         diagnostic.allowed(finding.allowed).nearest(finding.nearest)
     };
     findings.into_iter().map(diagnostic).collect()
-}
-
-fn begun_small(text: &str) -> String {
-    let mut letters = text.chars();
-    match letters.next() {
-        Some(first) => first.to_lowercase().chain(letters).collect(),
-        None => String::new(),
-    }
 }

@@ -1,7 +1,7 @@
 //! Why parts of a run could not be built, as diagnostics of the config, or a pretraining cannot go on.
 
 use crate::failure::Failure;
-use flow_config::Diagnostic;
+use flow_config::{Diagnostic, begun_small};
 use flow_core::CoreError;
 use flow_models::ModelError;
 use flow_report::CheckpointError;
@@ -113,16 +113,6 @@ fn usual_help(error: &TrainError, code: &str) -> &'static str {
         _ if code == codes::BAD_WEIGHTS => "name a safetensors file with the weights of this model",
         _ => WITHOUT_HELP,
     }
-}
-
-fn begun_small(text: &str) -> String {
-    let mut letters = text.chars();
-    letters
-        .next()
-        .into_iter()
-        .flat_map(char::to_lowercase)
-        .chain(letters)
-        .collect()
 }
 
 #[cfg(test)]
