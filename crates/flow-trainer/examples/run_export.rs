@@ -204,8 +204,7 @@ fn rewards(
                 weight: 1.0,
                 values: &scores,
             };
-            let advantages =
-                compute_advantages(&[column], &first.groups, &(&config.advantage).into())?.values;
+            let advantages = compute_advantages(&[column], &first.groups, &config.advantage)?.values;
             wanted.floats("advantages", &[advantages.len()], &advantages);
         }
     }

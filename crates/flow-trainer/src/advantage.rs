@@ -7,55 +7,8 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
-
-/// How several rewards become one advantage.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Aggregation {
-    /// `R = sum_k w_k r_k`, then `(R - group mean) / std`.
-    Sum,
-    /// Each reward is normalised within its group, and with [`AdvantageOptions::global_std`] the weighted sum over the whole batch (GDPO,
-    /// arXiv 2601.05242).
-    /// A reward of large spread cannot drown the others.
-    Gdpo,
-}
-
-/// Options of [`compute_advantages`].
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct AdvantageOptions {
-    /// How rewards are combined.
-    pub aggregation: Aggregation,
-    /// For [`Aggregation::Sum`]: divide by the standard deviation of the whole batch instead of the group's. For [`Aggregation::Gdpo`]:
-    /// normalise the weighted sum over the whole batch; without it that sum is the advantage, as in Flow-Factory's main branch.
-    pub global_std: bool,
-    /// Standard deviations below this are replaced by it.
-    pub std_floor: f64,
-}
-
-impl From<&flow_config::AdvantageConfig> for AdvantageOptions {
-    fn from(config: &flow_config::AdvantageConfig) -> Self {
-        Self {
-            aggregation: match config.aggregation {
-                flow_config::Aggregation::Sum => Aggregation::Sum,
-                flow_config::Aggregation::Gdpo => Aggregation::Gdpo,
-            },
-            global_std: config.global_std,
-            std_floor: config.std_floor,
-        }
-    }
-}
-
-impl Default for AdvantageOptions {
-    fn default() -> Self {
-        Self {
-            aggregation: Aggregation::Gdpo,
-            global_std: true,
-            std_floor: 1e-6,
-        }
-    }
-}
+pub use flow_config::{AdvantageConfig as AdvantageOptions, Aggregation};
+use serde::Serialize;
 
 /// One reward of every sample.
 #[derive(Debug, Clone, Copy)]

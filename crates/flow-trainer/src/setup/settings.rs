@@ -2,8 +2,8 @@
 
 use crate::ema::EmaPlan;
 use crate::geometry::BatchGeometry;
-use crate::trainer::{AuditMode, TrainerSettings, WatchSettings};
-use flow_config::{Config, OnPolicyAudit};
+use crate::trainer::{TrainerSettings, WatchSettings};
+use flow_config::Config;
 use std::num::NonZeroUsize;
 
 /// The numbers and switches of a config; `lossless` says whether the accelerators promise bit-exact ratios.
@@ -22,13 +22,9 @@ pub(super) fn settings(
         initial_noise: sampling.initial_noise,
         branching: sampling.branching.clone(),
         staleness: sampling.staleness,
-        advantage: (&config.advantage).into(),
+        advantage: config.advantage,
         average,
-        audit: match config.audit.on_policy {
-            OnPolicyAudit::Stop => AuditMode::Stop,
-            OnPolicyAudit::Warn => AuditMode::Warn,
-            OnPolicyAudit::Off => AuditMode::Off,
-        },
+        audit: config.audit.on_policy,
         drift_groups: config.audit.drift_groups,
         drift_every: config.audit.drift_every as u64,
         watch: WatchSettings {

@@ -9,22 +9,12 @@ use crate::geometry::BatchGeometry;
 use crate::rollout::Sampler;
 use crate::scheduler::Schedule;
 use crate::sizes::{AtSize, PromptSizes};
+pub use flow_config::OnPolicyAudit as AuditMode;
 use flow_config::{Branching, InitialNoise};
 use flow_data::Prompt;
 use flow_report::ValueRange;
 use flow_rewards::RewardWorkers;
 use std::num::NonZeroUsize;
-
-/// What to do about a ratio that is not 1 where it must be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AuditMode {
-    /// Stop the run.
-    Stop,
-    /// Say so and go on.
-    Warn,
-    /// Do not look.
-    Off,
-}
 
 /// A named reward with its weight in the sum.
 #[derive(Clone, Debug, PartialEq)]

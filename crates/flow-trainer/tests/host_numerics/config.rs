@@ -1,7 +1,6 @@
 //! From the sections of a config to the options of this crate.
 
 use flow_config as config;
-use flow_trainer::advantage::AdvantageOptions;
 use flow_trainer::algorithm::{NftSettings, TrainTimestepsConfig};
 use flow_trainer::ema::EmaSchedule;
 use flow_trainer::geometry::BatchGeometry;
@@ -20,10 +19,6 @@ fn the_default_sections_make_the_default_options() {
     assert_eq!(
         schedule.steps_for(0)[4],
         Dynamics::FlowSde.coefficients(schedule.grid(), 4, 0.7).unwrap()
-    );
-    assert_eq!(
-        AdvantageOptions::from(&config::AdvantageConfig::default()),
-        AdvantageOptions::default()
     );
     let nft = NftSettings::default();
     assert_eq!(EmaSchedule::from(&nft.old_policy), EmaSchedule::NFT_RAMP_TO_HALF);
