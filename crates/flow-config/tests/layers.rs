@@ -324,6 +324,11 @@ fn a_file_is_read_from_disk_and_named_in_errors() {
     );
     let missing = test_catalog::load(directory.path().join("none.toml"), &[]).expect_err("not there");
     assert!(missing.to_string().contains("none.toml"), "{missing}");
+    // As long as a device without an end, of which no more than needed is read.
+    let long = std::fs::File::create(&path).expect("made");
+    long.set_len(1 << 40).expect("a file with a hole");
+    let long = test_catalog::load(&path, &[]).expect_err("too long");
+    assert!(long.to_string().contains("64 MiB"), "{long}");
 }
 
 #[test]
