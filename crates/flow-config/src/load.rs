@@ -94,6 +94,13 @@ pub fn inspect_over(
     };
     let bytes = match read {
         Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::IsADirectory => {
+            return unreadable(
+                "it is a folder".into(),
+                "name a config (TOML), or a diffusers folder, which has a `model_index.json`; a run goes on with the config that it \
+                 was started with, and `--resume latest`",
+            );
+        }
         Err(error) => return unreadable(error.to_string(), "check the path, and that the file may be read"),
     };
     match String::from_utf8(bytes) {
