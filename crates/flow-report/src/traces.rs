@@ -190,7 +190,7 @@ impl Traces {
         let any = self
             .checkpoints
             .first()
-            .map_or(Path::new("PATH"), |found| &found.path);
+            .map_or(Path::new("PATH"), |found| found.path.as_path());
         format!(
             "put the checkpoints of the run of `run.json` back and move the others away, or begin another run from one of \
              them, for example `--resume {} --set run.name=NAME`",
