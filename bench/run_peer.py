@@ -370,6 +370,14 @@ def log_probability(step, x_next, mean):
     return step.offset - step.scale * (x_next - mean).square().mean(1)
 
 
+def memory(device):
+    """The most that PyTorch has taken of a GPU so far, in GiB: in use, and held by its allocator, graphs included."""
+    if device != "cuda":
+        return {}
+    most = {"peak_gib": torch.cuda.max_memory_allocated(), "reserved_gib": torch.cuda.max_memory_reserved()}
+    return {key: taken / 2**30 for key, taken in most.items()}
+
+
 def train(options, kind=Peer):
     torch.set_num_threads(options.threads)
     # Products of f32 operands, where there are any, as tensor cores do them: what one would do in PyTorch.
@@ -412,7 +420,7 @@ def train(options, kind=Peer):
             peer.follow(iteration)
             done = iteration + 1
             reward = sum(rewards) / len(rewards)
-            say({"kind": "train"} | at(done) | {"reward": reward, "loss": loss, "gradient_norm": norm})
+            say({"kind": "train"} | at(done) | {"reward": reward, "loss": loss, "gradient_norm": norm} | memory(options.device))
             if every and (done % every == 0 or done == steps):
                 evaluate(done)
 

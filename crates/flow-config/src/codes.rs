@@ -119,7 +119,7 @@ codes! {
         "A run writes below `run.dir` and nowhere else.",
         "[run]\nname = \"a/b\"",
         "[run]\nname = \"b\"\ndir = \"runs/a\"";
-    /// A path begins with `~`, which is a shell's word for the home folder and a plain character of a name to everybody else.
+    /// A path has `~` or a variable such as `$HOME` in it, a shell's words for folders and plain characters of a name to everybody else.
     RULE_HOME = "rule::home",
         "Taken as it stands, `~/runs` is a folder called `~` in the working directory, and the run is not where it is looked for.",
         "[run]\ndir = \"~/runs\"",

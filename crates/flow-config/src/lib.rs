@@ -38,6 +38,7 @@ mod resolved;
 mod rules;
 mod schema;
 mod sections;
+mod shell;
 mod suggest;
 mod tree;
 
@@ -50,6 +51,7 @@ pub use explain::{FieldDoc, all_keys, explain, explain_params, find_key, find_va
 pub use flow_registry::likeness;
 pub use load::{
     WeightsLayer, base_dir, check, inspect, inspect_named, inspect_over, load, parse_named, parse_str,
+    read_file,
 };
 pub use migrate::{Change, migrate};
 pub use params::check_params;
@@ -63,5 +65,6 @@ pub use schema::{
     schema, tidy as tidy_schema,
 };
 pub use sections::*;
+pub use shell::unexpanded;
 pub use suggest::nearest;
 pub use tree::quoted_key as key_in_path;

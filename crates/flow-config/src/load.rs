@@ -2,6 +2,8 @@
 //! from.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use serde_json::Value as Json;
@@ -46,6 +48,25 @@ pub fn inspect(catalog: &Catalog, path: impl AsRef<Path>, overrides: &[String]) 
     inspect_over(catalog, path, overrides, &[])
 }
 
+/// Bytes that a file of settings may have at most: some devices have no end.
+const MOST_BYTES: u64 = 64 << 20;
+
+/// All bytes of a file of settings, which may also be a pipe.
+///
+/// # Errors
+/// If it cannot be read, or has more than 64 MiB.
+pub fn read_file(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(MOST_BYTES + 1).read_to_end(&mut bytes)?;
+    match bytes.len() as u64 > MOST_BYTES {
+        true => Err(io::Error::new(
+            io::ErrorKind::FileTooLarge,
+            "it has more than 64 MiB, which no config has",
+        )),
+        false => Ok(bytes),
+    }
+}
+
 /// What a diffusers folder says as a config: that it is the model.
 const OF_FOLDER: &str = "config_version = 1\n\n[model]\npath = \".\"\n";
 
@@ -69,10 +90,17 @@ pub fn inspect_over(
     };
     let read = match path.join("model_index.json").is_file() {
         true => Ok(OF_FOLDER.as_bytes().to_vec()),
-        false => std::fs::read(path),
+        false => read_file(path),
     };
     let bytes = match read {
         Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::IsADirectory => {
+            return unreadable(
+                "it is a folder".into(),
+                "name a config (TOML), or a diffusers folder, which has a `model_index.json`; a run goes on with the config that it \
+                 was started with, and `--resume latest`",
+            );
+        }
         Err(error) => return unreadable(error.to_string(), "check the path, and that the file may be read"),
     };
     match String::from_utf8(bytes) {

@@ -324,6 +324,13 @@ fn a_file_is_read_from_disk_and_named_in_errors() {
     );
     let missing = test_catalog::load(directory.path().join("none.toml"), &[]).expect_err("not there");
     assert!(missing.to_string().contains("none.toml"), "{missing}");
+    let folder = test_catalog::load(directory.path(), &[]).expect_err("a folder");
+    assert!(folder.to_string().contains("it is a folder"), "{folder}");
+    // As long as a device without an end, of which no more than needed is read.
+    let long = std::fs::File::create(&path).expect("made");
+    long.set_len(1 << 30).expect("a file with a hole");
+    let long = test_catalog::load(&path, &[]).expect_err("too long");
+    assert!(long.to_string().contains("64 MiB"), "{long}");
 }
 
 #[test]

@@ -97,6 +97,8 @@ fn a_home_folder_is_refused_wherever_a_path_stands() {
         ("run.dir", "[run]\ndir = \"~\""),
         ("model.weights", "[model]\nweights = \"~/a.safetensors\""),
         ("model.weights", "[model]\nweights = \"~alice/a.safetensors\""),
+        ("run.dir", "[run]\ndir = \"/scratch/$USER/runs\""),
+        ("model.weights", "[model]\nweights = \"${HOME}/a.safetensors\""),
         ("pretrain.output", "[pretrain]\noutput = \"~/a.safetensors\""),
         (
             "pretrain.classifier.output",

@@ -20,11 +20,11 @@ pub(crate) fn convert(conversion: Conversion, node: &Node) -> Result<Value, Stri
             _ => Err(not_a("a text", node)),
         },
         Conversion::Path => match &node.value {
-            // Written as it is, it would make a folder called `~`.
-            yaml::Value::Scalar { raw, .. } if raw.starts_with('~') => {
-                Err("flow-train does not expand `~`: write the path out".into())
-            }
-            yaml::Value::Scalar { raw, .. } => Ok(Value::from(raw.as_str())),
+            // Written as it is, it would make a folder called `~` or `$HOME`.
+            yaml::Value::Scalar { raw, .. } => match flow_config::unexpanded(raw) {
+                Some(part) => Err(format!("flow-train does not expand `{part}`: write the path out")),
+                None => Ok(Value::from(raw.as_str())),
+            },
             _ => Err(not_a("a path", node)),
         },
         Conversion::Range => match pair(node)? {

@@ -141,6 +141,7 @@ const KINDS: [Kind; 30] = [
         &[
             "per_device_train_batch_size",
             "num_train_epochs",
+            "dataset_name",
             "output_dir",
             "eval_strategy",
             "save_strategy",
@@ -295,7 +296,7 @@ pub(crate) fn refuse(text: &str, root: &Node) -> Result<(), ImportError> {
             }
         }
     }
-    let kind = recognised(root);
+    let kind = recognised(root).or_else(|| workflow(pairs));
     if own > 0 && kind.is_none() || own > 1 {
         return Ok(());
     }
@@ -362,6 +363,13 @@ fn recognised(root: &Node) -> Option<String> {
         kind.name,
         keys.join(", ")
     ))
+}
+
+/// Whether the entries are nodes of ComfyUI, which its API takes by number.
+fn workflow(pairs: &[Pair]) -> Option<String> {
+    let is_node = |pair: &Pair| pair.node.get("class_type").is_some();
+    (!pairs.is_empty() && pairs.iter().all(is_node))
+        .then(|| "it looks like a workflow of ComfyUI (`class_type`)".to_owned())
 }
 
 fn code(key: &str) -> String {
@@ -460,6 +468,16 @@ fn looks(text: &str) -> Option<&'static str> {
         return Some("it looks like a config of flow-train (`config_version`), which needs no conversion");
     }
     if any(assigns) && (any(header) || lines().all(assigns)) {
+        let has = |keys: &[&str]| {
+            let mut set = lines().filter_map(|line| Some(line.split_once('=')?.0.trim()));
+            set.any(|key| keys.contains(&key))
+        };
+        if has(&["pretrained_model_name_or_path", "network_module", "enable_bucket"]) {
+            return Some("it looks like TOML of kohya's sd-scripts");
+        }
+        if has(&["micro_batch_size_per_gpu", "pipeline_stages"]) {
+            return Some("it looks like TOML of diffusion-pipe");
+        }
         return Some("it looks like TOML");
     }
     let backends = [

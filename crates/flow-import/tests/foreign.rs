@@ -68,7 +68,20 @@ fn configs_of_other_tools_are_refused_by_name() {
         ("config_version: 1\nrun: {steps: 3}\n", "flow-train"),
         (
             "[general]\nenable_bucket = true\n[[datasets]]\nresolution = 512\n",
-            "TOML",
+            "TOML of kohya",
+        ),
+        (
+            "output_dir = 'x'\nmicro_batch_size_per_gpu = 1\n[model]\ntype = 'flux'\n",
+            "TOML of diffusion-pipe",
+        ),
+        ("[a]\nb = 1\n", "TOML"),
+        (
+            "model_name_or_path: x\ndataset_name: y\nper_device_train_batch_size: 2\n",
+            "TRL",
+        ),
+        (
+            "{\"3\": {\"class_type\": \"KSampler\", \"inputs\": {\"seed\": 1}}}",
+            "ComfyUI",
         ),
         (
             "import ml_collections\n\ndef get_config():\n    config = ml_collections.ConfigDict()\n    return config\n",

@@ -209,6 +209,10 @@ pub(crate) fn advice(source: &io::Error, path: &Path) -> String {
                 "`{in_the_way}` is a file where a directory is needed: move it away, or choose another directory"
             )
         }
+        io::ErrorKind::IsADirectory => format!(
+            "`{}` is a folder where a file is needed: move it away, or choose another path",
+            path.display()
+        ),
         io::ErrorKind::NotFound => format!("see that `{}` exists", path.display()),
         io::ErrorKind::TooManyLinks | io::ErrorKind::InvalidFilename => {
             "use a shorter or plainer name".into()

@@ -273,6 +273,9 @@ impl MetricsWriter {
         let bytes = match std::fs::read(path) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(MetricsFound::Missing),
+            Err(error) if error.kind() == io::ErrorKind::IsADirectory => {
+                return Ok(MetricsFound::Other("is a folder".into()));
+            }
             Err(error) => return Err(ReportError::read("metrics", path, error)),
         };
         Ok(match found_at(path, &bytes[..whole_lines(&bytes)], position) {

@@ -104,13 +104,20 @@ impl Traces {
         })
     }
 
-    /// The run that the directory is of, by its manifest, else by its checkpoints.
+    /// The run that the directory is of: by its manifest, else by its checkpoints if these are all of one run.
     pub fn run_id(&self) -> Option<&RunId> {
         let of_manifest = match &self.manifest {
             ManifestFound::Whole(manifest) => manifest.run_id.as_ref(),
             ManifestFound::Missing | ManifestFound::Damaged(_) => None,
         };
-        of_manifest.or_else(|| Some(&self.checkpoints.iter().find_map(|found| found.run.as_ref())?.id))
+        of_manifest.or_else(|| {
+            let mut ids = self
+                .checkpoints
+                .iter()
+                .filter_map(|found| Some(&found.run.as_ref()?.id));
+            let first = ids.next()?;
+            ids.all(|id| id == first).then_some(first)
+        })
     }
 
     /// How to go on with the newest state of the run in `directory`.
@@ -125,7 +132,7 @@ impl Traces {
             help,
         };
         let name_one = |path: &Path| format!("`--resume {}`", path.display());
-        if let Some(newest) = self.checkpoints.first() {
+        if !self.checkpoints.is_empty() {
             let runs = self.runs();
             if runs.len() < 2 {
                 return Ok(Continuation::FromCheckpoint);
@@ -135,12 +142,7 @@ impl Traces {
                 runs.len(),
                 runs.values().cloned().collect::<Vec<_>>().join("; ")
             );
-            let help = format!(
-                "move those of the other run away, or name the checkpoint to go on from, for example {}; files of the other \
-                 run are then moved to `checkpoints/superseded`",
-                name_one(&newest.path)
-            );
-            return Err(no_way_on(problem, help));
+            return Err(no_way_on(problem, self.way_out_of_several_runs()));
         }
         let done = self.last_step.unwrap_or(0);
         let anew =
@@ -172,6 +174,28 @@ impl Traces {
             return Err(no_way_on(problem, help));
         }
         Ok(Continuation::FromStart)
+    }
+
+    /// What to do about checkpoints of several runs: only those of the run that the directory is of may be gone on from in it.
+    fn way_out_of_several_runs(&self) -> String {
+        let id = self.run_id();
+        let is_own = |found: &&CheckpointFound| id.is_none() || found.run.as_ref().map(|run| &run.id) == id;
+        if let Some(own) = self.checkpoints.iter().find(is_own) {
+            return format!(
+                "move those of the other run away, or name the checkpoint to go on from, for example `--resume {}`; files of \
+                 the other run are then moved to `checkpoints/superseded`",
+                own.path.display()
+            );
+        }
+        let any = self
+            .checkpoints
+            .first()
+            .map_or(Path::new("PATH"), |found| found.path.as_path());
+        format!(
+            "put the checkpoints of the run of `run.json` back and move the others away, or begin another run from one of \
+             them, for example `--resume {} --set run.name=NAME`",
+            any.display()
+        )
     }
 
     /// The runs that checkpoints and manifest are of, each with its steps in words.

@@ -158,10 +158,10 @@ fn read_path(path: &str, base: &Path) -> Result<PathBuf, Unfit> {
         return Err(Unfit::new(codes::BAD_TEXT, "the path has a null character"));
     }
     // As for every path of a config.
-    if path.starts_with('~') {
+    if let Some(part) = flow_config::unexpanded(path) {
         return Err(Unfit::new(
             codes::BAD_TEXT,
-            "`~` is not expanded: write the path out",
+            format!("`{part}` is not expanded: write the path out"),
         ));
     }
     let path = base.join(path);

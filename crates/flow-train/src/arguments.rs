@@ -452,7 +452,7 @@ pub struct CheckArguments {
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct TargetArguments {
     /// Take this device in the place of the config's, whether or not this machine has it
-    #[arg(long, value_enum, value_name = "NAME")]
+    #[arg(long, value_enum, ignore_case = true, value_name = "NAME")]
     pub device: Option<NamedDevice>,
     /// Memory of the device; without it, that of `--device`, or this machine's
     #[arg(long, value_name = "GIB", value_parser = memory_gib)]

@@ -23,7 +23,7 @@ use std::process::ExitCode;
 #[global_allocator]
 static MEMORY: CountingAllocator = CountingAllocator::new();
 
-/// A path of the command line that begins with `~`. A shell expands it in a word of its own, not behind `=` and not in
+/// A path of the command line that begins with `~` or `~name/`. A shell expands it in a word of its own, not behind `=` and not in
 /// quotes; taken as it stands it would be a folder of that name.
 fn unexpanded_home() -> Option<String> {
     let words = std::env::args_os().skip(1);
@@ -33,7 +33,12 @@ fn unexpanded_home() -> Option<String> {
             Some((option, value)) if option.starts_with("--") => value,
             _ => word.as_str(),
         };
-        value == "~" || value.starts_with("~/")
+        let is_name = |name: &str| {
+            name.chars()
+                .all(|c| c.is_ascii_alphanumeric() || "._-".contains(c))
+        };
+        let below = value.strip_prefix('~').and_then(|rest| rest.split_once('/'));
+        value == "~" || below.is_some_and(|(name, _)| is_name(name))
     })
 }
 

@@ -26,11 +26,15 @@ use support::{Visit, bits, config, environment, registries, with_trainer};
 struct Counting;
 
 static LIVE_BYTES: AtomicI64 = AtomicI64::new(0);
+/// The most that were alive at once since this was last set.
+static PEAK_BYTES: AtomicI64 = AtomicI64::new(0);
 
 // SAFETY: every call goes on to the system's allocator as it came.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        LIVE_BYTES.fetch_add(layout.size() as i64, Ordering::Relaxed);
+        let size = layout.size() as i64;
+        let live = LIVE_BYTES.fetch_add(size, Ordering::Relaxed) + size;
+        PEAK_BYTES.fetch_max(live, Ordering::Relaxed);
         // SAFETY: as promised to this function.
         unsafe { System.alloc(layout) }
     }
@@ -293,6 +297,67 @@ fn run(
     })
 }
 
+/// Bytes that the last evaluation of a run had allocated beyond those at its beginning.
+#[derive(Default)]
+struct EvaluationMemory {
+    is_within: bool,
+    before: i64,
+    /// At the most, up to the last step.
+    peak: i64,
+    /// After each step of its one micro-batch.
+    after_steps: Vec<i64>,
+}
+
+impl Observer for EvaluationMemory {
+    fn phase(&mut self, phase: Phase, units: usize) {
+        self.is_within = phase == Phase::Evaluation;
+        if self.is_within {
+            self.after_steps = Vec::with_capacity(units);
+            self.before = LIVE_BYTES.load(Ordering::SeqCst);
+            PEAK_BYTES.store(self.before, Ordering::SeqCst);
+        }
+    }
+    fn advance(&mut self, _: usize) {
+        if self.is_within {
+            self.after_steps
+                .push(LIVE_BYTES.load(Ordering::SeqCst) - self.before);
+            self.peak = PEAK_BYTES.load(Ordering::SeqCst) - self.before;
+        }
+    }
+}
+
+/// Memory of the evaluation after an update, with this number of steps.
+fn evaluation_memory(steps: usize) -> EvaluationMemory {
+    fn at_once(_: &mut dyn FnMut()) {}
+    let root = tempfile::tempdir().expect("a folder");
+    let registries = registries();
+    let steps = format!("evaluation.steps={steps}");
+    let overrides = [
+        "run.steps=1",
+        "evaluation.every=1",
+        "sampling.guidance_scale=2.0",
+        "checkpoints.every=0",
+        &steps,
+    ];
+    let mut memory = EvaluationMemory::default();
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(1)
+        .build()
+        .expect("a pool");
+    pool.install(|| {
+        with_trainer(
+            &config(&overrides),
+            &environment(&registries),
+            Run {
+                root: root.path(),
+                observer: &mut memory,
+                before: at_once,
+            },
+        )
+    });
+    memory
+}
+
 fn assert_clean(ledger: &Ledger) {
     assert_eq!(*ledger.faults.lock().expect("not poisoned"), Vec::<String>::new());
     assert_eq!(ledger.held.load(Ordering::SeqCst), 0);
@@ -348,4 +413,24 @@ fn a_panic_within_a_rollout_leaves_the_trainer_as_it_was_before_it() {
         run(None, &mut Silent, |_| {}),
         "it goes on from where it was"
     );
+}
+
+#[test]
+fn memory_of_an_evaluation_does_not_depend_on_its_number_of_steps() {
+    let _alone = ALONE.lock();
+    let (few, many) = (4, 29);
+    let memory = [few, many].map(evaluation_memory);
+    // 4 images of 8 by 8 in f32: the least that a step which is not forgotten would leave.
+    let latents = 4 * 64 * 4;
+    let allowed = (many - few) as i64 * latents / 2;
+    for (steps, found) in [few, many].into_iter().zip(&memory) {
+        assert_eq!(found.after_steps.len(), steps);
+        assert!(found.peak >= latents, "{}", found.peak);
+        // The first steps fill what is kept for all.
+        let settled = &found.after_steps[2..];
+        let growth = settled.iter().max().expect("steps") - settled[0];
+        assert!(growth < allowed, "{:?}", found.after_steps);
+    }
+    let [few, many] = memory.map(|found| found.peak);
+    assert!(many - few < allowed, "{few} bytes at the most, then {many}");
 }

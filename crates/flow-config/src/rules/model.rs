@@ -6,6 +6,7 @@ use super::Rules;
 use crate::catalog::PromptFacts;
 use crate::codes;
 use crate::sections::{DeviceKind, Finetune, RateSchedule, TextConfig};
+use crate::shell::unexpanded;
 
 pub(super) fn check(rules: &mut Rules<'_>) {
     run_and_device(rules);
@@ -20,19 +21,22 @@ pub(super) fn check(rules: &mut Rules<'_>) {
     pretrain(rules);
 }
 
-/// A shell expands `~` in words of its own, not in a config and not behind `=`.
+/// A shell expands `~` in words of its own, and `$HOME` outside single quotes; in a config nobody does.
 fn home(rules: &mut Rules<'_>) {
     for (key, path) in rules.paths() {
         let text = path.to_string_lossy();
-        if !text.starts_with('~') {
+        let Some(part) = unexpanded(&text) else {
             continue;
-        }
-        let message = format!("`{key}` is `{text}`, and `~` is not expanded");
+        };
+        let message = format!("`{key}` is `{text}`, and `{part}` is not expanded");
         let help = match text.strip_prefix("~/") {
             Some(below) => format!(
                 "write the path out, such as \"/home/me/{below}\"; on a command line --set {key}=\"$HOME/{below}\""
             ),
-            None => format!("write the path out; a file that is called so is \"./{text}\""),
+            None if part == "~" => format!("write the path out; a file that is called so is \"./{text}\""),
+            None => format!(
+                "write the path out; a shell expands `{part}` on a command line, outside single quotes: --set {key}=\"{text}\""
+            ),
         };
         rules.error(codes::RULE_HOME, &[&key], message).help(help);
     }

@@ -79,7 +79,7 @@ fn becomes(value: f64, is_clip: bool) -> Option<&'static str> {
     if !narrow.is_finite() {
         return Some("infinite");
     }
-    if value < 1.0 && narrow == 1.0 {
+    if value != 1.0 && narrow == 1.0 {
         return Some("1");
     }
     if is_clip && value != 0.0 && 1.0 + narrow == 1.0 {

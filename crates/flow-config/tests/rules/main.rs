@@ -373,6 +373,12 @@ fn each_rule_is_reported_at_the_key_to_mend() {
             Error,
         ),
         (
+            "[sampling]\nguidance_scale = 1.00000001",
+            "rule::precision",
+            "sampling.guidance_scale",
+            Error,
+        ),
+        (
             "[algorithm]\nkind = \"nft\"\nkl_beta = 1e-50",
             "rule::precision",
             "algorithm.kl_beta",

@@ -162,6 +162,12 @@ fn checkpoints_of_two_runs_in_one_folder_are_told_apart() {
         for part in [stamps[0].id.short(), stamps[1].id.short(), "step 3, 4", "2 runs"] {
             assert!(text.contains(part), "{part} is missing in {text}");
         }
+        // What is proposed is not refused: with a manifest, a checkpoint of its run; without, any.
+        let proposed = if lost.is_empty() { "4" } else { "6" };
+        let proposed = format!("checkpoints/step-00000{proposed}.ckpt`");
+        assert!(text.contains(&proposed), "{proposed} is missing in {text}");
+        let id = Traces::of(&a).unwrap().run_id().cloned();
+        assert_eq!(id, lost.is_empty().then(|| stamps[0].id.clone()));
     }
     // One run's checkpoints beside another run's manifest.
     fs::remove_dir_all(b.join("checkpoints")).unwrap();
@@ -169,6 +175,7 @@ fn checkpoints_of_two_runs_in_one_folder_are_told_apart() {
     fs::rename(a.join("checkpoints"), b.join("checkpoints")).unwrap();
     let text = continuation(root.path(), "b").unwrap_err().to_string();
     assert!(text.contains("the one of `run.json`"), "{text}");
+    assert!(text.contains("step-000004.ckpt --set run.name=NAME`"), "{text}");
 }
 
 #[test]
@@ -236,6 +243,16 @@ fn a_lost_or_other_log_stops_nobody_and_is_kept() {
     other.writer.append(&MetricRecord::new(5, "train")).unwrap();
     let aside = fs::read_to_string(directory.path().join("superseded/metrics.jsonl")).unwrap();
     assert!(aside.contains("\"step\":9"));
+
+    fs::remove_file(directory.path().join("metrics.jsonl")).unwrap();
+    fs::create_dir(directory.path().join("metrics.jsonl")).unwrap();
+    let folder = directory.continue_metrics(position("metrics"), 4).unwrap();
+    assert!(
+        folder.lost && folder.notices[0].contains("is a folder"),
+        "{:?}",
+        folder.notices
+    );
+    drop(folder);
 
     fs::remove_file(directory.path().join("metrics.jsonl")).unwrap();
     let missing = directory.continue_metrics(position("metrics"), 4).unwrap();

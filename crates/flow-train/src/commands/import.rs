@@ -6,7 +6,6 @@ use crate::failure::{Failure, OrFailure};
 use crate::output::Output;
 use crate::terminal;
 use flow_train::Registries;
-use std::fs;
 use std::path::Path;
 
 /// Prints the TOML, or writes it to a file that is not there yet; says on standard error whether it can be trained here and
@@ -14,7 +13,7 @@ use std::path::Path;
 pub fn run(yaml: &Path, out: Option<&Path>, on_exists: ExistingFile, all_notes: bool) -> Result<(), Failure> {
     let output = out.map(|path| Output::at(path, "--out", on_exists)).transpose()?;
     let name = yaml.display();
-    let bytes = fs::read(yaml).map_err(|error| {
+    let bytes = flow_config::read_file(yaml).map_err(|error| {
         let is_yaml = |path: &Path| nearest::has_ending(path, "yaml") || nearest::has_ending(path, "yml");
         let hint = nearest::path_in_words(yaml, is_yaml);
         Failure::Input(format!("cannot read {name}: {error}; check the path{hint}"))

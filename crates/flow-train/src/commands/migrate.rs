@@ -5,12 +5,15 @@ use crate::failure::{Failure, OrFailure};
 use crate::terminal;
 use std::ffi::OsString;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// Prints the new text, or writes it with `write`; says on standard error what was changed.
 pub fn run(config: &Path, write: bool) -> Result<(), Failure> {
     let name = config.display();
-    let old = fs::read_to_string(config).map_err(|error| {
+    let read = flow_config::read_file(config);
+    let text = read.and_then(|bytes| String::from_utf8(bytes).map_err(io::Error::other));
+    let old = text.map_err(|error| {
         let nearest = nearest::nearest_config(config).filter(|_| !config.exists());
         let hint = nearest.map_or("check the path".into(), |path| {
             format!("did you mean `{}`?", path.display())

@@ -28,7 +28,7 @@ fn check_prints_json_on_every_path() {
     std::fs::write(place.path("broken.toml"), broken).unwrap();
     std::fs::write(place.path("bytes.toml"), b"\xff\xfe").unwrap();
     std::fs::create_dir(place.path("folder.toml")).unwrap();
-    let cases: [(&[&str], bool); 12] = [
+    let cases: [(&[&str], bool); 14] = [
         (&["tiny.toml"], true),
         (&["none.toml"], false),
         (&["broken.toml"], false),
@@ -38,9 +38,11 @@ fn check_prints_json_on_every_path() {
         (&["tiny.toml", "--set", "model.weights=none.safetensors"], false),
         (&["tiny.toml", "--set", "device.index=3"], false),
         (&["tiny.toml", "--device", "h100"], true),
+        (&["tiny.toml", "--device", "H100"], true),
         (&["tiny.toml", "--device", "h1000"], false),
         (&["tiny.toml", "--no-such-option"], false),
         (&["~/tiny.toml"], false),
+        (&["~alice/tiny.toml"], false),
     ];
     for (arguments, fine) in cases {
         let (code, found) = json(&place, arguments);
