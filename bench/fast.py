@@ -70,6 +70,9 @@ class Row:
         for part, checkpoint in work.of((first, "none"), ("step", "attn_only")):
             parted = [*options, "--checkpoint", checkpoint]
             for precision in work.precisions:
+                # Without a gradient it is `fp8`.
+                if part == first and precision == "fp8-data-gradient":
+                    continue
                 low = ["--low-precision", precision] if precision != "bf16" else []
                 command = [ours, "time", name, folder, part, *made, *threads, *parted, *low, "--capture"]
                 self.ours[f"{part} {precision}"] = command
@@ -168,7 +171,7 @@ class Row:
 
 
 # Of frozen weights: as they are, or as `workload_speed --low-precision` has them.
-PRECISIONS = ("bf16", "fp8", "storage-fp8", "storage-nf4", "storage-int8")
+PRECISIONS = ("bf16", "fp8", "fp8-data-gradient", "storage-fp8", "storage-nf4", "storage-int8")
 # Rewards, and the networks that they have.
 REWARDS = {
     "clip-score": "clip-vit-l-14",
@@ -196,7 +199,9 @@ def accelerators(precision):
     entries = ['{ name = "fused_kernels", params = { mode = "full" } }', '{ name = "graph_capture" }']
     if precision != "bf16":
         compute = "storage" if precision.startswith("storage-") else "fp8"
-        params = f'{{ compute = "{compute}", format = "{precision.removeprefix("storage-")}" }}'
+        storage = precision.removeprefix("storage-").removesuffix("-data-gradient")
+        gradient = ', data_gradient = "fp8"' if precision.endswith("-data-gradient") else ""
+        params = f'{{ compute = "{compute}", format = "{storage}"{gradient} }}'
         entries.append(f'{{ name = "low_precision", params = {params} }}')
     return f"[{', '.join(entries)}]"
 

@@ -7,7 +7,10 @@
     words_runs.py stop                                               SIGTERM to what was started: it ends with its iteration, and is saved
 
 Three seeds of `configs/words-nft.toml` and `configs/words-grpo.toml`, then variants of the first: what reaches 0.95 in the shortest time. `--only` names runs,
-`list` lists them. Environment: FT, the program. The models
+`list` lists them, with those in FP8 (`nft-fp8-1`) and those of `configs/shapes-nft-h100.toml` and `configs/shapes-grpo-h100.toml` (`shapes-nft-1`,
+`shapes-nft-fp8-1`), which are run only if they are named; shapes need a GPU and weights in `runs/weights`, of `flow-train pretrain configs/shapes-grpo-h100.toml`. `--weights` begins
+from others than the configs', `--set` holds for all runs; with `--name` before the names of runs, runs of several weights lie side by
+side. `--judge` adds what Tesseract reads to each evaluation (`tesseract_judge.py` says what it needs); `words_judge.py` asks it about weights afterwards. Environment: FT, the program. The models
 (`flow-train fetch words`) and `assets/words-mmdit.safetensors` lie where the configs have them; runs go to `--folder`. `start` comes back at once:
 every run is a session of its own, so a command that ends, or a machine's tool that ends what a command left, does not end it.
 """
@@ -17,6 +20,7 @@ import json
 import os
 import shlex
 import signal
+import statistics
 import subprocess
 import tarfile
 import tempfile
@@ -30,6 +34,7 @@ WANTED = 0.95
 IMAGES = 192
 MACHINES = {"gpu": "GPU", "cpu": "two cores"}
 NARROW = ("rewards.0", "eval_rewards.0", "eval_rewards.1")
+JUDGE = REPOSITORY / "crates/flow-rewards-remote/examples/tesseract_judge.py"
 SMALL_GROUPS = ("sampling.prompts_per_step=8", "sampling.group_size=12", "optimizer.gradient_accumulation=1")
 SIX_STEPS = ("scheduler.steps=6",)
 FASTER = ("optimizer.learning_rate=4e-4", "optimizer.warmup_steps=10")
@@ -47,6 +52,20 @@ VARIANTS = {
     "rate-1e-4": ("optimizer.learning_rate=1e-4",),
 }
 RUNS |= {name: ("nft", 1, settings) for name, settings in VARIANTS.items()}
+# What is run unless runs are named.
+USUAL = list(RUNS)
+FP8 = '{ name = "low_precision", params = { compute = "fp8", format = "fp8" } }'
+# Those that the configs of shapes have.
+OF_SHAPES = '{ name = "fused_kernels", params = { mode = "full" } }, { name = "graph_capture" }'
+# Iterations until most is learnt.
+SHORT = {"shapes-grpo": ("run.steps=200",), "shapes-nft": ("run.steps=100",)}
+for kind in ("nft", "grpo", *SHORT):
+    before = f"{OF_SHAPES}, " if kind in SHORT else ""
+    of_fp8 = (f"acceleration.shared=[{before}{FP8}]",)
+    for seed in (1, 2, 3):
+        if kind in SHORT:
+            RUNS[f"{kind}-{seed}"] = (kind, seed, SHORT[kind])
+        RUNS[f"{kind}-fp8-{seed}"] = (kind, seed, SHORT.get(kind, ()) + of_fp8)
 
 
 def numbers(text):
@@ -55,31 +74,46 @@ def numbers(text):
     return list(range(int(first), int(last) + 1)) if last else [int(number) for number in text.split(",")]
 
 
+def config_of(kind):
+    return f"configs/{kind}-h100.toml" if kind in SHORT else f"configs/words-{kind}.toml"
+
+
+def judge_settings():
+    """Tesseract as the third of the configs' `eval_rewards`."""
+    asked = {"kind": "command", "name": "tesseract", "command": ["python3", str(JUDGE)], "processes": 2}
+    return [f"eval_rewards.2.{key}={json.dumps(value)}" for key, value in asked.items()]
+
+
 def command(options, name, run, cores, device):
     kind, seed, settings = RUNS[name]
-    settings = [f"run.dir={options.folder / 'runs'}", f"run.name={run}", f"run.seed={seed}", *device, *settings]
-    settings += [f"{reward}.min_width={options.min_width}" for reward in NARROW] if options.min_width else []
+    settings = [f"run.dir={options.folder / 'runs'}", f"run.name={run}", f"run.seed={seed}", *device, *settings, *options.set]
+    settings += [f"model.weights={options.weights.resolve()}"] if options.weights else []
+    settings += judge_settings() if options.judge and kind not in SHORT else []
+    if options.min_width and kind not in SHORT:
+        settings += [f"{reward}.min_width={options.min_width}" for reward in NARROW]
     pinned = ["taskset", "-c", ",".join(map(str, cores)), "timeout", str(options.seconds)]
-    train = [options.program, "train", str(REPOSITORY / f"configs/words-{kind}.toml"), "--quiet", "--on-exists", "overwrite"]
+    train = [options.program, "train", str(REPOSITORY / config_of(kind)), "--quiet", "--on-exists", "overwrite"]
     return pinned + train + [word for setting in settings for word in ("--set", setting)]
 
 
 def jobs(options):
     """Name, command and GPU of each run."""
-    names = options.only or list(RUNS)
+    names = options.only or USUAL
     if options.device == "cpu":
         pairs = list(zip(options.cores[::2], options.cores[1::2]))
         for name, pair in zip(names, pairs):
             # An evaluation reads two times 160 pictures.
             settings = ["device.kind=cpu", "device.threads=2", "evaluation.every=20"]
-            yield f"cpu-{name}", command(options, name, f"cpu-{name}", pair, settings), ""
+            run = f"{options.name}cpu-{name}"
+            yield run, command(options, name, run, pair, settings), ""
         return
     # They share the cores and wait for one another at times, so together they have more threads than there are cores.
     threads = max(2, min(len(options.cores), 3 * len(options.cores) // len(names)))
     for index, name in enumerate(names):
         card = options.cards[index % len(options.cards)]
         settings = ["device.kind=cuda", "device.dtype=bf16", f"device.threads={threads}"]
-        yield f"gpu-{name}", command(options, name, f"gpu-{name}", options.cores, settings), str(card)
+        run = f"{options.name}gpu-{name}"
+        yield run, command(options, name, run, options.cores, settings), str(card)
 
 
 def start(options):
@@ -130,6 +164,21 @@ def evaluations(run):
         yield {"run": run.name, "step": step, "train_s": until(trained, step), "evaluation_s": until(evaluated, step)} | found
 
 
+def median_iteration(run):
+    """The median seconds of an iteration without its evaluation; none of a run without any."""
+    trained = [record for record in records(run / "timing.jsonl") if "update_s" in record]
+    seconds = [record["rollout_s"] + record["rewards_s"] + record["update_s"] for record in trained]
+    return round(statistics.median(seconds), 3) if seconds else None
+
+
+def keep_weights(source, target):
+    """Copies weights, in bf16: half the bytes of a run's."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    save_file({name: value.to(torch.bfloat16).contiguous() for name, value in load_file(source).items()}, target)
+
+
 def collect(options):
     options.to.mkdir(parents=True, exist_ok=True)
     runs = sorted(path for path in (options.folder / "runs").glob("*") if path.is_dir())
@@ -138,15 +187,21 @@ def collect(options):
             found = list(evaluations(run))
             for line in found:
                 print(json.dumps(line), file=file)
-            reached = next((line["train_s"] for line in found if line["reward/read"] >= WANTED), None)
+            reward = next((key for line in found for key in ("reward/read", "reward/rules") if key in line), None)
+            reached = next((line["train_s"] for line in found if line[reward] >= WANTED), None)
             audit = {}
             if (run / "summary.json").exists():
                 audit = json.loads((run / "summary.json").read_text()).get("audit")
             steps = max((record["step"] for record in records(run / "timing.jsonl")), default=0)
-            read = [round(line["reward/read"], 3) for line in found]
-            line = {"run": run.name, "iterations": steps, "read": read, "seconds_to_0.95": reached, "audit": audit}
+            values = lambda key: [round(line[key], 3) for line in found if key in line]
+            line = {"run": run.name, "iterations": steps, "read": values(reward), "seconds_to_0.95": reached, "audit": audit}
+            line["iteration_s"] = median_iteration(run)
+            judged = values("reward/tesseract")
+            line |= {"tesseract": judged} if judged else {}
             print(json.dumps(line), file=file)
             print(json.dumps(line))
+    for name in options.keep:
+        keep_weights(options.folder / "runs" / name / "weights/final.safetensors", options.to / f"{name}.safetensors")
     with tarfile.open(options.to / "words.tar.xz", "w:xz") as archive:
         for run in runs:
             pictures = sorted(run.glob("images/eval-*.png"))
@@ -191,6 +246,11 @@ def main():
     parser.add_argument("--cards", type=numbers, default=[0])
     parser.add_argument("--only", nargs="+", choices=list(RUNS))
     parser.add_argument("--seconds", type=int, default=900, help="after which a run is told to end")
+    parser.add_argument("--weights", type=Path, help="that runs begin from; without it those of the configs")
+    parser.add_argument("--judge", action="store_true", help="evaluations are read by Tesseract, too")
+    parser.add_argument("--keep", nargs="+", default=[], metavar="RUN", help="runs whose final weights `collect` copies, in bf16; needs PyTorch")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for every run")
+    parser.add_argument("--name", default="", help="before the names of runs, as `long-`")
     parser.add_argument("--min-width", type=int, default=0, help="columns of a line that is read; 0 for the config's")
     parser.add_argument("--to", type=Path, default=Path(os.environ.get("OUT", ".")))
     parser.add_argument("--lines", type=Path, help="what `picture` draws: lines of `collect`")

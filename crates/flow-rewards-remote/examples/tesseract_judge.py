@@ -1,13 +1,15 @@
 """Tesseract as a scorer for `kind = "command"`: 1 minus the edits from what it reads to the text in the prompt's double quotes, as a share of
 that text's length, 0 to 1; spaces and case do not count (Flow-GRPO's formula, with another reader).
 
-Needs Tesseract's library and its English data (Debian: `apt install tesseract-ocr`) and Python's standard library. The library is called
-directly, since a process of its own for each image would take a hundred times as long.
+Needs Tesseract's library and its English data (Debian: `apt install tesseract-ocr`) and Python's standard library. Where nothing may be
+installed, `TESSERACT_LIBRARY` names the file of the library (one that the Python package `tesserocr` carries will do), and `TESSDATA_PREFIX`
+the folder with `eng.traineddata`. The library is called directly, since a process of its own for each image would take a hundred times as long.
 """
 
 import ctypes
 import ctypes.util
 import json
+import os
 import sys
 
 from reward_server import pixels
@@ -20,7 +22,7 @@ class Reader:
     """Tesseract with its English data."""
 
     def __init__(self):
-        name = ctypes.util.find_library("tesseract")
+        name = os.environ.get("TESSERACT_LIBRARY") or ctypes.util.find_library("tesseract")
         if name is None:
             raise SystemExit("Tesseract's library is not there; on Debian, `apt install tesseract-ocr`")
         self.library = ctypes.CDLL(name)
