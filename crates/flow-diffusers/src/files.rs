@@ -210,8 +210,9 @@ impl Listing {
                 .map(|asked| format!(" and not `{asked}`"))
                 .unwrap_or_default();
             return refused(format!(
-                "it has weights of the variant {}{asked}, and none without a variant; name the variant",
-                list(&variants, 12)
+                "it has weights of the variant {}{asked}, and none without a variant; name the variant, as by `--set model.variant={}`",
+                list(&variants, 12),
+                variants[0]
             ));
         }
         match (shards.as_slice(), single.as_slice()) {

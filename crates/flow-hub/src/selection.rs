@@ -133,7 +133,7 @@ fn of_folder<'f>(folder: &str, files: &[Named<'f>], variant: Option<&str>) -> Re
     let variants = variants_of(files);
     if !variants.is_empty() {
         return Err(format!(
-            "`{folder}` has weights of {} only; name the variant",
+            "`{folder}` has weights of {} only; name the variant, by `--variant`",
             listed(variants)
         ));
     }

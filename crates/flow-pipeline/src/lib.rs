@@ -4,6 +4,7 @@
 
 mod buckets;
 mod cache;
+mod cut;
 mod error;
 mod generate;
 mod guidance;
@@ -18,6 +19,7 @@ mod sizes;
 
 pub use buckets::PictureBuckets;
 pub use cache::{CacheUse, EncodedPrompts, FileHashes, PromptCache};
+pub use cut::CutPrompt;
 pub use error::PipelineError;
 pub use generate::{Generation, Guidance, generate};
 pub use guidance::GuidanceRule;

@@ -10,8 +10,8 @@ use flow_core::device::ComputeDevice;
 use flow_core::exec::{CallContext, InferencePass, Stage};
 use flow_diffusers::{FlowMatchEuler, Scheduler};
 use flow_pipeline::{
-    EncodedPrompt, FileHashes, Generation, Guidance, Pipeline, PromptCache, PromptSettings, Size, conditions,
-    generate, sigmas,
+    CutPrompt, EncodedPrompt, FileHashes, Generation, Guidance, Pipeline, PromptCache, PromptSettings, Size,
+    conditions, generate, sigmas,
 };
 
 /// Bounds of the fixtures' README: of embeddings of T5, of latents after four steps, of pictures.
@@ -213,6 +213,46 @@ fn a_text_of_qwen_image_is_cut_where_it_is_told_and_nearly_the_same_beside_a_lon
         "{wrong}"
     );
     assert!(encode(0, 1).is_err());
+}
+
+#[test]
+fn prompts_that_no_encoder_reads_all_of_are_counted_with_the_tokens_that_they_lose() {
+    let long = "a lighthouse at night, ".repeat(16);
+    let prompts = ["a", long.as_str(), "a"];
+    for name in ["sd3", "flux-dev", "wan", "qwen-image"] {
+        let folder = folder(name);
+        let lost = |text_tokens| {
+            let settings = PromptSettings {
+                text_tokens,
+                micro_batch: 1,
+            };
+            let pipeline = Pipeline::open(folder.path(), None).unwrap();
+            match pipeline.cut_prompts(&prompts, settings).unwrap()[..] {
+                [] => 0,
+                [CutPrompt { number: 1, tokens }] => tokens,
+                ref other => panic!("{name}: {other:?}"),
+            }
+        };
+        let whole = 20 + lost(20);
+        assert!((80..=511).contains(&whole), "{name}: {whole}");
+        assert_eq!(
+            [whole + 1, whole, whole - 1, whole - 7].map(lost),
+            [0, 0, 1, 7],
+            "{name}"
+        );
+        if name != "sd3" {
+            continue;
+        }
+        // Without T5 it is CLIP's 77 tokens, whatever is said of T5's.
+        let index = folder.path().join("model_index.json");
+        let mut said: serde_json::Value = serde_json::from_slice(&std::fs::read(&index).unwrap()).unwrap();
+        for part in ["text_encoder_3", "tokenizer_3"] {
+            said[part] = serde_json::json!([null, null]);
+        }
+        std::fs::write(&index, said.to_string()).unwrap();
+        assert!(lost(20) > 0);
+        assert_eq!(lost(20), lost(512));
+    }
 }
 
 #[test]

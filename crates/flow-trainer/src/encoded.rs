@@ -5,6 +5,7 @@ use flow_core::{Backends, Condition};
 use flow_pipeline::{
     EncodedPrompt, EncodedPrompts, Pipeline, PipelineError, PromptCache, PromptSettings, conditions,
 };
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The text encoders of a pipeline, which are loaded for as long as they encode, and what they have encoded.
@@ -17,6 +18,31 @@ pub struct PromptEncoders {
     device: ComputeDevice,
     plan: Arc<Backends>,
     encoded: Mutex<Option<EncodedPrompts>>,
+}
+
+/// What a person may want to know of `prompts` that are longer than their encoders read; nothing if none is.
+///
+/// # Errors
+/// Those of the folder's tokenizer.
+pub fn cut_in_words(
+    pipeline: &Pipeline,
+    prompts: &[&str],
+    settings: PromptSettings,
+) -> Result<Option<String>, PipelineError> {
+    /// Letters of a prompt that are shown.
+    const SHOWN: usize = 40;
+    let cut = pipeline.cut_prompts(prompts, settings)?;
+    let (Some(first), Some(most)) = (cut.first(), cut.iter().map(|one| one.tokens).max()) else {
+        return Ok(None);
+    };
+    let beginning: String = prompts[first.number].chars().take(SHOWN).collect();
+    Ok(Some(format!(
+        "prompts: {} of {} are longer than their encoder reads (`text.tokens` is {}), by {most} tokens at most, which change nothing; the first \
+         begins with {beginning:?}",
+        cut.len(),
+        prompts.len(),
+        settings.text_tokens
+    )))
 }
 
 impl PromptEncoders {
@@ -63,7 +89,8 @@ impl PromptEncoders {
         // Collected first: their lifetime is theirs, and that of the negative prompt ours.
         let prompts: Vec<&str> = prompts.collect();
         let all = prompts.into_iter().chain([self.negative.as_str()]);
-        let missing: Vec<&str> = all.filter(|text| !known(text)).collect();
+        let mut seen = HashSet::new();
+        let missing: Vec<&str> = all.filter(|text| !known(text) && seen.insert(*text)).collect();
         if missing.is_empty() {
             return Ok(Vec::new());
         }
@@ -79,6 +106,7 @@ impl PromptEncoders {
             "prompts: {} encoded, {} found encoded in {place}",
             used.encoded, used.found
         )];
+        notices.extend(cut_in_words(&self.pipeline, &missing, self.settings)?);
         if !used.damaged.is_empty() {
             notices.push(format!(
                 "prompts: {} damaged entries of {place} were made again, the first of them {}",

@@ -56,8 +56,10 @@ impl ConfigReport {
         let inspection = super::described::inspect(arguments, wanted, known, folders)?;
         let Some(mut resolved) = inspection.partial else {
             let mut report = inspection.report;
-            if !arguments.config.exists() {
-                nearest::suggest_config(&arguments.config, &mut report);
+            let config = &arguments.config;
+            let is_folder = config.join("model_index.json").is_file();
+            if !config.is_file() && !is_folder {
+                nearest::suggest_config(config, folders, &mut report);
             }
             return Ok(Self {
                 report,

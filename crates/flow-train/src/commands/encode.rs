@@ -75,7 +75,14 @@ pub fn run(arguments: &EncodeArguments, quiet: bool) -> Result<(), Failure> {
                 .iter()
                 .map(|entry| entry.text.as_str())
                 .collect();
-            tensors.extend(embeddings(config, environment, &pipeline, &texts, arguments)?);
+            tensors.extend(embeddings(
+                config,
+                environment,
+                &pipeline,
+                &texts,
+                arguments,
+                quiet,
+            )?);
             // `text.kind = "file"` compares it with its data.
             metadata.insert("prompts".into(), json!(texts).to_string());
         }
@@ -225,9 +232,10 @@ fn embeddings(
     pipeline: &Pipeline,
     texts: &[&str],
     arguments: &EncodeArguments,
+    quiet: bool,
 ) -> Result<Vec<Tensor>, Failure> {
     let negative = arguments.negative_prompt.as_deref();
-    let (encoded, negative) = prompts::encode(config, environment, pipeline, texts, negative)?;
+    let (encoded, negative) = prompts::encode(config, environment, pipeline, texts, negative, quiet)?;
     let lengths = encoded.iter().chain([&negative]).map(|prompt| prompt.length);
     let longest = lengths.clone().max().unwrap_or(0);
     let is_padded = lengths.clone().any(|length| length < longest);

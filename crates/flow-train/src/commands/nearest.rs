@@ -1,6 +1,7 @@
 //! What was probably meant by a name or a path that is not there.
 
 use flow_config::Report;
+use flow_trainer::setup::PipelineFolders;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -38,15 +39,22 @@ pub fn has_ending(path: &Path, ending: &str) -> bool {
     path.extension().is_some_and(|found| found == ending)
 }
 
-/// Says in the report that a config could not be read which file is probably meant.
-pub fn suggest_config(config: &Path, report: &mut Report) {
-    let Some(nearest) = nearest_config(config) else {
+/// Says in the report that a config could not be read which file is probably meant, or what is missing to a diffusers folder, which
+/// may stand in a config's place: the one around it, or the command that downloads it.
+pub fn suggest_config(config: &Path, folders: &PipelineFolders, report: &mut Report) {
+    let Some(diagnostic) = report.diagnostics.first_mut() else {
         return;
     };
-    let nearest = nearest.display().to_string();
-    if let Some(diagnostic) = report.diagnostics.first_mut() {
+    if let Some(nearest) = nearest_config(config).filter(|_| !config.is_dir()) {
+        let nearest = nearest.display().to_string();
         diagnostic.help = Some(format!("did you mean `{nearest}`?"));
         diagnostic.nearest = Some(nearest);
+        return;
+    }
+    if !has_ending(config, "toml")
+        && let Err(error) = folders.open(config, None)
+    {
+        diagnostic.help = Some(format!("a diffusers folder can stand here, too; {error}"));
     }
 }
 

@@ -35,7 +35,7 @@ pub fn run(arguments: &SampleArguments, quiet: bool) -> Result<(), Failure> {
     if is_folder {
         let seed = arguments.seed.unwrap_or(config.evaluation.seed);
         context.compute(config, |environment| {
-            let made = folder::make(config, environment, arguments, seed)?;
+            let made = folder::make(config, environment, arguments, seed, quiet)?;
             let prompts: Vec<Prompt> = arguments
                 .prompt
                 .iter()

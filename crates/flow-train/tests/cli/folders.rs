@@ -322,6 +322,14 @@ fn what_is_wrong_with_a_folder_or_its_prompts_is_said_with_what_to_do() {
         &place.fail(2, &hub),
         &["model.path", "flow-train fetch stabilityai/"],
     );
+    // A folder in the place of a config: a repository's name, and a part of a pipeline.
+    let hub = ["sample", "Qwen/Qwen-Image", "--prompt", "a"];
+    contains(&place.fail(2, &hub), &["flow-train fetch", "Qwen/Qwen"]);
+    let part = ["sample", "model/vae", "--prompt", "a"];
+    contains(
+        &place.fail(2, &part),
+        &["a diffusers folder", "AutoencoderKL", "Name the folder around it"],
+    );
     fs::write(place.path("prompts.txt"), "only one\n").unwrap();
     let one = place.fail(2, &["check", "folder.toml", "--set", "data.test_count=1"]);
     contains(&one, &["prompts.txt", "data.test_path"]);
@@ -362,6 +370,29 @@ fn a_folder_alone_makes_pictures_with_its_own_scheduler_and_defaults() {
         };
         other("seed", &["--seed", "9"]);
         other("guidance", &["--guidance", "2"]);
+        // A negative prompt that nobody reads, and a prompt of which only a part is read.
+        let unread = ["--guidance", "1", "--negative-prompt", "blurry"];
+        let long = "a cat and a dog, ".repeat(20);
+        let base = [
+            "sample",
+            "model",
+            "--prompt",
+            long.as_str(),
+            "-n",
+            "1",
+            "--size",
+            "48x64",
+            "--out",
+            "unread.png",
+        ];
+        let set = ["--set", "text.tokens=16", "--steps", "1"];
+        let outcome = place.run(&[&base[..], &set, &unread].concat());
+        assert_eq!(outcome.code, Some(0), "{outcome:#?}");
+        let said = [
+            "the negative prompt is not read",
+            "1 of 2 are longer than their encoder reads (`text.tokens` is 16)",
+        ];
+        contains(&outcome.stderr, &said);
         assert!(first != sample("size.png", "64x48", &two));
     }
     let place = place("wan");

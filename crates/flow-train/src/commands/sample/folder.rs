@@ -3,6 +3,7 @@
 use crate::arguments::SampleArguments;
 use crate::commands::prompts;
 use crate::failure::{Failure, OrFailure};
+use crate::terminal;
 use flow_config::Config;
 use flow_core::Condition;
 use flow_core::rng::{Purpose, Stream};
@@ -14,12 +15,14 @@ use flow_trainer::setup::{self, Environment};
 /// Pixels, of all frames, that are made at once; one sample at least.
 const PIXELS: usize = 1 << 20;
 
-/// `count` images for each prompt, prompt by prompt. Image `i` starts from the noise of `seed` at address `i`.
+/// `count` images for each prompt, prompt by prompt. Image `i` starts from the noise of `seed` at address `i`. What of the arguments
+/// changes nothing is said, unless `quiet`.
 pub fn make(
     config: &Config,
     environment: &Environment<'_>,
     arguments: &SampleArguments,
     seed: u64,
+    quiet: bool,
 ) -> Result<Vec<Decoded>, Failure> {
     let pipeline = setup::pipeline(config, environment.base, &environment.folders).or_bad_input()?;
     let steps = arguments.steps.map_or(pipeline.defaults().steps, usize::from);
@@ -27,7 +30,18 @@ pub fn make(
     // The encoders first: they are dropped before the transformer is loaded.
     let texts: Vec<&str> = arguments.prompt.iter().map(String::as_str).collect();
     let negative = arguments.negative_prompt.as_deref();
-    let (encoded, negative) = prompts::encode(config, environment, &pipeline, &texts, negative)?;
+    let embeds_guidance = pipeline.embeds_guidance();
+    if !quiet && negative.is_some() && (embeds_guidance || scale == 1.0) {
+        terminal::note(match embeds_guidance {
+            true => {
+                "note: the negative prompt is not read: this model embeds the guidance scale, and has no second branch"
+            }
+            false => {
+                "note: the negative prompt is not read: the guidance scale is 1, and there is no second branch"
+            }
+        });
+    }
+    let (encoded, negative) = prompts::encode(config, environment, &pipeline, &texts, negative, quiet)?;
     let model = setup::model(config, environment).or_bad_input()?;
     let spec = model.model.spec();
     let decoder = setup::decoder(config, environment, spec).or_bad_input()?;
@@ -39,7 +53,7 @@ pub fn make(
         .flat_map(|prompt| std::iter::repeat_n(prompt, count))
         .collect();
     let at_once = (PIXELS / (decoder.frames() * pixels.height * pixels.width)).max(1);
-    let embedded = pipeline.embeds_guidance().then_some(scale as f32);
+    let embedded = embeds_guidance.then_some(scale as f32);
     let mut all = Vec::with_capacity(wanted.len());
     for (part, prompts) in wanted.chunks(at_once).enumerate() {
         let condition = |prompts: &[&EncodedPrompt]| -> Condition { conditions(prompts, embedded, device) };

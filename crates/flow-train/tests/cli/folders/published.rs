@@ -5,12 +5,15 @@ use super::ocr::SMALL;
 use super::{on_policy, place};
 
 /// Each config with the small pipeline that it trains here.
-const CONFIGS: [(&str, &str); 5] = [
+const CONFIGS: [(&str, &str); 8] = [
     ("sd35-medium-grpo", "sd3"),
     ("sd35-medium-nft", "sd3"),
     ("flux1-dev-grpo", "flux-dev"),
+    ("flux1-dev-nft", "flux-dev"),
     ("qwen-image-grpo", "qwen-image"),
+    ("qwen-image-nft", "qwen-image"),
     ("wan21-1.3b-grpo", "wan"),
+    ("wan21-1.3b-nft", "wan"),
 ];
 
 /// The window of Qwen-Image's config names the first five steps.
