@@ -89,11 +89,11 @@ class Row:
             shards = [PYTHON, str(BENCH / "parts_peer.py"), "shards", str(weights), "--model", model]
             self.prepared = [[*shards, "--in-channels", str(channels)]]
         for precision in work.precisions:
-            run = f"{name}-{precision}"
+            run = f"{name}-{precision}-{work.checkpointing}"
             if not work.dry:
                 shutil.rmtree(runs / run, ignore_errors=True)
             settings = [f'model.weights="{weights}"', f'run.dir="{runs}"', f'run.name="{run}"', "run.steps=4"]
-            settings += ["checkpointing.policy=attn-only", f"acceleration.shared={accelerators(precision)}"]
+            settings += [f"checkpointing.policy={work.checkpointing}", f"acceleration.shared={accelerators(precision)}"]
             # Pictures of noise break all rules alike, and of no advantage nothing is learnt.
             settings += ['rewards=[{ kind = "target-colour", rgb = [0.5, 0.5, 0.5] }]']
             command = [str(work.programs / "flow-train"), "train", str(BENCH.parent / config), "--quiet"]
@@ -231,6 +231,7 @@ class Work:
         self.programs, self.scratch, self.small = options.programs, options.scratch, options.small
         self.modes, self.repeats, self.each, self.only = options.modes, options.repeats, options.each, options.only
         self.captured, self.dry, self.precisions = options.captured, options.dry, options.precisions
+        self.checkpointing = options.checkpointing
         self.parts = options.parts
         self.ends, self.to = time.monotonic() + options.limit, options.to
 
@@ -283,6 +284,7 @@ def main():
     parser.add_argument("--modes", nargs="+", default=["compile"], help="of PyTorch: compile, tuned, graphs, tuned-graphs, eager")
     parser.add_argument("--parts", nargs="+", choices=("forward", "rollout", "step"), help="of models, for what a run before left out; all if none are given")
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS), help="of frozen weights, for `low-…` and `audit-…`")
+    parser.add_argument("--checkpointing", choices=("attn-only", "full"), default="attn-only", help="of `audit-…`")
     parser.add_argument("--captured", action="store_true", help="of our models only what is recorded and replayed")
     parser.add_argument("--only", choices=("ours", "peers"))
     parser.add_argument("--dry", action="store_true", help="print the commands")

@@ -2,6 +2,7 @@
 #![doc = include_str!("../README.md")]
 #![deny(missing_docs)]
 
+mod activations;
 mod check;
 pub mod codes;
 mod companions;
@@ -22,6 +23,7 @@ mod several;
 mod sharded;
 mod validate;
 
+pub use activations::Kept;
 pub use check::{Entry, TrainerKind, check};
 pub use codes::{Explanation, all_codes, explain};
 pub use companions::{Companion, Companions};

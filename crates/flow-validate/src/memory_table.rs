@@ -312,6 +312,18 @@ fn of_iteration(config: &Config, model: &Trained<'_>, estimate: &MemoryEstimate)
             bytes: estimate.activations,
             when: vec![Phase::Update],
         },
+        MemoryRow {
+            part: "calls".into(),
+            what: match load.recorded {
+                true => "what passes through a call of a rollout, which its recording keeps".into(),
+                false => "what passes through a call of a rollout".into(),
+            },
+            bytes: estimate.calls,
+            when: match load.recorded {
+                true => vec![Phase::Rollout, Phase::Update],
+                false => vec![Phase::Rollout],
+            },
+        },
     ]
 }
 

@@ -2,9 +2,10 @@
 //! log-probability and mean the rollout's to the bit?
 //!
 //! For combinations of precision, trained weights, attention backend, fused kernels, captured graphs, exact reuse, policy of
-//! activation checkpointing, algorithm and guidance: one rollout, and every loss once, without an optimizer step. No
+//! activation checkpointing, algorithm, guidance, and the config's weights in low precision: one rollout, and every loss once, without an optimizer step. No
 //! combination changes a file, and one that fails has a row that says why. [`pairs`] chooses some of them, unless all are asked for.
 
+mod low_precision;
 mod pairs;
 mod table;
 
@@ -28,6 +29,7 @@ use flow_trainer::observer::Silent;
 use flow_trainer::setup::{self, ModelParts};
 use flow_trainer::undone::{Undone, undone};
 use flow_validate::checkpoint_policy;
+use low_precision::{LowPrecision, OFF};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use table::Table;
@@ -62,7 +64,7 @@ const CALLS: [Calls; 3] = [Calls::Anew, Calls::Captured, Calls::Reused];
 const EXACT: &str = "every ratio is 1, and log-probabilities and means are the rollout's to the bit";
 
 /// What tells combinations apart: columns of the table, and of `--only`.
-const COLUMNS: [&str; 10] = [
+const COLUMNS: [&str; 11] = [
     "device",
     "dtype",
     "weights",
@@ -73,6 +75,7 @@ const COLUMNS: [&str; 10] = [
     "reuse",
     "algorithm",
     "guidance",
+    "low",
 ];
 
 /// One row of the table.
@@ -80,12 +83,14 @@ struct Combination {
     attention: String,
     fused: &'static str,
     calls: Calls,
+    /// What weights are in low precision, if any are.
+    low: String,
     config: Config,
 }
 
 impl Combination {
     /// Its values of [`COLUMNS`].
-    fn values(&self) -> [String; 10] {
+    fn values(&self) -> [String; 11] {
         let config = &self.config;
         let weights = match config.model.finetune {
             Finetune::Full => "full",
@@ -103,6 +108,7 @@ impl Combination {
             is(Calls::Reused, "exact"),
             &config.algorithm.kind,
             &config.sampling.guidance_scale.to_string(),
+            &self.low,
         ]
         .map(str::to_owned)
     }
@@ -160,8 +166,14 @@ pub fn run(arguments: &AuditArguments, quiet: bool) -> Result<(), Failure> {
     let in_all = all.len();
     let combinations = if arguments.all {
         all
-    } else {
+    } else if all.iter().any(|one| one.low != OFF) {
         pairs::covering(all, Combination::values)
+    } else {
+        // A column with one value says nothing.
+        pairs::covering(all, |one| {
+            let [others @ .., _low] = one.values();
+            others
+        })
     };
     if !quiet {
         let count = combinations.len();
@@ -255,7 +267,7 @@ fn audited(
     let mut outcome = Outcome::default();
     let mut between = Between::default();
     for combination in combinations {
-        let found = between.compute(context, &combination.config);
+        let found = between.compute(context, combination);
         progress.print_above(|| match &found {
             Ok(found) => table.row(combination, found),
             Err(why) => table.failed(combination, why),
@@ -272,18 +284,23 @@ fn audited(
     Ok(outcome)
 }
 
+/// What the weights of a combination are: which are trained, in what precision they compute, and which of them are in a lower one.
+type Stored = (Finetune, DType, String);
+
 /// What stays from one combination to the next: the model, if the next has the same weights in the same precision. All else
 /// goes, and the device gets its memory back: a combination has what it would have alone.
 #[derive(Default)]
 struct Between {
-    model: Option<((Finetune, DType), ModelParts)>,
+    model: Option<(Stored, ModelParts)>,
     device: Option<ComputeDevice>,
 }
 
 impl Between {
     /// Runs one combination. A panic (memory that ran out) is its failure, and costs the others nothing.
-    fn compute(&mut self, context: &CommandContext, config: &Config) -> Result<Found, Failure> {
-        let of = (config.model.finetune, config.device.dtype);
+    fn compute(&mut self, context: &CommandContext, combination: &Combination) -> Result<Found, Failure> {
+        let config = &combination.config;
+        let low = combination.low.clone();
+        let of = (config.model.finetune, config.device.dtype, low);
         // Before the next is loaded: a device may have no room for both.
         if self.model.as_ref().is_some_and(|(before, _)| *before != of) {
             self.model = None;
@@ -299,12 +316,7 @@ impl Between {
         found
     }
 
-    fn run(
-        &mut self,
-        context: &CommandContext,
-        config: &Config,
-        of: (Finetune, DType),
-    ) -> Result<Found, Failure> {
+    fn run(&mut self, context: &CommandContext, config: &Config, of: Stored) -> Result<Found, Failure> {
         let environment = context.environment(config)?;
         self.device = Some(environment.device.clone());
         let tokens = tokens(config, &environment).or_bad_input()?;
@@ -341,6 +353,7 @@ fn combinations(context: &CommandContext) -> Result<Vec<Combination>, Environmen
     // Its name is that of the backend which computes without an accelerator.
     let without = config.device.kind.name();
     let plans = plans(config, &context.registries)?;
+    let low = LowPrecision::of(config, &context.registries.accelerators);
     let entry = |name: &str, key: &str, value: &str| AcceleratorEntry {
         name: name.into(),
         params: [(key.to_owned(), value.into())].into(),
@@ -386,9 +399,12 @@ fn combinations(context: &CommandContext) -> Result<Vec<Combination>, Environmen
                 name: name.into(),
                 params: Default::default(),
             }));
-            let accelerated = |config: &Config| {
+            let accelerated = |config: &Config, low: Option<&LowPrecision>| {
                 let mut config = config.clone();
                 config.acceleration.shared = shared.clone();
+                if let Some(low) = low {
+                    low.add_to(&mut config);
+                }
                 config.acceleration.rollout = Vec::new();
                 if calls == Calls::Reused {
                     config.sampling.initial_noise = InitialNoise::PerGroup;
@@ -397,14 +413,14 @@ fn combinations(context: &CommandContext) -> Result<Vec<Combination>, Environmen
                     attention: attention.to_owned(),
                     fused: fused.unwrap_or("off"),
                     calls,
+                    low: low.map_or(OFF, |low| low.name.as_str()).to_owned(),
                     config,
                 }
             };
-            found.extend(
-                settings(config, &context.catalog, &dtypes)
-                    .iter()
-                    .map(accelerated),
-            );
+            for config in settings(config, &context.catalog, &dtypes) {
+                let choices = LowPrecision::choices(low.as_ref(), &config);
+                found.extend(choices.map(|low| accelerated(&config, low)));
+            }
         }
     }
     // Those that share weights stand together; what else tells combinations apart keeps its order.
@@ -413,6 +429,7 @@ fn combinations(context: &CommandContext) -> Result<Vec<Combination>, Environmen
         (
             config.model.finetune == Finetune::Lora,
             config.device.dtype.name(),
+            one.low != OFF,
         )
     });
     Ok(found)

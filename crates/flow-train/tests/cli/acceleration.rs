@@ -352,6 +352,51 @@ fn the_audit_is_exact_for_every_combination_and_writes_nothing() {
     contains(&place.fail(2, &ode), &["no stochastic step", "flow-sde"]);
 }
 
+#[test]
+fn an_audit_of_a_config_in_low_precision_has_its_combinations_with_it_and_without_and_all_are_exact() {
+    let place = Place::new();
+    let audited = |params: &str| {
+        let entry = format!("acceleration.shared={{ name = \"low_precision\", params = {{ {params} }} }}");
+        let only = ["dtype=f32", "reuse=off", "attention=cpu", "algorithm=grpo"];
+        let text = place.succeed(
+            &[
+                &narrowed(&only)[..],
+                &["--set", "model.finetune=lora", "--set", entry.as_str()],
+            ]
+            .concat(),
+        );
+        let rows = text.lines().filter(|line| line.starts_with("cpu "));
+        let rows = rows.map(|line| {
+            let cells: Vec<&str> = line.split_whitespace().collect();
+            let [_, _, weights, .., low, ratios, deviation] = cells[..] else {
+                panic!("{line}")
+            };
+            assert!(
+                ratios.parse::<u64>().expect("a number") > 0 && deviation == "0e0",
+                "{line}"
+            );
+            format!("{weights} {low}")
+        });
+        let mut found: Vec<String> = rows.collect();
+        found.dedup();
+        found
+    };
+    assert_eq!(
+        audited("compute = \"fp8\", format = \"fp8\""),
+        ["full off", "full fp8", "lora off", "lora fp8"]
+    );
+    // Nothing is frozen where all is trained.
+    let gradients = "compute = \"fp8\", format = \"fp8\", data_gradient = \"fp8\"";
+    assert_eq!(
+        audited(gradients),
+        ["full off", "lora off", "lora fp8-data-gradient"]
+    );
+    assert_eq!(
+        audited("compute = \"storage\", format = \"nf4\""),
+        ["full off", "lora off", "lora storage-nf4"]
+    );
+}
+
 fn narrowed<'a>(only: &[&'a str]) -> Vec<&'a str> {
     let only = only.iter().flat_map(|entry| ["--only", entry]);
     ["audit", "tiny.toml", "--all"].into_iter().chain(only).collect()

@@ -222,6 +222,14 @@ fn drift_tells_what_products_in_fp8_change_block_by_block() {
 fn an_adapter_trained_in_fp8_is_evaluated_on_the_weights_of_the_file() {
     let place = Place::new();
     place.succeed(&with(&["train", "tiny.toml", "--quiet"], &[LORA, PRODUCTS]));
+    // A ratio of 1 says nothing of other weights, so the summary and the report say that the policy is another one.
+    for file in ["summary.json", "report.html"] {
+        let text = place.text(&format!("runs/tiny/{file}"));
+        contains(
+            &text,
+            &["frozen weights are stored in fp8", "another one than without"],
+        );
+    }
     let eval = ["eval", "tiny.toml", "--weights", "runs/tiny/weights/adapter"];
     let full = [&eval[..], &["--without-low-precision"]].concat();
     let on_file = place.succeed(&with(&full, &[LORA, PRODUCTS]));

@@ -11,11 +11,26 @@ use crate::error::TrainError;
 use crate::observer::Observer;
 use crate::watch::ImageStatistics;
 use flow_accel::{Acceleration, Activity};
+use flow_core::Weights;
 use flow_report::{
     BYTES_PER_GIB, IntervalMethod, MetricRecord, Metrics, RewardChange, RunStatus, RunSummary, TrainedReward,
     mean_interval, paired_difference, resident_bytes,
 };
 use std::path::PathBuf;
+
+/// That the policy is another one than the weights have without low precision, if some are in it.
+fn other_policy(weights: &Weights) -> Option<String> {
+    let stored = weights.forms().iter().flatten().next();
+    let rounded = weights.rounded().iter().flatten().next();
+    let how = match (stored, rounded) {
+        (Some(stored), _) => format!("frozen weights are stored in {}", stored.format),
+        (None, Some(rounded)) => format!("products round trained weights to {}", rounded.format),
+        (None, None) => return None,
+    };
+    Some(format!(
+        "{how}: ratios, rewards and images are of that policy, which is another one than without (`flow-train eval --without-low-precision`)"
+    ))
+}
 
 fn with_drift(
     mut record: MetricRecord,
@@ -268,6 +283,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         let metrics = directory.read_metrics()?;
         let settings = &self.settings;
         let mut notes = self.progress.run_counters.notes();
+        notes.extend(other_policy(&self.state.weights.current));
         let comparable = metrics.since(self.progress.run_counters.comparable_from());
         let rewards = self.reward_changes(&comparable).unwrap_or_else(|error| {
             notes.push(format!("no comparison of evaluations: {error}"));

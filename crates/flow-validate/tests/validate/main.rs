@@ -9,7 +9,7 @@ use flow_core::params::LayoutBuilder;
 use flow_core::{AttentionShape, Backends, Init, ModelSpec, ParamLayout, RegionKind, Rows};
 use flow_kernels::CpuKernels;
 use flow_validate::{
-    Capabilities, Companion, Companions, Load, LowPrecisionLoad, Machine, MemoryEstimate, MemoryTable,
+    Capabilities, Companion, Companions, Kept, Load, LowPrecisionLoad, Machine, MemoryEstimate, MemoryTable,
     Operations, Phase, Question, Stored, Teachers, Trained, TrainerKind, errors, explain, gib, validate,
 };
 use std::collections::BTreeSet;

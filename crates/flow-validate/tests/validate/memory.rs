@@ -20,6 +20,8 @@ fn the_estimate_is_the_documented_sum_and_is_refused_above_the_memory_only() {
             networks: 0,
             teachers: Teachers::default(),
             recomputed_every: None,
+            kept: Kept::default(),
+            recorded: false,
             stored: Stored {
                 trained: 4,
                 frozen: 4,
@@ -43,8 +45,15 @@ fn the_estimate_is_the_documented_sum_and_is_refused_above_the_memory_only() {
     spec.latent.width = 2;
     let estimate = MemoryEstimate::new(&layout(), &spec, 10, &load);
     // By hand, 4 bytes each: 10 weights, 2 · 10 gradients, 2 · 10 moments, 1 · 10 average; 8 images of 6 values with 4
-    // steps of 3 and the end; 8 rows of 4 tokens · (3 + 2) and one sample's 2 + 2.
-    let by_hand = [40.0, 80.0, 80.0, 40.0, 4.0 * 6.0 * 8.0 * 13.0, 4.0 * 8.0 * 24.0];
+    // steps of 3 and the end; 8 rows of 4 tokens · (3 + 2) and one sample's 2 + 2, and the gradients of the first layer's.
+    let by_hand = [
+        40.0,
+        80.0,
+        80.0,
+        40.0,
+        4.0 * 6.0 * 8.0 * 13.0,
+        4.0 * 8.0 * (24.0 + 20.0),
+    ];
     let [weights, gradients, moments, copies, trajectories, activations] = by_hand;
     let bytes: Vec<f64> = estimate
         .parts(Phase::Update)
@@ -201,9 +210,9 @@ fn blocks_that_are_computed_again_count_with_their_inputs_and_the_largest_one() 
     };
     let activations = |policy: &str| {
         let load = load(policy);
-        MemoryEstimate::new(&layout, &spec, 0, &load).activations / (4.0 * load.rows as f64)
+        MemoryEstimate::new(&layout, &spec, 0, &load).activations / (4.0 * load.rows as f64) - 4.0 * 7.0
     };
-    // 4 tokens: the last layer, and per block twice (inner + 2).
+    // 4 tokens: the last layer, and per block twice (inner + 2); without the gradients of the widest layer, 5 + 2.
     let (last, blocks) = (4.0 * 4.0, [5.0, 7.0, 6.0].map(|row| 4.0 * 2.0 * row));
     let input = 4.0 * 2.0;
     assert_eq!(
@@ -211,13 +220,84 @@ fn blocks_that_are_computed_again_count_with_their_inputs_and_the_largest_one() 
         last + blocks.iter().sum::<f64>()
     );
     let again = last + 3.0 * input + blocks[1];
-    for policy in ["full", "attn-only", "every-nth-linear"] {
+    for policy in ["full", "attn-only"] {
         assert_eq!(activations(&format!("policy = \"{policy}\"")), again, "{policy}");
     }
+    // Every third of the linear layers' results, of 3 + 2, 5 + 2 and 4 + 2.
+    assert_eq!(
+        activations("policy = \"every-nth-linear\"\nn = 3"),
+        again + 4.0 * 18.0 / 3.0
+    );
     assert_eq!(
         activations("policy = \"block-skip\"\nevery = 2"),
         last + blocks[1] + 2.0 * input + blocks[2]
     );
+}
+
+#[test]
+fn blocks_of_two_streams_keep_both_inputs_and_what_attention_gives_where_the_policy_says_so() {
+    let mut layout = ParamLayout::default();
+    let mut builder = LayoutBuilder::new(&mut layout);
+    for block in 0..3 {
+        builder.param(&format!("blocks.{block}.up.weight"), [16, 8], Init::Zeros);
+        builder
+            .applied_to(Rows::Text)
+            .param(&format!("blocks.{block}.text.weight"), [8, 8], Init::Zeros);
+    }
+    let queries: &[&'static [Rows]] = &[&[Rows::Tokens, Rows::Text], &[Rows::Tokens]];
+    let found = queries.iter().map(|queries| {
+        let spec = ModelSpec {
+            stacks: vec![("blocks".into(), 3)],
+            attentions: vec![AttentionShape {
+                layers: 3,
+                queries: *queries,
+                keys: &[Rows::Tokens, Rows::Text],
+                width: 8,
+                heads: 2,
+            }],
+            ..spec()
+        };
+        ["full", "attn-only"].map(|policy| {
+            let config = config(&format!("[checkpointing]\npolicy = \"{policy}\""));
+            let load = Load {
+                text_tokens: 7,
+                ..Load::of(&config, &CATALOG)
+            };
+            let found = MemoryEstimate::new(&layout, &spec, 0, &load);
+            let of_row = 4.0 * load.rows as f64;
+            assert_eq!(found.calls / of_row, 4.0 * 7.0 * 16.0, "{policy}");
+            assert_eq!(found.recorded_calls, 0.0);
+            found.activations / of_row
+        })
+    });
+    // 4 tokens and 7 of text: a block's layers, and the gradients of its widest, of which a call without gradients has four times as much.
+    let (block, widest) = (4.0 * 24.0 + 7.0 * 16.0, 7.0 * 16.0);
+    let (both, one) = (3.0 * 8.0 * 11.0, 3.0 * 8.0 * 4.0);
+    // Of each query 8 channels and, of each of two heads, an f32.
+    let kept = |queries: f64| 3.0 * queries * 10.0;
+    let by_hand = [
+        [block + widest + both, block + widest + both + kept(11.0)],
+        [block + widest + one, block + widest + one + kept(4.0)],
+    ];
+    assert_eq!(found.collect::<Vec<_>>(), by_hand);
+}
+
+#[test]
+fn what_passes_through_a_recorded_call_of_a_rollout_stays_during_updates() {
+    let plain = config("");
+    let recorded = config("[[acceleration.shared]]\nname = \"graph_capture\"");
+    let [plain, recorded] = [plain, recorded].map(|config| {
+        let load = Load::of(&config, &CATALOG);
+        MemoryEstimate::new(&layout(), &spec(), 10, &load)
+    });
+    assert_eq!(
+        [plain.recorded_calls, recorded.recorded_calls],
+        [0.0, plain.calls]
+    );
+    assert!(plain.calls > 0.0);
+    assert_eq!(recorded.at(Phase::Rollout), plain.at(Phase::Rollout));
+    assert_eq!(recorded.at(Phase::Update), plain.at(Phase::Update) + plain.calls);
+    assert_eq!(recorded.certain(), plain.certain());
 }
 
 #[test]
@@ -287,7 +367,10 @@ fn text_encoders_count_one_at_a_time_before_the_first_rollout() {
     // Weights and moments, 4 bytes each, the autoencoder, and the larger encoder.
     let start = 40.0 + 80.0 + alone.copies + 200.0;
     assert_eq!(estimate.at(Phase::Encoding), start + 12_000.0);
-    assert_eq!(estimate.at(Phase::Rollout), start + alone.trajectories + 600.0);
+    assert_eq!(
+        estimate.at(Phase::Rollout),
+        start + alone.trajectories + 600.0 + alone.calls
+    );
     assert_eq!(estimate.at(Phase::Update), alone.total() + 200.0);
     assert_eq!(estimate.peak().0, Phase::Encoding);
     assert_eq!(estimate.total(), start + 12_000.0);
