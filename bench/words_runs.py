@@ -197,7 +197,7 @@ def picture(options):
     command += ["--to", str(options.to.resolve()), "--name", "words"]
     with tempfile.TemporaryDirectory() as folder:
         for device, kind in ((device, kind) for device in MACHINES for kind in ("nft", "grpo")):
-            runs = [f"{device}-{kind}-{seed}" for seed in (1, 2, 3)]
+            runs = [f"{options.name}{device}-{kind}-{seed}" for seed in (1, 2, 3)]
             rows = [{"curve": list(seed_curve([record for record in found if record["run"] == run]))} for run in runs]
             lines = [{"kind": "eval"} | point | {"reward": {"read": point["reward"]}} for point in mean_curve(rows)]
             path = Path(folder) / f"{device}-{kind}.jsonl"
