@@ -43,7 +43,7 @@ class Row:
         threads = ["--threads", str(os.cpu_count())]
         self.prepared = [[ours, "export", name, str(folder), "--made", *batch, *threads]]
         peer = [PYTHON, str(BENCH / "step_peer.py"), "time", str(folder)]
-        for part, checkpoint in (("forward", "none"), ("step", "attn_only")):
+        for part, checkpoint in work.of(("forward", "none"), ("step", "attn_only")):
             options = ["--device", "cuda", "--checkpoint", checkpoint, "--repeats", str(work.repeats)]
             for captured in ([["--capture"]] if work.captured else [[], ["--capture"]]):
                 key = " ".join([part, *captured])
@@ -67,9 +67,12 @@ class Row:
         options = ["--device", "cuda", "--repeats", str(work.repeats)]
         first = "rollout" if name == "sd35-medium" else "forward"
         peer = [PYTHON, str(BENCH / "step_peer.py"), "time", folder]
-        for part, checkpoint in ((first, "none"), ("step", "attn_only")):
+        for part, checkpoint in work.of((first, "none"), ("step", "attn_only")):
             parted = [*options, "--checkpoint", checkpoint]
             for precision in work.precisions:
+                # Without a gradient it is `fp8`.
+                if part == first and precision == "fp8-data-gradient":
+                    continue
                 low = ["--low-precision", precision] if precision != "bf16" else []
                 command = [ours, "time", name, folder, part, *made, *threads, *parted, *low, "--capture"]
                 self.ours[f"{part} {precision}"] = command
@@ -168,7 +171,7 @@ class Row:
 
 
 # Of frozen weights: as they are, or as `workload_speed --low-precision` has them.
-PRECISIONS = ("bf16", "fp8", "storage-fp8", "storage-nf4", "storage-int8")
+PRECISIONS = ("bf16", "fp8", "fp8-data-gradient", "storage-fp8", "storage-nf4", "storage-int8")
 # Rewards, and the networks that they have.
 REWARDS = {
     "clip-score": "clip-vit-l-14",
@@ -196,7 +199,9 @@ def accelerators(precision):
     entries = ['{ name = "fused_kernels", params = { mode = "full" } }', '{ name = "graph_capture" }']
     if precision != "bf16":
         compute = "storage" if precision.startswith("storage-") else "fp8"
-        params = f'{{ compute = "{compute}", format = "{precision.removeprefix("storage-")}" }}'
+        storage = precision.removeprefix("storage-").removesuffix("-data-gradient")
+        gradient = ', data_gradient = "fp8"' if precision.endswith("-data-gradient") else ""
+        params = f'{{ compute = "{compute}", format = "{storage}"{gradient} }}'
         entries.append(f'{{ name = "low_precision", params = {params} }}')
     return f"[{', '.join(entries)}]"
 
@@ -226,7 +231,12 @@ class Work:
         self.programs, self.scratch, self.small = options.programs, options.scratch, options.small
         self.modes, self.repeats, self.each, self.only = options.modes, options.repeats, options.each, options.only
         self.captured, self.dry, self.precisions = options.captured, options.dry, options.precisions
+        self.parts = options.parts
         self.ends, self.to = time.monotonic() + options.limit, options.to
+
+    def of(self, *parts):
+        """Those that were asked for; each begins with its name."""
+        return [part for part in parts if self.parts is None or part[0] in self.parts]
 
     def say(self, line):
         print(json.dumps(line), flush=True)
@@ -271,6 +281,7 @@ def main():
     parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()) / "fast", help="for what is written: 24 GB for `load`, 17 GB for `grpo`; what is there is not written again")
     parser.add_argument("--small", type=Path, help="a small folder of SD3's pipeline, for our part of `grpo`, as test-support's example `small_folder` writes it")
     parser.add_argument("--modes", nargs="+", default=["compile"], help="of PyTorch: compile, tuned, graphs, tuned-graphs, eager")
+    parser.add_argument("--parts", nargs="+", choices=("forward", "rollout", "step"), help="of models, for what a run before left out; all if none are given")
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS), help="of frozen weights, for `low-…` and `audit-…`")
     parser.add_argument("--captured", action="store_true", help="of our models only what is recorded and replayed")
     parser.add_argument("--only", choices=("ours", "peers"))

@@ -108,7 +108,7 @@ class Iteration:
         self.options, self.device = options, options.device
         is_cuda = options.device == "cuda"
         self.wait = torch.cuda.synchronize if is_cuda else lambda: None
-        settings = TINY if options.tiny else SD35_MEDIUM
+        settings = (TINY if options.tiny else SD35_MEDIUM) | ({"in_channels": 3} if options.pixels else {})
         self.dtype, trained_in = DTYPES[options.dtype], DTYPES[options.trained_in]
         self.is_mixed = trained_in != self.dtype
         with torch.device(self.device):
@@ -193,6 +193,8 @@ class Iteration:
 
     @torch.no_grad()
     def decode(self, x):
+        if self.options.pixels:
+            return x.view(-1, *self.shape).clamp(-1, 1)
         latents = (x.view(-1, *self.shape) / LATENT_SCALE + LATENT_SHIFT).to(self.dtype)
         return self.decoder(latents.to(memory_format=torch.channels_last)).float().clamp(-1, 1)
 
@@ -281,6 +283,7 @@ def main():
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--dtype", choices=tuple(DTYPES), default="bf16")
     parser.add_argument("--trained-in", choices=tuple(DTYPES), default="f32", help="of adapters and their moments")
+    parser.add_argument("--pixels", action="store_true", help="three channels and no decoder, as `configs/sd35-shape-h100.toml`")
     parser.add_argument("--tiny", action="store_true", help="a few channels and tokens, to try the program")
     options = parser.parse_args()
     if options.pictures % GROUP or options.pictures % options.micro_batch:

@@ -4,7 +4,8 @@
     parts_peer.py t5 [--batch B] [--tokens S]          the encoder of T5-XXL v1.1
     parts_peer.py check-t5                             that it is the encoder of `transformers`, in f32 on the CPU, small
     parts_peer.py shards FOLDER [--shards N]           writes FLUX.1's transformer in bf16, as diffusers does: 24 GB; with --model
-                                                       sd35-medium that of Stable Diffusion 3.5 medium, 5 GB
+                                                       sd35-medium that of Stable Diffusion 3.5 medium, 5 GB; with dit-xl the model
+                                                       of `dit_peer.py`, 1.3 GB, of --layers N with fewer blocks
     parts_peer.py load FOLDER                          its weights from the system's cache to the device
 
 `load` prints a line for each way: `direct`, safetensors' own reading to the device, and `mapped`, `.to("cuda")` of mapped tensors;
@@ -178,11 +179,15 @@ def check_t5():
 
 def published(options):
     """A model without values. `--in-channels` is for latents of another kind, as those of `bench/flux-shape.toml`."""
-    from models import Mmdit
+    from models import Dit, Mmdit
     from two_streams import Flux, flux1_dev
 
     other = {} if options.in_channels is None else {"in_channels": options.in_channels}
     with torch.device("meta"):
+        if options.model == "dit-xl":
+            from dit_peer import DIT_XL
+
+            return Dit(DIT_XL if options.layers is None else DIT_XL | {"layers": options.layers})
         if options.model == "flux1-dev":
             return Flux(flux1_dev(128) | other)
         from grpo_peer import SD35_MEDIUM
@@ -283,7 +288,8 @@ def main():
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--modes", nargs="+", default=["eager", "compile", "tuned"])
     parser.add_argument("--shards", type=int, default=3)
-    parser.add_argument("--model", choices=("flux1-dev", "sd35-medium"), default="flux1-dev")
+    parser.add_argument("--model", choices=("flux1-dev", "sd35-medium", "dit-xl"), default="flux1-dev")
+    parser.add_argument("--layers", type=int, help="of dit-xl; 28 if none are given")
     parser.add_argument("--in-channels", type=int, help="of the model; its own if none are given")
     parser.add_argument("--loads", type=int, default=3)
     options = parser.parse_args()

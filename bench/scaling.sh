@@ -9,12 +9,15 @@
 #
 # Parts, in the order in which they are worth something, each with its own limit of time:
 #   dit        GRPO of all weights of DiT-XL's size, 128 pictures a rank
+#   scaled     the same with 128 pictures a rank (weak), and 128 for each card on 1, 2 and all ranks (strong): times and bytes
+#   sd35       the same for a LoRA on SD3.5 medium's sizes in pixels (`configs/sd35-shape-h100.toml`), 16 pictures a rank
+#   ddp        the weak half of both in PyTorch
 #   bytes      the same pictures on 1, 2 and 4 ranks: metrics and weights
 #   parts      `distributed.shard = "weights"` and "optimizer" for it: bytes, memory by card, time; and without shares, uncaptured as these are
 #   flux       FLUX.1's size in parts: a LoRA on 2 ranks beside 1 with all of it, and all weights trained on 4
-#   killed     one rank killed, weights being in parts, and half as many ranks go on
+#   killed     of eight blocks of DiT-XL, weights being in parts, one rank killed; half as many go on, to the bytes of a run that nobody killed
 #   sharded    `dit` in PyTorch: DistributedDataParallel on 1, 2, … ranks, and FSDP2 on all
-#   files      what `dit` and `flux` begin from, if it is not there
+#   files      what `dit`, `sd35`, `killed` and `flux` begin from, if it is not there
 #   optimizer  ZeRO-1 for `dit` on all ranks        nccl   `distributed.order = "nccl"` for it
 #   lora       GRPO of a LoRA, 16 pictures a rank   peers  the same in PyTorch under torchrun; both, and their bytes, only with FOLDER
 # LIMIT_S (400): no part begins later than that. ALONE=1: no two runs at the same time; otherwise those of fewer ranks than there are cards
@@ -27,7 +30,9 @@ export FT OUT LOGS="${LOGS:-$OUT}" FOLDER_OF_RUNS="${FOLDER_OF_RUNS:-/dev/shm/w}
 FOLDER="${FOLDER:-}"
 GPUS="${GPUS:-$(nvidia-smi -L | wc -l)}"
 LIMIT_S="${LIMIT_S:-400}"
-DIT="$FOLDER_OF_RUNS/dit-xl.safetensors"
+DIT="$FOLDER_OF_RUNS/dit-xl"
+DIT_8="$FOLDER_OF_RUNS/dit-8"
+SD35="$FOLDER_OF_RUNS/sd35"
 FLUX="$FOLDER_OF_RUNS/flux"
 # Of weights in parts: nothing is recorded, and every block is computed again.
 IN_PARTS=(--set distributed.shard=weights --set checkpointing.policy=full
@@ -80,26 +85,82 @@ dit_words() {
         --set distributed.check_replicas_every=0 --set "$COLOUR" "${@:3}")
 }
 
-# Weights of DiT-XL's size: one step of pretraining, on the last card.
-dit_weights() {
-    [ -e "$DIT" ] && return
-    if [ -n "${DRY:-}" ]; then echo "pretrain to $DIT" && return; fi
-    CUDA_VISIBLE_DEVICES=$((GPUS - 1)) timeout 90 "$FT" pretrain configs/shapes-grpo-h100.toml --quiet --set model.dit.patch=4 \
-        --set model.dit.hidden=1152 --set model.dit.layers=28 --set model.dit.heads=16 --set pretrain.steps=1 --set pretrain.warmup=0 \
-        --set "pretrain.output=$DIT" >"$LOGS/dit-weights.log" 2>&1
+# Random weights in bf16 by PyTorch, in the folder `$1`; what follows says of which model.
+weights() {
+    local folder=$1
+    shift
+    [ -e "$folder/diffusion_pytorch_model.safetensors.index.json" ] && return
+    if [ -n "${DRY:-}" ]; then echo "shards to $folder" && return; fi
+    CUDA_VISIBLE_DEVICES=$((GPUS - 1)) timeout 120 python3 bench/parts_peer.py shards "$folder" "$@" >"$LOGS/$(basename "$folder")-weights.log" 2>&1
 }
 
-# Weights of FLUX.1's size in bf16, by PyTorch: 24 GB.
-flux_weights() {
-    [ -e "$FLUX/diffusion_pytorch_model.safetensors.index.json" ] && return
-    if [ -n "${DRY:-}" ]; then echo "shards to $FLUX" && return; fi
-    CUDA_VISIBLE_DEVICES=$((GPUS - 1)) timeout 120 python3 bench/parts_peer.py shards "$FLUX" --in-channels 12 >"$LOGS/flux-weights.log" 2>&1
+dit_weights() { weights "$DIT" --model dit-xl --shards 1; }
+dit_8_weights() { weights "$DIT_8" --model dit-xl --layers 8 --shards 1; }
+sd35_weights() { weights "$SD35" --model sd35-medium --in-channels 3 --shards 1; }
+# 24 GB.
+flux_weights() { weights "$FLUX" --in-channels 12; }
+
+# A LoRA on SD3.5 medium's sizes: `$1` prompts of eight pictures and `$2` iterations; more after them.
+sd35_words() {
+    WORDS=(configs/sd35-shape-h100.toml --quiet --set "model.weights=$SD35" --set "sampling.prompts_per_step=$1" --set "run.steps=$2"
+        --set sampling.group_size=8 --set optimizer.gradient_accumulation=0 --set checkpointing.policy=attn-only
+        --set distributed.check_replicas_every=0 --set "$COLOUR" "${@:3}")
 }
 
 # The arguments of a run of `$1` prompts of four pictures and `$2` iterations on FLUX.1's size; more after them.
 flux_words() {
     WORDS=(bench/flux-shape.toml --quiet --set "model.weights=$FLUX" --set "sampling.prompts_per_step=$1" --set "run.steps=$2"
         --set distributed.check_replicas_every=0 "${@:3}")
+}
+
+# Eight prompts of 16 pictures on each of `$1` ranks, five iterations.
+dit_weak() {
+    dit_words $((8 * $1)) 9
+    run 80 "dit-weak-$1" "$1" "$2" $((128 * $1)) run --stop 5 -- "${WORDS[@]}"
+}
+
+# As many for each card, on `$1` ranks, to the end. On all ranks it is `dit_weak`, too.
+dit_all() {
+    dit_words $((8 * $(largest))) 5 --set "distributed.lanes=$(largest)"
+    run 120 "dit-all-$1" "$1" "$2" $((128 * $(largest))) run -- "${WORDS[@]}"
+}
+
+sd35_weak() {
+    sd35_words $((2 * $1)) 5
+    run 100 "sd35-weak-$1" "$1" "$2" $((16 * $1)) run -- "${WORDS[@]}"
+}
+
+sd35_all() {
+    sd35_words $((2 * $(largest))) 5 --set "distributed.lanes=$(largest)"
+    run 120 "sd35-all-$1" "$1" "$2" $((16 * $(largest))) run -- "${WORDS[@]}"
+}
+
+# Weak and strong scaling of `$1`, `dit` or `sd35`, and bytes.
+scaled() {
+    local what=$1 all ranks
+    all=$(largest)
+    if [ -z "${ALONE:-}" ] && [ "$GPUS" -ge 4 ]; then
+        "${what}_all" 1 0 &
+        "${what}_weak" 1 1 &
+        { "${what}_all" 2 2; "${what}_weak" 2 2; } &
+        wait
+        ranks=4
+    else
+        "${what}_all" 1 0
+        "${what}_weak" 1 0
+        ranks=2
+    fi
+    while [ $ranks -lt "$all" ]; do
+        "${what}_all" $ranks 0
+        "${what}_weak" $ranks 0
+        ranks=$((2 * ranks))
+    done
+    "${what}_all" "$all" 0
+    ranks=2
+    while [ $ranks -le "$all" ]; do
+        python3 bench/scaling_run.py same "$what-all-1" "$what-all-$ranks"
+        ranks=$((2 * ranks))
+    done
 }
 
 lora_of() {
@@ -119,6 +180,11 @@ peer_of() {
 
 dit_peer_of() {
     run 80 "peer-dit-ddp-$1" "$1" "$2" $((128 * $1)) peer -- dit_peer.py --how ddp --pictures 128
+}
+
+# As `sd35_weak`.
+sd35_peer_of() {
+    run 110 "peer-sd35-$1" "$1" "$2" $((16 * $1)) peer -- grpo_peer.py --pixels --steps 4 --learnt 2 --mode compile --iterations 3 --warm-up 2 --pictures 16
 }
 
 # Four lanes, so that 1, 2 and 4 ranks have the same sums.
@@ -152,6 +218,28 @@ part_dit() {
     each_size dit_of
 }
 
+part_scaled() {
+    dit_weights
+    scaled dit
+}
+
+part_sd35() {
+    sd35_weights
+    scaled sd35
+}
+
+part_ddp() {
+    if [ -z "${ALONE:-}" ] && [ "$GPUS" -ge 4 ]; then
+        dit_peer_of 1 0 & dit_peer_of 2 1 & sd35_peer_of 1 3 &
+        wait
+    else
+        dit_peer_of 1 0
+        sd35_peer_of 1 0
+    fi
+    dit_peer_of "$(largest)" 0
+    sd35_peer_of "$(largest)" 0
+}
+
 part_peers() {
     [ -n "$FOLDER" ] || return
     each_size peer_of
@@ -159,6 +247,8 @@ part_peers() {
 
 part_files() {
     dit_weights
+    dit_8_weights
+    sd35_weights
     flux_weights
 }
 
@@ -237,16 +327,28 @@ part_nccl() {
     dit_of "$(largest)" 0 dit-nccl --set distributed.order=nccl
 }
 
-# The last rank is killed behind iteration 2 of 4, its weights being in parts; half as many go on, to the bytes of `bytes`.
+# Eight blocks of DiT-XL, 256 pictures, six iterations with a checkpoint behind the third, as `$1` on `$2` ranks from card `$3` on.
+killed_of() {
+    dit_words 16 6 --set model.dit.layers=8 --set "model.weights=$DIT_8" --set distributed.lanes=4 "${IN_PARTS[@]}" --set checkpoints.every=3
+    run 70 "$1" "$2" "$3" 256 run "${@:4}" -- "${WORDS[@]}"
+}
+
+# The last rank is killed behind iteration 4 of 6, weights being in parts; half as many go on from the checkpoint of iteration 3, and meanwhile
+# one rank does all of it.
 part_killed() {
     local ranks
-    dit_weights
+    dit_8_weights
     ranks=$(largest)
     [ "$ranks" -le 4 ] || ranks=4
-    dit_words 16 4 --set distributed.lanes=4 "${IN_PARTS[@]}" --set checkpoints.every=1
-    run 100 dit-killed "$ranks" 0 256 run --kill $((ranks - 1)) --after 2 -- "${WORDS[@]}"
-    run 100 dit-killed $((ranks / 2)) 0 256 run --resume -- "${WORDS[@]}"
-    python3 bench/scaling_run.py same dit-same-1 dit-killed
+    killed_of killed "$ranks" 0 --kill $((ranks - 1)) --after 4
+    if [ -z "${ALONE:-}" ] && [ "$GPUS" -ge 4 ]; then
+        killed_of killed $((ranks / 2)) 0 --resume & killed_of unharmed 1 2 &
+        wait
+    else
+        killed_of killed $((ranks / 2)) 0 --resume
+        killed_of unharmed 1 0
+    fi
+    python3 bench/scaling_run.py same unharmed killed
 }
 
 if [ "$GPUS" -lt 2 ]; then
@@ -255,10 +357,10 @@ if [ "$GPUS" -lt 2 ]; then
 fi
 {
     echo "# $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -1), $GPUS cards, $(nproc) cores, $(date -u +%F)"
-    echo "| run | ranks | pictures | ms an iteration: median after the first two (least to most) | pictures a second | s to the end of the first iteration | most GiB by card | |"
+    echo "| run | ranks | pictures | ms an iteration: median after the first two (least to most) | pictures a second | s from the launch to the end of the first iteration (before it began) | most GiB by card | |"
     echo "|---|---|---|---|---|---|---|---|"
 } >>"$OUT/table.txt"
-[ $# -gt 0 ] || set -- dit bytes parts flux killed sharded optimizer nccl lora peers
+[ $# -gt 0 ] || set -- scaled killed sd35 ddp bytes parts flux sharded optimizer nccl lora peers
 for part in "$@"; do
     if [ $SECONDS -ge "$LIMIT_S" ]; then
         echo "| $part | not begun: $SECONDS s are over |" | tee -a "$OUT/table.txt"

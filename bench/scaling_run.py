@@ -137,6 +137,10 @@ def numbers(options, found_ms, first_s, memory_gib, note, **facts):
     facts |= {"first_s": first_s, "memory_gib": memory_gib, "note": note}
     memory = " ".join(map(str, memory_gib))
     first = "–" if first_s is None else f"{first_s:.1f}"
+    if first_s is not None and found_ms:
+        # Processes, weights, connections.
+        facts |= {"before_first_s": first_s - found_ms[0] / 1e3}
+        first += f" ({facts['before_first_s']:.1f})"
     if not steady:
         note = note or "no iteration after the first two"
         row(options.name, options.ranks, options.pictures, "–", "–", first, memory, note, **facts)
@@ -176,9 +180,12 @@ def run(options):
     first_s, killed_s, stopped_s = [], [], []
 
     def look(process, seconds):
+        nonlocal before
         done = 0
         if not first_s or options.kill is not None or options.stop is not None:
             done = len(iterations_ms(options.name))
+        # A run that goes on takes back what came behind its checkpoint.
+        before = min(before, done) if not first_s else before
         if not first_s and done > before:
             first_s.append(seconds)
         if options.stop is not None and done >= options.stop:
@@ -273,6 +280,16 @@ def left(name):
     return (directory / "metrics.jsonl").read_bytes(), weights
 
 
+def fields_apart(one, other):
+    """The names of what two files of metrics say differently, or that they have other lines."""
+    one, other = ([json.loads(line) for line in text.splitlines()] for text in (one, other))
+    if len(one) != len(other):
+        return [f"their lines, {len(one)} and {len(other)}"]
+    absent = object()
+    pairs = [(a, b, key) for a, b in zip(one, other) for key in a.keys() | b.keys()]
+    return sorted({key for a, b, key in pairs if a.get(key, absent) != b.get(key, absent)})
+
+
 def same(options):
     if os.environ.get("DRY"):
         return 0
@@ -291,12 +308,13 @@ def same(options):
             is_same = False
             continue
         same_metrics, same_weights = found[0] == metrics, bool(weights) and found[1] == weights
-        said = ["metrics " + ("equal" if same_metrics else "DIFFER")]
+        apart = [] if same_metrics else fields_apart(metrics, found[0])
+        said = ["metrics " + ("equal" if same_metrics else "DIFFER in " + ", ".join(apart))]
         said.append(f"{len(weights)} files of weights " + ("equal" if same_weights else "DIFFER"))
         # Of a gradient that is zero all bytes are equal, whatever was exchanged.
         norm = left_by(other)["gradient_norm"]
         said.append(f"norm of the last gradient {norm}")
-        row(pair, ", ".join(said), metrics=same_metrics, weights=same_weights, files=len(weights), gradient_norm=norm)
+        row(pair, ", ".join(said), metrics=same_metrics, apart=apart, weights=same_weights, files=len(weights), gradient_norm=norm)
         is_same &= found == (metrics, weights)
     return 0 if is_same else 1
 

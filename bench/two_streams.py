@@ -78,6 +78,23 @@ class TwoStreamBlock(nn.Module):
         return x, text
 
 
+class DenseGradient(torch.autograd.Function):
+    """The same values; their gradient is copied where it is a part of a wider tensor.
+
+    PyTorch 2.11 keeps cuDNN's plans of attention's backward pass by the layouts of queries, keys and values alone
+    (`MHAParams`, aten/src/ATen/native/cudnn/MHA.cpp). The gradient of a single block's attention is a part of rows five times as wide,
+    that of a two-stream block is not, and all else of the two is alike: so one would be read by the other's plan, beyond its end.
+    """
+
+    @staticmethod
+    def forward(context, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient.contiguous()
+
+
 class SingleAttention(nn.Module):
     """Without a projection of its output: the block's last layer is one for attention and feed-forward part."""
 
@@ -90,7 +107,7 @@ class SingleAttention(nn.Module):
     def forward(self, x, rotary):
         split = lambda y: y.unflatten(2, (self.heads, -1))
         q, k = self.norm_q(split(self.to_q(x))), self.norm_k(split(self.to_k(x)))
-        return attend(rotated(q, *rotary), rotated(k, *rotary), split(self.to_v(x)))
+        return DenseGradient.apply(attend(rotated(q, *rotary), rotated(k, *rotary), split(self.to_v(x))))
 
 
 class SingleBlock(nn.Module):

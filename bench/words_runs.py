@@ -7,7 +7,9 @@
     words_runs.py stop                                               SIGTERM to what was started: it ends with its iteration, and is saved
 
 Three seeds of `configs/words-nft.toml` and `configs/words-grpo.toml`, then variants of the first: what reaches 0.95 in the shortest time. `--only` names runs,
-`list` lists them. `--weights` begins from others than the configs', `--set` holds for all runs; with `--name` before the names of runs, runs of several weights lie side by
+`list` lists them, with those in FP8 (`nft-fp8-1`) and those of `configs/shapes-nft-h100.toml` and `configs/shapes-grpo-h100.toml` (`shapes-nft-1`,
+`shapes-nft-fp8-1`), which are run only if they are named; shapes need a GPU and weights in `runs/weights`, of `flow-train pretrain configs/shapes-grpo-h100.toml`. `--weights` begins
+from others than the configs', `--set` holds for all runs; with `--name` before the names of runs, runs of several weights lie side by
 side. `--judge` adds what Tesseract reads to each evaluation (`tesseract_judge.py` says what it needs); `words_judge.py` asks it about weights afterwards. Environment: FT, the program. The models
 (`flow-train fetch words`) and `assets/words-mmdit.safetensors` lie where the configs have them; runs go to `--folder`. `start` comes back at once:
 every run is a session of its own, so a command that ends, or a machine's tool that ends what a command left, does not end it.
@@ -18,6 +20,7 @@ import json
 import os
 import shlex
 import signal
+import statistics
 import subprocess
 import tarfile
 import tempfile
@@ -49,12 +52,30 @@ VARIANTS = {
     "rate-1e-4": ("optimizer.learning_rate=1e-4",),
 }
 RUNS |= {name: ("nft", 1, settings) for name, settings in VARIANTS.items()}
+# What is run unless runs are named.
+USUAL = list(RUNS)
+FP8 = '{ name = "low_precision", params = { compute = "fp8", format = "fp8" } }'
+# Those that the configs of shapes have.
+OF_SHAPES = '{ name = "fused_kernels", params = { mode = "full" } }, { name = "graph_capture" }'
+# Iterations until most is learnt.
+SHORT = {"shapes-grpo": ("run.steps=200",), "shapes-nft": ("run.steps=100",)}
+for kind in ("nft", "grpo", *SHORT):
+    before = f"{OF_SHAPES}, " if kind in SHORT else ""
+    of_fp8 = (f"acceleration.shared=[{before}{FP8}]",)
+    for seed in (1, 2, 3):
+        if kind in SHORT:
+            RUNS[f"{kind}-{seed}"] = (kind, seed, SHORT[kind])
+        RUNS[f"{kind}-fp8-{seed}"] = (kind, seed, SHORT.get(kind, ()) + of_fp8)
 
 
 def numbers(text):
     """`0,3` or `40-63`."""
     first, _, last = text.partition("-")
     return list(range(int(first), int(last) + 1)) if last else [int(number) for number in text.split(",")]
+
+
+def config_of(kind):
+    return f"configs/{kind}-h100.toml" if kind in SHORT else f"configs/words-{kind}.toml"
 
 
 def judge_settings():
@@ -67,16 +88,17 @@ def command(options, name, run, cores, device):
     kind, seed, settings = RUNS[name]
     settings = [f"run.dir={options.folder / 'runs'}", f"run.name={run}", f"run.seed={seed}", *device, *settings, *options.set]
     settings += [f"model.weights={options.weights.resolve()}"] if options.weights else []
-    settings += judge_settings() if options.judge else []
-    settings += [f"{reward}.min_width={options.min_width}" for reward in NARROW] if options.min_width else []
+    settings += judge_settings() if options.judge and kind not in SHORT else []
+    if options.min_width and kind not in SHORT:
+        settings += [f"{reward}.min_width={options.min_width}" for reward in NARROW]
     pinned = ["taskset", "-c", ",".join(map(str, cores)), "timeout", str(options.seconds)]
-    train = [options.program, "train", str(REPOSITORY / f"configs/words-{kind}.toml"), "--quiet", "--on-exists", "overwrite"]
+    train = [options.program, "train", str(REPOSITORY / config_of(kind)), "--quiet", "--on-exists", "overwrite"]
     return pinned + train + [word for setting in settings for word in ("--set", setting)]
 
 
 def jobs(options):
     """Name, command and GPU of each run."""
-    names = options.only or list(RUNS)
+    names = options.only or USUAL
     if options.device == "cpu":
         pairs = list(zip(options.cores[::2], options.cores[1::2]))
         for name, pair in zip(names, pairs):
@@ -142,6 +164,13 @@ def evaluations(run):
         yield {"run": run.name, "step": step, "train_s": until(trained, step), "evaluation_s": until(evaluated, step)} | found
 
 
+def median_iteration(run):
+    """The median seconds of an iteration without its evaluation; none of a run without any."""
+    trained = [record for record in records(run / "timing.jsonl") if "update_s" in record]
+    seconds = [record["rollout_s"] + record["rewards_s"] + record["update_s"] for record in trained]
+    return round(statistics.median(seconds), 3) if seconds else None
+
+
 def keep_weights(source, target):
     """Copies weights, in bf16: half the bytes of a run's."""
     import torch
@@ -158,13 +187,15 @@ def collect(options):
             found = list(evaluations(run))
             for line in found:
                 print(json.dumps(line), file=file)
-            reached = next((line["train_s"] for line in found if line["reward/read"] >= WANTED), None)
+            reward = next((key for line in found for key in ("reward/read", "reward/rules") if key in line), None)
+            reached = next((line["train_s"] for line in found if line[reward] >= WANTED), None)
             audit = {}
             if (run / "summary.json").exists():
                 audit = json.loads((run / "summary.json").read_text()).get("audit")
             steps = max((record["step"] for record in records(run / "timing.jsonl")), default=0)
             values = lambda key: [round(line[key], 3) for line in found if key in line]
-            line = {"run": run.name, "iterations": steps, "read": values("reward/read"), "seconds_to_0.95": reached, "audit": audit}
+            line = {"run": run.name, "iterations": steps, "read": values(reward), "seconds_to_0.95": reached, "audit": audit}
+            line["iteration_s"] = median_iteration(run)
             judged = values("reward/tesseract")
             line |= {"tesseract": judged} if judged else {}
             print(json.dumps(line), file=file)

@@ -2,7 +2,7 @@
 
 use crate::launch_order::Grid;
 use crate::problem::{Problem, Refusal, check_scale};
-use crate::tensors::{Backward, BlockMask, Heads, KvSegment, lse_rows};
+use crate::tensors::{Backward, BlockMask, Forward, Heads, KvSegment, lse_rows};
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
 use flow_attention_mask::{Mask, MaskError, MaskTiles, Side, Sizes, Tiling};
@@ -168,18 +168,14 @@ pub trait Kernels: Send + Sync + 'static {
     ) -> Self::ForwardMask;
 
     /// Launches the forward kernel: `o = softmax(q kᵀ scale) v`, and `lse [B, H, lse_rows]` in f32, plus infinity where
-    /// there is no row or no key. `bias`, only where [`ADDS_BIAS`](Self::ADDS_BIAS) says so and for keys in one segment, is added to the
-    /// scaled scores: `[H, S + T - 1]` in f32 without gaps, in which key `j` of query `i` has the place `j - i + S - 1`.
-    #[allow(clippy::too_many_arguments)]
+    /// there is no row or no key. There is a bias only where [`ADDS_BIAS`](Self::ADDS_BIAS) says so, and for keys in one segment.
     fn forward(
         client: &Client,
-        q: &Heads,
+        of: Forward<'_>,
         kv_segments: &[KvSegment<'_>],
         o: &Heads,
         lse: &Handle,
         list: &Self::ForwardMask,
-        scale: f32,
-        bias: Option<&Handle>,
         tiles: Self::Forward,
     );
 
@@ -345,17 +341,13 @@ impl<K: Kernels> Prepared<K> {
         lse: &Handle,
         bias: Option<&Handle>,
     ) {
-        K::forward(
-            &self.client,
+        let of = Forward {
             q,
-            kv_segments,
-            o,
-            lse,
-            &self.forward,
-            self.scale,
+            scale: self.scale,
             bias,
-            self.selection.forward,
-        );
+        };
+        let (list, tiles) = (&self.forward, self.selection.forward);
+        K::forward(&self.client, of, kv_segments, o, lse, list, tiles);
     }
 
     /// Writes `dq`, and `dk` and `dv` for each segment. `delta` is for the sums over channels of `d_o ∘ o`, and has

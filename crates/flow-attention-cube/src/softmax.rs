@@ -177,7 +177,18 @@ pub(crate) fn add_bias<N: Size>(
     with_rest::<N>(out, scores, comptime!(keys / 2))
 }
 
-/// Writes both rows, each scaled, to a tile of panels of `rows` rows; `at` is the byte address of this thread's
+/// A tile of shared memory that takes results before they are written, known at compile time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct StagingTile {
+    /// Rows of a panel.
+    pub rows: usize,
+    /// Channels of a head.
+    pub head_dim: usize,
+    /// Element type.
+    pub operand_type: OperandType,
+}
+
+/// Writes both rows, each scaled, to a tile; `at` is the byte address of this thread's
 /// first row in the first panel, `row` that row within its 64.
 #[cube]
 pub(crate) fn stage_rows<N: Size>(
@@ -187,10 +198,11 @@ pub(crate) fn stage_rows<N: Size>(
     values: Vector<f32, N>,
     scale_0: f32,
     scale_1: f32,
-    #[comptime] columns: usize,
-    #[comptime] rows: usize,
-    #[comptime] operand_type: OperandType,
+    #[comptime] staging: StagingTile,
 ) {
+    let columns = comptime!(staging.head_dim);
+    let rows = comptime!(staging.rows);
+    let operand_type = comptime!(staging.operand_type);
     let base = at + (lane % 4) * 4;
     let swizzle = (row % 8) * 16;
     #[unroll]
@@ -215,8 +227,8 @@ pub(crate) fn stage_rows<N: Size>(
     }
 }
 
-/// This thread's share of a tile's first `steps` times 16 channels, as the A operand of a product; `at`, `row` and `rows` as in
-/// [`stage_rows`].
+/// This thread's share of a tile's first `steps` times 16 channels, as the A operand of a product; `at` and `row` as in
+/// [`stage_rows`], of a tile of panels of `rows` rows.
 #[cube]
 pub(crate) fn take_rows<A: Size>(
     at: u32,

@@ -130,6 +130,7 @@ fn tensor(name: &str) -> TensorCompilationArg {
 
 fn tensor_map(_name: &str) {}
 
+#[cfg(feature = "compile-check")]
 fn scalar(_name: &str) {}
 
 /// The test kernel of the softmax of `tiles`: see [`softmax_test_kernel`](crate::wgmma::softmax_test_kernel).
@@ -157,10 +158,12 @@ pub fn softmax_test_kernel(tiles: hopper::ForwardTiles) -> Result<CudaSource, Ca
 pub fn block_mask_test_kernel(row_groups: usize, columns: usize) -> Result<CudaSource, CannotCompile> {
     use crate::block_mask::words_per_load;
     use crate::block_mask_test_kernel::block_mask_test_kernel::BlockMaskTestKernel;
+    use wgmma::block_mask;
     let on = Properties::h100();
     let registers = (columns / 2).next_power_of_two();
     let kernel: Box<dyn CubeKernel> = kernel!(BlockMaskTestKernel, on, 128;
-        buffer(work_tiles entries partial_masks tiles results)
+        block_mask(mask)
+        buffer(tiles results)
         scalar(stride row_group);
         row_groups, columns, [registers, words_per_load(columns)]
     );

@@ -132,6 +132,18 @@ pub fn lse_rows(queries: usize) -> usize {
     queries.next_multiple_of(128)
 }
 
+/// What scores of forward are made from, beside keys.
+#[derive(Clone, Copy, Debug)]
+pub struct Forward<'a> {
+    /// Queries.
+    pub q: &'a Heads,
+    /// Scale of the scores.
+    pub scale: f32,
+    /// What is added to the scaled scores, if anything is: `[H, S + T - 1]` in f32 without gaps, in which key `j` of query `i` has the
+    /// place `j - i + S - 1`.
+    pub bias: Option<&'a Handle>,
+}
+
 /// Operands of backward.
 #[derive(Clone, Copy, Debug)]
 pub struct Backward<'a> {

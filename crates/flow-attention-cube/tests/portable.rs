@@ -3,7 +3,8 @@
 use cubecl::prelude::*;
 use flow_attention_cube::Element;
 use flow_attention_cube::cases::{Buffers, Case, Data, MaskKind, Operand, Results, cases, reference};
-use flow_attention_cube::portable::{Call, Declined, PortableMask, backward, forward};
+use flow_attention_cube::portable::{Call, PortableMask, backward, forward};
+use flow_attention_cube::problem::Refusal;
 use flow_attention_mask::{Mask, Sizes};
 
 fn client() -> Client {
@@ -11,16 +12,13 @@ fn client() -> Client {
 }
 
 /// A forward and a backward pass; their results, and the bytes of these.
-fn run(client: &Client, case: &Case, data: &Data) -> Result<(Results, Vec<Vec<u8>>), Declined> {
+fn run(client: &Client, case: &Case, data: &Data) -> Result<(Results, Vec<Vec<u8>>), Refusal> {
     // More rows than there are, to see that they are left alone.
     let rows = case.queries + 5;
     let buffers = Buffers::new(client, case, data, rows);
-    let mask = PortableMask::new(
-        client,
-        &case.mask.mask(case.sizes())?,
-        case.sizes(),
-        case.head_dim,
-    )?;
+    let mask = case.mask.mask(case.sizes());
+    let mask = mask.map_err(|error| Refusal::because(error.to_string()))?;
+    let mask = PortableMask::new(client, &mask, case.sizes(), case.head_dim)?;
     let call = Call {
         q: &buffers.q,
         kv_segments: &buffers.kv_segments,

@@ -39,6 +39,60 @@ pub struct Tiling {
     pub columns: usize,
 }
 
+impl Tiling {
+    /// Whether a kernel can have such tiles.
+    fn check(self) -> Result<(), MaskError> {
+        let Self {
+            row_groups_per_block,
+            columns,
+            ..
+        } = self;
+        if columns == 0 || columns % 8 != 0 || columns > 256 {
+            let (what, allowed) = ("the number of columns of a tile", "multiples of 8 up to 256");
+            return Err(MaskError::Tiling {
+                what,
+                found: columns,
+                allowed,
+            });
+        }
+        if row_groups_per_block == 0 || row_groups_per_block > 16 {
+            let (what, allowed) = ("the number of row groups in a block", "1 to 16");
+            return Err(MaskError::Tiling {
+                what,
+                found: row_groups_per_block,
+                allowed,
+            });
+        }
+        Ok(())
+    }
+
+    /// What rows are, which rows there are, and the columns of each tile.
+    fn ranges(self, sizes: Sizes) -> Result<(Axis, Range<usize>, Vec<Range<usize>>), MaskError> {
+        let [first, second] = sizes.kv_segments;
+        let segments = [0..first, first..first + second];
+        match self.side {
+            Side::Queries => {
+                let ranges = segments
+                    .into_iter()
+                    .flat_map(|segment| split_range(segment, self.columns));
+                Ok((Axis::Queries, 0..sizes.queries, ranges.collect()))
+            }
+            Side::Keys { segment } => {
+                let Some(rows) = segments.get(segment).cloned() else {
+                    let (what, allowed) = ("the segment of keys", "0 and 1");
+                    return Err(MaskError::Tiling {
+                        what,
+                        found: segment,
+                        allowed,
+                    });
+                };
+                let ranges = split_range(0..sizes.queries, self.columns);
+                Ok((Axis::Keys, rows, ranges.collect()))
+            }
+        }
+    }
+}
+
 /// How much work a mask leaves. Sums over the batch entries that have a mask of their own
 /// ([`MaskTiles::mask_batches`]), for one head.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -130,53 +184,13 @@ impl MaskTiles {
     /// If the mask does not fit the sizes, or a kernel cannot have such a tiling.
     pub fn new(mask: &Mask, sizes: Sizes, tiling: Tiling) -> Result<Self, MaskError> {
         let bound = mask.bind(sizes)?;
+        tiling.check()?;
+        let (row_axis, rows, column_ranges) = tiling.ranges(sizes)?;
         let Tiling {
-            side,
             row_groups_per_block,
             columns,
+            ..
         } = tiling;
-        if columns == 0 || columns % 8 != 0 || columns > 256 {
-            let (what, allowed) = ("the number of columns of a tile", "multiples of 8 up to 256");
-            return Err(MaskError::Tiling {
-                what,
-                found: columns,
-                allowed,
-            });
-        }
-        if row_groups_per_block == 0 || row_groups_per_block > 16 {
-            let (what, allowed) = ("the number of row groups in a block", "1 to 16");
-            return Err(MaskError::Tiling {
-                what,
-                found: row_groups_per_block,
-                allowed,
-            });
-        }
-        let [first, second] = sizes.kv_segments;
-        let segments = [0..first, first..first + second];
-        let (row_axis, rows, column_ranges) = match side {
-            Side::Queries => {
-                let ranges = segments
-                    .into_iter()
-                    .flat_map(|segment| split_range(segment, columns))
-                    .collect();
-                (Axis::Queries, 0..sizes.queries, ranges)
-            }
-            Side::Keys { segment } => {
-                let Some(rows) = segments.get(segment).cloned() else {
-                    let (what, allowed) = ("the segment of keys", "0 and 1");
-                    return Err(MaskError::Tiling {
-                        what,
-                        found: segment,
-                        allowed,
-                    });
-                };
-                (
-                    Axis::Keys,
-                    rows,
-                    split_range(0..sizes.queries, columns).collect::<Vec<_>>(),
-                )
-            }
-        };
         let mask_batches = if mask.depends_on_batch() { sizes.batch } else { 1 };
         let row_ranges: Vec<_> = split_range(rows, ROW_GROUP).collect();
         let row_blocks = row_ranges.len().div_ceil(row_groups_per_block);

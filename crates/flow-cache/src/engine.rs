@@ -14,7 +14,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// What a driver did in a call of a place.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Tally {
+pub struct CallCounters {
     /// Step of the sampler.
     pub step: u32,
     /// The blocks that it may leave out here, or the block whose attention it may.
@@ -28,7 +28,7 @@ pub struct Tally {
     pub predicted: Vec<(TrajectoryId, f64)>,
 }
 
-impl Tally {
+impl CallCounters {
     /// Blocks, or attention layers, that were not computed, summed over rows.
     pub fn skipped(&self) -> u64 {
         self.answered * self.blocks.len() as u64
@@ -36,7 +36,7 @@ impl Tally {
 }
 
 /// Called once per call of a place, in steps that are not left alone; in others, without rows, if anything was predicted.
-pub type OnCall = Box<dyn Fn(&Tally) + Send + Sync>;
+pub type OnCall = Box<dyn Fn(&CallCounters) + Send + Sync>;
 
 /// Decides, keeps and forecasts. Lives as long as one rollout.
 pub(crate) struct Engine<P: Policy> {
@@ -89,7 +89,7 @@ impl<P: Policy> Engine<P> {
             }
         }
         if !predicted.is_empty() {
-            (self.on_call)(&Tally {
+            (self.on_call)(&CallCounters {
                 step: call.step,
                 blocks: 0..0,
                 rows: 0,
@@ -374,7 +374,7 @@ impl<P: Policy> Engine<P> {
             Some((row.trajectory, error))
         };
         let predicted = round.rows.iter().filter(|_| last).filter_map(predicted).collect();
-        let tally = Tally {
+        let counters = CallCounters {
             predicted,
             step: call.step,
             blocks,
@@ -391,7 +391,7 @@ impl<P: Policy> Engine<P> {
             }
         }
         drop(kept);
-        (self.on_call)(&tally);
+        (self.on_call)(&counters);
     }
 
     /// The outputs of a call: `compute` for the rows that need it (`None` for all of them), forecasts for the others,

@@ -113,7 +113,7 @@ fn run() -> Result<(), Box<dyn Error>> {
 }
 
 /// What tells how much of the device's memory is in use.
-fn gauge(device: &ComputeDevice, kind: &str) -> Result<Arc<dyn MemoryProbe>, Box<dyn Error>> {
+fn memory_probe(device: &ComputeDevice, kind: &str) -> Result<Arc<dyn MemoryProbe>, Box<dyn Error>> {
     match kind {
         "cpu" => Ok(Arc::new(&MEMORY)),
         #[cfg(feature = "cuda")]
@@ -342,8 +342,8 @@ fn measure(problem: &Problem, serves: bool) -> Result<(), Box<dyn Error>> {
     flow_attention::register(&mut attention)?;
     let name = problem.kernels.as_ref().unwrap_or(&problem.device);
     let plan = Backends::new(attention.get(&problem.device)?, kernels.get(name)?);
-    let gauge = gauge(&subject.device, &problem.device)?;
-    let waiting = gauge.clone();
+    let memory_probe = memory_probe(&subject.device, &problem.device)?;
+    let waiting = memory_probe.clone();
     let workload = Workload {
         spec: subject.model.spec(),
         plan: &plan,
@@ -351,7 +351,7 @@ fn measure(problem: &Problem, serves: bool) -> Result<(), Box<dyn Error>> {
         step: Box::new(|plan| drop(subject.step(plan))),
         passes: 1,
         reserved_bytes: 0,
-        gauge: gauge.clone(),
+        memory_probe: memory_probe.clone(),
         clock: Arc::new(move || {
             waiting.in_use_bytes();
             start.elapsed()

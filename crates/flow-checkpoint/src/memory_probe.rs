@@ -22,7 +22,7 @@ pub trait MemoryProbe: Debug + Send + Sync {
     }
 }
 
-/// The gauge of a device that only says what is in use now, for instance a pool of GPU memory: it is asked whenever an
+/// The probe of a device that only says what is in use now, for instance a pool of GPU memory: it is asked whenever an
 /// operation has run, and the peak is the most it said. What an operation has in use by itself is not seen.
 #[derive(Clone)]
 pub struct Sampled {
@@ -63,15 +63,15 @@ impl MemoryProbe for Sampled {
     }
 
     fn observed(&self, plan: &Backends) -> Backends {
-        let gauge = self.clone();
+        let memory_probe = self.clone();
         let sample = Arc::new(move || {
-            gauge.peak_bytes();
+            memory_probe.peak_bytes();
         });
         OpProfiler::calling(sample).plan(plan)
     }
 }
 
-/// The system's allocator, with a count of what is in use: the gauge of a processor's memory. A program makes it its
+/// The system's allocator, with a count of what is in use: the probe of a processor's memory. A program makes it its
 /// global allocator; there, the tensors of the CPU backend are counted with everything else.
 ///
 /// ```

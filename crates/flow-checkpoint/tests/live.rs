@@ -84,7 +84,7 @@ impl Bench {
         self.model.velocity(&exec, input)
     }
 
-    fn planner<'s>(&'s self, plan: &'s Backends, gauge: Arc<dyn MemoryProbe>) -> Planner<'s> {
+    fn planner<'s>(&'s self, plan: &'s Backends, memory_probe: Arc<dyn MemoryProbe>) -> Planner<'s> {
         let start = Instant::now();
         let workload = Workload {
             spec: self.model.spec(),
@@ -93,7 +93,7 @@ impl Bench {
             step: Box::new(|plan| self.step(plan)),
             passes: 1,
             reserved_bytes: 0,
-            gauge,
+            memory_probe,
             clock: Arc::new(move || start.elapsed()),
         };
         Planner::new(workload).expect("it has blocks")

@@ -277,11 +277,6 @@ codes! {
         "What says how unlike the others an image is, or whether its reward is to be doubted, is one of `[[rewards]]`; where that is all it says, its weight is 0.",
         "[algorithm]\nkind = \"gardo\"\ndiversity = \"none\"\njudges = [\"aesthetic\"]\n[[rewards]]\nkind = \"jpeg-compressibility\"",
         "[algorithm]\nkind = \"gardo\"\ndiversity = \"none\"\njudges = [\"target-colour\"]\n[[rewards]]\nkind = \"jpeg-compressibility\"\n[[rewards]]\nkind = \"target-colour\"\nrgb = [1, 1, 1]\nweight = 0";
-    /// GDPO normalises over the batch by definition.
-    RULE_AGGREGATION = "rule::aggregation",
-        "A key that says otherwise would be passed over.",
-        "[advantage]\naggregation = \"gdpo\"\nglobal_std = false",
-        "[advantage]\naggregation = \"gdpo\"\nglobal_std = true";
     /// The average of the weights is asked for but not kept.
     RULE_EMA = "rule::ema",
         "Evaluation would have nothing to measure.",

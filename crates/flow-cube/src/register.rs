@@ -3,6 +3,7 @@
 use crate::wgmma::OperandType;
 use cubecl::ir::dialect::vector::CompositeConstructOp;
 use cubecl::prelude::*;
+use cubecl_cpp::cuda::ptx::generic_to_shared;
 
 /// Reads `value` into an immutable one.
 ///
@@ -10,6 +11,14 @@ use cubecl::prelude::*;
 #[cube]
 pub fn read<T: CubePrimitive>(value: T) -> T {
     intrinsic!(|scope| value.read_value(scope).into())
+}
+
+/// The byte address of a block's shared memory, where `memory` begins.
+#[cube]
+pub fn shared_address<T: CubePrimitive>(memory: &[T]) -> u32 {
+    // SAFETY: only the address is taken, of the block's own shared memory. Kernels read and write there by the sizes that it was made
+    // with, so they stay within it.
+    generic_to_shared::<T>(unsafe { memory.as_ptr_unchecked() })
 }
 
 /// `2^x`, to 2 units in the last place, subnormals flushed to zero (PTX `ex2.approx.ftz.f32`).

@@ -80,7 +80,7 @@ fn train(config: &Config) -> Result<Vec<Value>, TrainError> {
         accelerators: &accelerators,
         plugins: &test_catalog::PLUGINS,
         base: Path::new("."),
-        gauge: None,
+        memory_probe: None,
         folders: PipelineFolders::default(),
         exchange: std::sync::Arc::new(flow_trainer::distributed::Alone),
     };

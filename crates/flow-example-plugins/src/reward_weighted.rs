@@ -7,7 +7,7 @@ use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::plain;
 use flow_registry::NameTaken;
 use flow_trainer::algorithm::{
-    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, Position, ReferenceWeights, UnitLoss,
+    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, LossPoint, ReferenceWeights, PointLoss,
 };
 use flow_trainer::policy::CallSite;
 use flow_trainer::scheduler::Schedule;
@@ -60,17 +60,17 @@ impl Algorithm for RewardWeighted {
         5.0
     }
 
-    fn positions(&self, _schedule: &Schedule, seed: u64, iteration: u64, pass: usize) -> Vec<Position> {
+    fn positions(&self, _schedule: &Schedule, seed: u64, iteration: u64, pass: usize) -> Vec<LossPoint> {
         let mut draws = Stream::new(seed, Purpose::Timesteps).at(iteration, pass as u32);
-        let time = |number| Position::Time {
+        let time = |number| LossPoint::Time {
             sigma: 1.0 - draws.uniform(),
             draw: number as u32,
         };
         (0..self.times_per_image).map(time).collect()
     }
 
-    fn loss(&self, context: &LossContext<'_, '_>, position: Position) -> UnitLoss {
-        let Position::Time { sigma, .. } = position else {
+    fn loss(&self, context: &LossContext<'_, '_>, position: LossPoint) -> PointLoss {
+        let LossPoint::Time { sigma, .. } = position else {
             unreachable!("`positions` gives times only");
         };
         let batch = &context.batch;
@@ -96,7 +96,7 @@ impl Algorithm for RewardWeighted {
         let error_b = losses.mean_squared_distance(&v.into_dispatch(), &target);
         let weight_b = (context.advantages.clone() / self.temperature as f32).exp();
         let loss = (Tensor::<1>::from_dispatch(error_b) * weight_b).mean_dim(0);
-        UnitLoss {
+        PointLoss {
             loss,
             replayed: None,
             terms: Vec::new(),

@@ -46,7 +46,7 @@ fn a_run_of_plug_ins_from_outside_trains() {
         accelerators: &AcceleratorRegistry::default(),
         plugins: &plugins,
         base: Path::new("."),
-        gauge: None,
+        memory_probe: None,
         folders: PipelineFolders::default(),
         exchange: std::sync::Arc::new(flow_trainer::distributed::Alone),
     };

@@ -61,6 +61,21 @@ pub(crate) fn activation_forward<F: Float, N: Size>(
     }
 }
 
+/// What the kernel that makes rows as codes computes, known at compile time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct ActivationCodesKind {
+    /// The function.
+    pub activation: Activation,
+    /// How precisely it is computed.
+    pub arithmetic: Arithmetic,
+    /// Whether the rows are stored as they are, too.
+    pub stores_rows: bool,
+    /// Whether the device converts to e4m3 itself.
+    pub native: bool,
+    /// Shape of the block.
+    pub rows: Rows,
+}
+
 /// `y = activation(x)` as codes with a scale for each row, and as it is if `stores_rows`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn activation_codes<F: Float, N: Size, M: Size>(
@@ -69,12 +84,11 @@ pub(crate) fn activation_codes<F: Float, N: Size, M: Size>(
     codes: &mut [Vector<u32, M>],
     scales: &mut [f32],
     row_count: usize,
-    #[comptime] activation: Activation,
-    #[comptime] arithmetic: Arithmetic,
-    #[comptime] stores_rows: bool,
-    #[comptime] native: bool,
-    #[comptime] rows: Rows,
+    #[comptime] kind: ActivationCodesKind,
 ) {
+    let activation = comptime!(kind.activation);
+    let arithmetic = comptime!(kind.arithmetic);
+    let rows = comptime!(kind.rows);
     let held = comptime!(rows.held());
     let vectors = comptime!(rows.vectors());
     let lane = UNIT_POS as usize % rows.threads_per_row;
@@ -88,7 +102,7 @@ pub(crate) fn activation_codes<F: Float, N: Size, M: Size>(
         let inside = at < vectors;
         let value = Vector::<f32, N>::cast_from(x[row * vectors + select(inside, at, 0usize)]);
         let stored = Vector::<F, N>::cast_from(activate_each::<N>(value, activation, arithmetic));
-        if comptime!(stores_rows) {
+        if comptime!(kind.stores_rows) {
             if exists && inside {
                 y[row * vectors + at] = stored;
             }
@@ -96,10 +110,32 @@ pub(crate) fn activation_codes<F: Float, N: Size, M: Size>(
         // Threads behind the row's end have its first vector, and count as zeros.
         values[i] = select(inside, Vector::<f32, N>::cast_from(stored), Vector::new(0.0f32));
     }
-    store_codes::<N, M>(&values, codes, scales, row, lane, exists, native, rows);
+    store_codes::<N, M>(
+        &values,
+        codes,
+        scales,
+        row,
+        lane,
+        exists,
+        comptime!(kind.native),
+        rows,
+    );
 }
 
-/// `dx = gradient · activation'(x)` if `differentiate`, and sums of it over pieces of rows if `sum`: `partials [pieces, D]`.
+/// What the backward kernel computes, known at compile time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct ActivationBackwardKind {
+    /// The function, if there is one.
+    pub activation: Option<Activation>,
+    /// How precisely its derivative is computed.
+    pub arithmetic: Arithmetic,
+    /// Whether sums over rows are asked for.
+    pub sum: bool,
+    /// Columns of a block.
+    pub columns: Columns,
+}
+
+/// `dx = gradient · activation'(x)` if there is an activation, and sums of it over pieces of rows if `sum`: `partials [pieces, D]`.
 /// Without an activation the sums are those of the gradient.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn activation_backward<F: Float, N: Size>(
@@ -109,11 +145,12 @@ pub(crate) fn activation_backward<F: Float, N: Size>(
     partials: &mut [Vector<f32, N>],
     rows: usize,
     piece: usize,
-    #[comptime] activation: Option<Activation>,
-    #[comptime] arithmetic: Arithmetic,
-    #[comptime] sum: bool,
-    #[comptime] columns: Columns,
+    #[comptime] kind: ActivationBackwardKind,
 ) {
+    let activation = comptime!(kind.activation);
+    let arithmetic = comptime!(kind.arithmetic);
+    let sum = comptime!(kind.sum);
+    let columns = comptime!(kind.columns);
     let mut shared: Shared<[Vector<f32, N>]> = Shared::new_slice(comptime!(if sum { THREADS } else { 1 }));
     let blocks = comptime!(columns.blocks());
     let number = CUBE_POS / blocks;
@@ -216,11 +253,13 @@ pub fn forward_codes(
             code_words,
             scales,
             row_count,
-            activation,
-            Arithmetic::of(client, element),
-            y.is_some(),
-            is_native(client),
-            rows,
+            ActivationCodesKind {
+                activation,
+                arithmetic: Arithmetic::of(client, element),
+                stores_rows: y.is_some(),
+                native: is_native(client),
+                rows,
+            },
         );
     });
     Ok(())
@@ -295,10 +334,12 @@ pub fn backward(client: &Client, call: Backward<'_>) -> Result<(), Refused> {
                 partials.argument(),
                 rows,
                 piece,
-                activation,
-                Arithmetic::of(client, element),
-                dbias.is_some(),
-                layout,
+                ActivationBackwardKind {
+                    activation,
+                    arithmetic: Arithmetic::of(client, element),
+                    sum: dbias.is_some(),
+                    columns: layout,
+                },
             );
         });
     }

@@ -110,6 +110,21 @@ impl Place {
     }
 }
 
+/// What a step is made with, and of each weight its vectors and its decay.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct AdamWStep {
+    /// Vectors of each weight.
+    pub vectors: Sequence<usize>,
+    /// Decay of each weight.
+    pub decays: Sequence<f32>,
+    /// Decay of the first moments.
+    pub beta1: f32,
+    /// Decay of the second moments.
+    pub beta2: f32,
+    /// Added to the root of the second moments.
+    pub epsilon: f32,
+}
+
 /// One step. Each block works on one weight: the first blocks on the first, and so on. `copies` is empty unless `copied`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn adamw_kernel<G: Float, M: Float, C: Float, N: Size>(
@@ -119,24 +134,20 @@ pub(crate) fn adamw_kernel<G: Float, M: Float, C: Float, N: Size>(
     seconds: &mut Sequence<Box<[Vector<M, N>]>>,
     copies: &mut Sequence<Box<[Vector<C, N>]>>,
     varying: &[f32],
-    vectors: &Sequence<usize>,
-    decays: &Sequence<f32>,
-    beta1: f32,
-    beta2: f32,
-    epsilon: f32,
+    step: &AdamWStep,
     #[comptime] copied: bool,
 ) {
-    let mut place = Place::nowhere(decays);
+    let mut place = Place::nowhere(&step.decays);
     let mut weight = Vector::<f32, N>::empty();
     let mut gradient = Vector::<f32, N>::empty();
     let mut first = Vector::<f32, N>::empty();
     let mut second = Vector::<f32, N>::empty();
     #[unroll]
     for i in 0..weights.len() {
-        place.look(*vectors.index(i), i as u32);
+        place.look(*step.vectors.index(i), i as u32);
         if place.is_of(i as u32) {
             let at = place.at;
-            place.decay = *decays.index(i);
+            place.decay = *step.decays.index(i);
             weight = weights.index(i)[at];
             gradient = Vector::cast_from(gradients.index(i)[at]);
             first = Vector::cast_from(firsts.index(i)[at]);
@@ -144,7 +155,7 @@ pub(crate) fn adamw_kernel<G: Float, M: Float, C: Float, N: Size>(
         }
     }
     let is_taken = varying[3] >= 0.0f32;
-    let rates = Rates::new(varying, place.decay, beta1, beta2, epsilon);
+    let rates = Rates::new(varying, place.decay, step.beta1, step.beta2, step.epsilon);
     let (result, m, v) = stepped::<N>(weight, gradient, first, second, &rates);
     #[unroll]
     for i in 0..weights.len() {
@@ -339,11 +350,13 @@ impl AdamW<'_> {
                     .filter_map(|one| one.beside().map(Buffer::argument))
                     .collect(),
                 self.varying.argument(),
-                group.iter().map(AdamWParam::vectors).collect(),
-                group.iter().map(|one| one.weight_decay).collect(),
-                beta1,
-                beta2,
-                self.epsilon,
+                AdamWStepLaunch::new(
+                    group.iter().map(AdamWParam::vectors).collect(),
+                    group.iter().map(|one| one.weight_decay).collect(),
+                    beta1,
+                    beta2,
+                    self.epsilon,
+                ),
                 matches!(group[0].beside, MasterWeight::Copy(_)),
             );
         }

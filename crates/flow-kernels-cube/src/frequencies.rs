@@ -25,28 +25,63 @@ pub struct Frequencies {
     pub radius: usize,
 }
 
+/// The two latents whose difference is taken, and where they begin in their buffers.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct LatentPair<F: Float> {
+    /// Where `a` is.
+    pub a: &'static [F],
+    /// Where `b` is.
+    pub b: &'static [F],
+    /// The first value of `a`.
+    pub first_a: usize,
+    /// The first value of `b`.
+    pub first_b: usize,
+}
+
+/// Sizes of a transform along rows.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct LineSizes {
+    /// Lines on the way there, values on the way back.
+    pub count: usize,
+    /// Values of a line.
+    pub width: usize,
+    /// Frequencies of a line that are kept.
+    pub kept: usize,
+}
+
+/// Sizes of a transform along columns.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct ColumnSizes {
+    /// Planes.
+    pub planes: usize,
+    /// Rows of a plane that is read.
+    pub from: usize,
+    /// Rows of a plane that is written.
+    pub to: usize,
+    /// Rows of a plane of values.
+    pub height: usize,
+    /// Frequencies of a row that are kept.
+    pub kept: usize,
+}
+
 /// `e^{-2πi k x / width}` summed over each line of `a - b`, `k` from 0 on: `out [lines, kept, 2]`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn transform_lines<F: Float>(
-    a: &[F],
-    b: &[F],
+    pair: &LatentPair<F>,
     table: &[f32],
     out: &mut [f32],
-    first_a: usize,
-    first_b: usize,
-    lines: usize,
-    width: usize,
-    kept: usize,
+    sizes: &LineSizes,
 ) {
     let at = ABSOLUTE_POS;
-    if at < lines * kept {
-        let line = at / kept * width;
-        let k = at % kept;
+    if at < sizes.count * sizes.kept {
+        let line = at / sizes.kept * sizes.width;
+        let k = at % sizes.kept;
         let mut re = 0.0f32;
         let mut im = 0.0f32;
-        for x in 0..width {
-            let value = f32::cast_from(a[first_a + line + x]) - f32::cast_from(b[first_b + line + x]);
-            let angle = k * x % width;
+        for x in 0..sizes.width {
+            let value = f32::cast_from(pair.a[pair.first_a + line + x])
+                - f32::cast_from(pair.b[pair.first_b + line + x]);
+            let angle = k * x % sizes.width;
             re = fma(value, table[2 * angle], re);
             im = fma(-value, table[2 * angle + 1], im);
         }
@@ -62,33 +97,29 @@ pub(crate) fn transform_columns(
     input: &[f32],
     table: &[f32],
     out: &mut [f32],
-    planes: usize,
-    from: usize,
-    to: usize,
-    height: usize,
-    kept: usize,
+    sizes: &ColumnSizes,
     #[comptime] back: bool,
 ) {
     let at = ABSOLUTE_POS;
-    if at < planes * to * kept {
-        let k = at % kept;
-        let m = at / kept % to;
-        let plane = at / kept / to;
-        let radius = kept - 1;
+    if at < sizes.planes * sizes.to * sizes.kept {
+        let k = at % sizes.kept;
+        let m = at / sizes.kept % sizes.to;
+        let plane = at / sizes.kept / sizes.to;
+        let radius = sizes.kept - 1;
         let mut re = 0.0f32;
         let mut im = 0.0f32;
-        for n in 0..from {
-            let value = 2 * ((plane * from + n) * kept + k);
+        for n in 0..sizes.from {
+            let value = 2 * ((plane * sizes.from + n) * sizes.kept + k);
             let x = input[value];
             let y = input[value + 1];
             if comptime!(back) {
-                let angle = (n + height - radius) * m % height;
+                let angle = (n + sizes.height - radius) * m % sizes.height;
                 let cos = table[2 * angle];
                 let sin = table[2 * angle + 1];
                 re = fma(-y, sin, fma(x, cos, re));
                 im = fma(y, cos, fma(x, sin, im));
             } else {
-                let angle = (m + height - radius) * n % height;
+                let angle = (m + sizes.height - radius) * n % sizes.height;
                 let cos = table[2 * angle];
                 let sin = table[2 * angle + 1];
                 re = fma(y, sin, fma(x, cos, re));
@@ -111,33 +142,29 @@ pub(crate) fn transform_columns(
 /// Back along the rows: `low`, and `high = a - b - low`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn restore_lines<F: Float>(
-    a: &[F],
-    b: &[F],
+    pair: &LatentPair<F>,
     input: &[f32],
     table: &[f32],
     low: &mut [F],
     high: &mut [F],
-    first_a: usize,
-    first_b: usize,
-    values: usize,
-    width: usize,
-    kept: usize,
+    sizes: &LineSizes,
     scale: f32,
 ) {
     let at = ABSOLUTE_POS;
-    if at < values {
-        let line = at / width;
-        let x = at % width;
+    if at < sizes.count {
+        let line = at / sizes.width;
+        let x = at % sizes.width;
         let mut sum = 0.0f32;
-        for k in 1..kept {
-            let value = 2 * (line * kept + k);
-            let angle = k * x % width;
+        for k in 1..sizes.kept {
+            let value = 2 * (line * sizes.kept + k);
+            let angle = k * x % sizes.width;
             sum = fma(input[value], table[2 * angle], sum);
             sum = fma(-input[value + 1], table[2 * angle + 1], sum);
         }
         // A frequency and its negative give conjugates, so twice the real part.
-        let result = fma(2.0f32, sum, input[2 * line * kept]) * scale;
-        let difference = f32::cast_from(a[first_a + at]) - f32::cast_from(b[first_b + at]);
+        let result = fma(2.0f32, sum, input[2 * line * sizes.kept]) * scale;
+        let difference =
+            f32::cast_from(pair.a[pair.first_a + at]) - f32::cast_from(pair.b[pair.first_b + at]);
         low[at] = F::cast_from(result);
         high[at] = F::cast_from(difference - result);
     }
@@ -195,15 +222,10 @@ impl Frequencies {
                 blocks(lines * kept),
                 threads,
                 address_type(&[a.buffer, b.buffer, &lined]),
-                a.buffer.argument(),
-                b.buffer.argument(),
+                LatentPairLaunch::new(a.buffer.argument(), b.buffer.argument(), first_a, first_b),
                 of_rows.argument(),
                 lined.argument(),
-                first_a,
-                first_b,
-                lines,
-                self.width,
-                kept,
+                LineSizesLaunch::new(lines, self.width, kept),
             );
         });
         for back in [false, true] {
@@ -227,11 +249,7 @@ impl Frequencies {
                     input.argument(),
                     of_columns.argument(),
                     output.argument(),
-                    self.planes,
-                    from,
-                    to,
-                    self.height,
-                    kept,
+                    ColumnSizesLaunch::new(self.planes, from, to, self.height, kept),
                     back,
                 );
             }
@@ -243,17 +261,12 @@ impl Frequencies {
                 blocks(values),
                 threads,
                 address_type(&[a.buffer, b.buffer, &returned]),
-                a.buffer.argument(),
-                b.buffer.argument(),
+                LatentPairLaunch::new(a.buffer.argument(), b.buffer.argument(), first_a, first_b),
                 returned.argument(),
                 of_rows.argument(),
                 low.argument(),
                 high.argument(),
-                first_a,
-                first_b,
-                values,
-                self.width,
-                kept,
+                LineSizesLaunch::new(values, self.width, kept),
                 1.0 / (self.height * self.width) as f32,
             );
         });

@@ -21,23 +21,35 @@ pub struct Gate {
     pub gate: usize,
 }
 
+/// Sizes of the forward kernel.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct GateForwardSizes {
+    /// Tokens of all samples.
+    pub rows: usize,
+    /// Tokens of a sample.
+    pub tokens: usize,
+    /// Chunks of the modulation.
+    pub chunks: usize,
+    /// Which chunk is the gate.
+    pub gate: usize,
+    /// Vectors of a row.
+    pub vectors: usize,
+}
+
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn gate_forward<F: Float, N: Size>(
     residual: &[Vector<F, N>],
     branch: &[Vector<F, N>],
     modulation: &[Vector<F, N>],
     y: &mut [Vector<F, N>],
-    rows: usize,
-    tokens: usize,
-    chunks: usize,
-    gate: usize,
-    vectors: usize,
+    sizes: &GateForwardSizes,
 ) {
     let at = ABSOLUTE_POS;
-    if at < rows * vectors {
-        let sample = at / vectors / tokens;
-        let factor =
-            Vector::<f32, N>::cast_from(modulation[(sample * chunks + gate) * vectors + at % vectors]);
+    if at < sizes.rows * sizes.vectors {
+        let sample = at / sizes.vectors / sizes.tokens;
+        let factor = Vector::<f32, N>::cast_from(
+            modulation[(sample * sizes.chunks + sizes.gate) * sizes.vectors + at % sizes.vectors],
+        );
         let added = Vector::<f32, N>::cast_from(residual[at]);
         y[at] = Vector::cast_from(added + factor * Vector::<f32, N>::cast_from(branch[at]));
     }
@@ -178,11 +190,13 @@ impl Gate {
                 branch.argument(),
                 modulation.argument(),
                 y.argument(),
-                self.batch * self.tokens,
-                self.tokens,
-                self.chunks,
-                self.gate,
-                self.channels / width,
+                GateForwardSizesLaunch::new(
+                    self.batch * self.tokens,
+                    self.tokens,
+                    self.chunks,
+                    self.gate,
+                    self.channels / width,
+                ),
             );
         });
         Ok(())

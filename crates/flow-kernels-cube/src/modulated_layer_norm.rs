@@ -39,6 +39,25 @@ pub struct ModulatedNorm {
     pub epsilon: f32,
 }
 
+/// What a backward pass takes and gives.
+#[derive(Clone, Copy, Debug)]
+pub struct NormGradients<'a> {
+    /// What was normalised, `[B, S, D]`.
+    pub x: &'a Buffer,
+    /// `[B, K, D]`, of the type of `x`.
+    pub modulation: &'a Buffer,
+    /// Of [`ModulatedNorm::forward`], `[B, S, 2]` in f32.
+    pub statistics: &'a Buffer,
+    /// Gradient of the result, `[B, S, D]`.
+    pub gradient: &'a Buffer,
+    /// Another gradient of `x`, added to `dx` as if that were rounded and written first.
+    pub added: Option<&'a Buffer>,
+    /// Gradient of `x`.
+    pub dx: &'a Buffer,
+    /// Gradient of the modulation if asked for, `[B, K, D]` in f32 or the type of `x`: zeros but for shift and scale.
+    pub dmodulation: Option<&'a Buffer>,
+}
+
 /// Fills `values` with what the thread holds of a row, less the row's mean; gives the mean and the reciprocal deviation. Every thread
 /// of the block calls this.
 #[cube]
@@ -346,24 +365,21 @@ impl ModulatedNorm {
         Ok(())
     }
 
-    /// `dx`, and `dmodulation [B, K, D]` if asked for, in f32 or the type of `x`: zeros but for shift and scale. Sums over
-    /// tokens are f32, in an order that depends on their number alone. `added` is another gradient of `x`, added to `dx` as if
-    /// that were rounded and written first.
+    /// Gradients of the input, and of the modulation if asked for. Sums over tokens are f32, in an order that depends on their
+    /// number alone.
     ///
     /// # Errors
     /// [`Refused`] if a tensor does not fit.
-    #[allow(clippy::too_many_arguments)]
-    pub fn backward(
-        &self,
-        client: &Client,
-        x: &Buffer,
-        modulation: &Buffer,
-        statistics: &Buffer,
-        gradient: &Buffer,
-        added: Option<&Buffer>,
-        dx: &Buffer,
-        dmodulation: Option<&Buffer>,
-    ) -> Result<(), Refused> {
+    pub fn backward(&self, client: &Client, call: NormGradients<'_>) -> Result<(), Refused> {
+        let NormGradients {
+            x,
+            modulation,
+            statistics,
+            gradient,
+            added,
+            dx,
+            dmodulation,
+        } = call;
         let element = self.check(x, modulation, statistics)?;
         gradient.expect_of("gradient", x.length, element)?;
         dx.expect_of("dx", x.length, element)?;

@@ -67,19 +67,26 @@ pub struct Factors {
     pub units: f32,
 }
 
+/// [`Factors`] as the kernel takes them.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct StepFactors {
+    /// Learning rate.
+    pub rate: f32,
+    /// `1 - beta1^t`.
+    pub correction1: f32,
+    /// `1 - beta2^t`.
+    pub correction2: f32,
+    /// Bound on the norm of the mean gradient, 0 for none.
+    pub max_norm: f32,
+    /// Added to the norm before the bound is divided by it.
+    pub small: f32,
+    /// How many gradients were summed.
+    pub units: f32,
+}
+
 /// `[learning rate, 1 - beta1^t, 1 - beta2^t, gradient scale, norm]` from sums of squares. One block.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(crate) fn step_values_kernel(
-    partials: &[f32],
-    varying: &mut [f32],
-    count: usize,
-    rate: f32,
-    correction1: f32,
-    correction2: f32,
-    max_norm: f32,
-    small: f32,
-    units: f32,
-) {
+pub(crate) fn step_values_kernel(partials: &[f32], varying: &mut [f32], count: usize, factors: &StepFactors) {
     let mut sum = 0.0f32;
     let mut at = UNIT_POS as usize;
     while at < count {
@@ -88,15 +95,15 @@ pub(crate) fn step_values_kernel(
     }
     let sum = block_sum(sum);
     if UNIT_POS == 0 {
-        let norm = sum.sqrt() / units;
-        let mut scale = 1.0f32 / units;
-        if max_norm > 0.0f32 {
-            let clip = max_norm / (norm + small);
+        let norm = sum.sqrt() / factors.units;
+        let mut scale = 1.0f32 / factors.units;
+        if factors.max_norm > 0.0f32 {
+            let clip = factors.max_norm / (norm + factors.small);
             scale *= select(clip < 1.0f32, clip, 1.0f32);
         }
-        varying[0] = rate;
-        varying[1] = correction1;
-        varying[2] = correction2;
+        varying[0] = factors.rate;
+        varying[1] = factors.correction1;
+        varying[2] = factors.correction2;
         // False for what is not a number, too.
         varying[3] = select(norm <= f32::MAX, scale, -1.0f32);
         varying[4] = norm;
@@ -271,12 +278,14 @@ pub fn step_values_of_pieces(
             partials.argument(),
             varying.argument(),
             partials.length,
-            factors.learning_rate,
-            correction1,
-            correction2,
-            factors.max_norm,
-            factors.small,
-            factors.units,
+            StepFactorsLaunch::new(
+                factors.learning_rate,
+                correction1,
+                correction2,
+                factors.max_norm,
+                factors.small,
+                factors.units,
+            ),
         );
     }
     Ok(())

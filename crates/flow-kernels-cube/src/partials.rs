@@ -7,6 +7,23 @@ use cubecl::prelude::*;
 const COLUMNS: usize = 32;
 const SHARES: usize = 8;
 
+/// Sizes of partial sums and of what they are added up to.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct PartialSizes {
+    /// Samples.
+    pub batch: usize,
+    /// Pieces of a sample.
+    pub pieces: usize,
+    /// Chunks of a sample's output.
+    pub chunks: usize,
+    /// Columns of a chunk.
+    pub columns: usize,
+    /// The chunk that part 0 goes to.
+    pub first: usize,
+    /// The chunk that part 1 goes to; one that is not there without such a part.
+    pub second: usize,
+}
+
 /// Writes `[batch, chunks, columns]`: to chunk `first` the sums of `partials[batch, pieces, parts, columns]` of part 0, to
 /// chunk `second` those of part 1 if there is one, and zeros elsewhere. A block computes 32 columns of one chunk; 8 threads
 /// share a column's pieces, and their sums are added in order.
@@ -14,30 +31,25 @@ const SHARES: usize = 8;
 fn add_partials<F: Float>(
     partials: &[f32],
     output: &mut [F],
-    batch: usize,
-    pieces: usize,
-    chunks: usize,
-    columns: usize,
-    first: usize,
-    second: usize,
+    sizes: &PartialSizes,
     #[comptime] parts: usize,
 ) {
     let mut shared: Shared<[f32]> = Shared::new_slice(comptime!(COLUMNS * SHARES));
     let lane = UNIT_POS as usize % COLUMNS;
     let share = UNIT_POS as usize / COLUMNS;
-    let column_blocks = columns.div_ceil(COLUMNS);
+    let column_blocks = sizes.columns.div_ceil(COLUMNS);
     let column = CUBE_POS % column_blocks * COLUMNS + lane;
-    let chunk = CUBE_POS / column_blocks % chunks;
-    let sample = CUBE_POS / column_blocks / chunks;
-    let exists = column < columns && sample < batch;
-    let is_second = chunk == second && comptime!(parts == 2);
+    let chunk = CUBE_POS / column_blocks % sizes.chunks;
+    let sample = CUBE_POS / column_blocks / sizes.chunks;
+    let exists = column < sizes.columns && sample < sizes.batch;
+    let is_second = chunk == sizes.second && comptime!(parts == 2);
     let mut sum = 0.0f32;
-    if exists && (chunk == first || is_second) {
+    if exists && (chunk == sizes.first || is_second) {
         let part = select(is_second, 1usize, 0usize);
-        for step in 0..pieces.div_ceil(SHARES) {
+        for step in 0..sizes.pieces.div_ceil(SHARES) {
             let piece = step * SHARES + share;
-            if piece < pieces {
-                sum += partials[((sample * pieces + piece) * parts + part) * columns + column];
+            if piece < sizes.pieces {
+                sum += partials[((sample * sizes.pieces + piece) * parts + part) * sizes.columns + column];
             }
         }
     }
@@ -48,7 +60,7 @@ fn add_partials<F: Float>(
         for other in 1..comptime!(SHARES) {
             sum += shared[comptime!(other * COLUMNS) + lane];
         }
-        output[(sample * chunks + chunk) * columns + column] = F::cast_from(sum);
+        output[(sample * sizes.chunks + chunk) * sizes.columns + column] = F::cast_from(sum);
     }
 }
 
@@ -90,12 +102,14 @@ impl Target {
                 address_type(&[partials, output]),
                 partials.argument(),
                 output.argument(),
-                self.batch,
-                self.pieces,
-                self.chunks,
-                self.columns,
-                first,
-                second,
+                PartialSizesLaunch::new(
+                    self.batch,
+                    self.pieces,
+                    self.chunks,
+                    self.columns,
+                    first,
+                    second,
+                ),
                 if self.parts[1].is_some() { 2 } else { 1 },
             );
         });

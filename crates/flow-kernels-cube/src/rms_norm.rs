@@ -6,7 +6,7 @@ use crate::Element;
 use crate::buffer::{Buffer, Refused, address_type, at_least_one, grid, width, with_type};
 use crate::columns::{Columns, THREADS, fold, place, rows_per_piece};
 use crate::partials::Target;
-use crate::rotary::rotate;
+use crate::rotary::{RotaryTables, RotaryTablesLaunch, rotate};
 use crate::rows::{Rows, plane_size, row_sums, total};
 use cubecl::prelude::*;
 
@@ -37,6 +37,25 @@ pub struct RotaryAfterNorm<'a> {
     pub sin: &'a Buffer,
 }
 
+/// What a backward pass takes and gives.
+#[derive(Clone, Copy, Debug)]
+pub struct RmsGradients<'a> {
+    /// What was normalised.
+    pub x: &'a Buffer,
+    /// The weight of each channel, if there is one.
+    pub weight: Option<&'a Buffer>,
+    /// The rotation after the norm, if there is one.
+    pub turn: Option<RotaryAfterNorm<'a>>,
+    /// Of [`RmsNorm::forward`], one for each row in f32.
+    pub reciprocals: &'a Buffer,
+    /// Gradient of the result.
+    pub gradient: &'a Buffer,
+    /// Gradient of `x`, if asked for.
+    pub dx: Option<&'a Buffer>,
+    /// Gradient of the weight, if asked for; of any type.
+    pub dweight: Option<&'a Buffer>,
+}
+
 /// `at % turn` of a thread's vectors, which are `lanes` apart: one number for all of them where heads are whole in `lanes`.
 #[cube]
 fn place_in_head(at: usize, lane: usize, #[comptime] lanes: usize, #[comptime] turn: usize) -> usize {
@@ -45,15 +64,6 @@ fn place_in_head(at: usize, lane: usize, #[comptime] lanes: usize, #[comptime] t
     } else {
         at % turn
     }
-}
-
-/// Cosines and sines of a rotary embedding, `[S, D / 2]`.
-#[derive(CubeType, CubeLaunch)]
-pub(crate) struct RotaryTables {
-    /// Cosines.
-    pub cos: &'static [f32],
-    /// Sines.
-    pub sin: &'static [f32],
 }
 
 /// Numbers of rows.
@@ -203,29 +213,36 @@ pub(crate) fn rms_backward<F: Float, W: Float, N: Size>(
     }
 }
 
+/// What is known of the weight's gradient at compile time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct RmsWeightKind {
+    /// Vectors of a head, 0 without a rotation.
+    pub turn: usize,
+    /// Columns of a block.
+    pub columns: Columns,
+}
+
 /// Sums over pieces of rows of `gradient · x · reciprocal`: `partials [pieces, D]`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn rms_weight<F: Float, N: Size>(
     x: &[Vector<F, N>],
-    cos: &[f32],
-    sin: &[f32],
+    tables: &RotaryTables,
     reciprocals: &[f32],
     gradient: &[Vector<F, N>],
     partials: &mut [Vector<f32, N>],
-    rows: usize,
-    tokens: usize,
-    rows_of_token: usize,
+    sizes: &RmsSizes,
     piece: usize,
-    #[comptime] turn: usize,
-    #[comptime] columns: Columns,
+    #[comptime] kind: RmsWeightKind,
 ) {
+    let turn = comptime!(kind.turn);
+    let columns = comptime!(kind.columns);
     let mut shared: Shared<[Vector<f32, N>]> = Shared::new_slice(THREADS);
     let width = N::value();
     let pairs = comptime!(width / 2);
     let blocks = comptime!(columns.blocks());
     let number = CUBE_POS / blocks;
     let (column, share) = place(CUBE_POS % blocks, columns);
-    let end = min((number + 1) * piece, rows);
+    let end = min((number + 1) * piece, sizes.row_count);
     let mut sums = Vector::<f32, N>::new(0.0f32);
     if column < columns.vectors {
         for step in 0..piece / columns.down {
@@ -234,8 +251,9 @@ pub(crate) fn rms_weight<F: Float, N: Size>(
                 let at = row * columns.vectors + column;
                 let mut slope = Vector::<f32, N>::cast_from(gradient[at]);
                 if comptime!(turn > 0) {
-                    let first = (row / rows_of_token % tokens * turn + column % turn) * pairs;
-                    let stored = Vector::<F, N>::cast_from(rotate::<N>(slope, cos, sin, first, -1.0f32));
+                    let first = (row / sizes.rows_of_token % sizes.tokens * turn + column % turn) * pairs;
+                    let stored =
+                        Vector::<F, N>::cast_from(rotate::<N>(slope, tables.cos, tables.sin, first, -1.0f32));
                     slope = Vector::cast_from(stored);
                 }
                 sums += slope * Vector::<f32, N>::cast_from(x[at]) * Vector::new(reciprocals[row]);
@@ -243,7 +261,7 @@ pub(crate) fn rms_weight<F: Float, N: Size>(
         }
     }
     let folded = fold::<N>(sums, &mut shared, columns);
-    if share == 0 && column < columns.vectors && number * piece < rows {
+    if share == 0 && column < columns.vectors && number * piece < sizes.row_count {
         partials[number * columns.vectors + column] = folded;
     }
 }
@@ -372,23 +390,21 @@ impl RmsNorm {
         Ok(())
     }
 
-    /// The gradients of `x` and of the weight (of any type), as far as they are asked for. The latter is a sum over all rows
+    /// The gradients of `x` and of the weight, as far as they are asked for. The latter is a sum over all rows
     /// in f32, in an order that depends on their number alone.
     ///
     /// # Errors
     /// [`Refused`] if a tensor does not fit.
-    #[allow(clippy::too_many_arguments)]
-    pub fn backward(
-        &self,
-        client: &Client,
-        x: &Buffer,
-        weight: Option<&Buffer>,
-        turn: Option<RotaryAfterNorm<'_>>,
-        reciprocals: &Buffer,
-        gradient: &Buffer,
-        dx: Option<&Buffer>,
-        dweight: Option<&Buffer>,
-    ) -> Result<(), Refused> {
+    pub fn backward(&self, client: &Client, call: RmsGradients<'_>) -> Result<(), Refused> {
+        let RmsGradients {
+            x,
+            weight,
+            turn,
+            reciprocals,
+            gradient,
+            dx,
+            dweight,
+        } = call;
         let read = self.read(x, weight, turn, reciprocals)?;
         gradient.expect_of("gradient", x.length, x.element)?;
         if let Some(dx) = dx {
@@ -436,17 +452,13 @@ impl RmsNorm {
                     address_type(&[x, &partials]),
                     width,
                     x.argument(),
-                    read.tables[0].argument(),
-                    read.tables[1].argument(),
+                    RotaryTablesLaunch::new(read.tables[0].argument(), read.tables[1].argument()),
                     reciprocals.argument(),
                     gradient.argument(),
                     partials.argument(),
-                    self.rows,
-                    read.tokens,
-                    read.rows_of_token,
+                    RmsSizesLaunch::new(self.rows, read.tokens, read.rows_of_token),
                     piece,
-                    read.turn(width),
-                    columns,
+                    RmsWeightKind { turn: read.turn(width), columns },
                 );
             });
         }

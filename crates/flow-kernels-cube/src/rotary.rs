@@ -18,6 +18,15 @@ pub struct Rotary {
     pub head_dim: usize,
 }
 
+/// Cosines and sines of a rotary embedding, `[S, D / 2]`.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct RotaryTables {
+    /// Cosines.
+    pub cos: &'static [f32],
+    /// Sines.
+    pub sin: &'static [f32],
+}
+
 /// Rotates the pairs of a vector: by the angles of `cos` and `sin`, or back if `direction` is -1.
 #[cube]
 pub(crate) fn rotate<N: Size>(
@@ -44,8 +53,7 @@ pub(crate) fn rotate<N: Size>(
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn rotary_kernel<F: Float, N: Size>(
     x: &[Vector<F, N>],
-    cos: &[f32],
-    sin: &[f32],
+    tables: &RotaryTables,
     y: &mut [Vector<F, N>],
     vectors: usize,
     tokens: usize,
@@ -59,7 +67,13 @@ pub(crate) fn rotary_kernel<F: Float, N: Size>(
         let width = N::value();
         let pairs = comptime!(width / 2);
         let first = (token * head_vectors + at % head_vectors) * pairs;
-        y[at] = Vector::cast_from(rotate::<N>(Vector::cast_from(x[at]), cos, sin, first, direction));
+        y[at] = Vector::cast_from(rotate::<N>(
+            Vector::cast_from(x[at]),
+            tables.cos,
+            tables.sin,
+            first,
+            direction,
+        ));
     }
 }
 
@@ -100,8 +114,7 @@ impl Rotary {
                 address_type(&[x]),
                 width,
                 x.argument(),
-                tables[0].argument(),
-                tables[1].argument(),
+                RotaryTablesLaunch::new(tables[0].argument(), tables[1].argument()),
                 y.argument(),
                 vectors,
                 self.tokens,

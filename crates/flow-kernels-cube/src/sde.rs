@@ -177,6 +177,26 @@ pub(crate) fn finish_rows(
     }
 }
 
+/// Sizes of latents in the backward kernel.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct SdeBackwardSizes {
+    /// Rows.
+    pub rows: usize,
+    /// Vectors of a row.
+    pub vectors: usize,
+    /// Values of a row.
+    pub values: f32,
+}
+
+/// Which gradients there are, known at compile time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct SdeGradients {
+    /// That of the log-probability.
+    pub log_prob: bool,
+    /// That of the mean.
+    pub mean: bool,
+}
+
 /// `dv = b (2 k / N · dlog_prob · (x_next - mean) + dmean)`; absent gradients are zero.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn sde_backward<V: Float, N: Size>(
@@ -186,23 +206,20 @@ pub(crate) fn sde_backward<V: Float, N: Size>(
     dlog_prob: &[f32],
     dmean: &[Vector<f32, N>],
     dv: &mut [Vector<V, N>],
-    rows: usize,
-    vectors: usize,
-    values: f32,
-    #[comptime] has_log_prob: bool,
-    #[comptime] has_mean: bool,
+    sizes: &SdeBackwardSizes,
+    #[comptime] given: SdeGradients,
 ) {
     let at = ABSOLUTE_POS;
-    if at < rows * vectors {
-        let row = at / vectors;
+    if at < sizes.rows * sizes.vectors {
+        let row = at / sizes.vectors;
         let b = coefficients[row * COEFFICIENTS + 1];
         let mut slope = Vector::<f32, N>::new(0.0f32);
-        if comptime!(has_log_prob) {
+        if comptime!(given.log_prob) {
             let k = coefficients[row * COEFFICIENTS + 3];
-            let factor = dlog_prob[row] * (2.0f32 * k / values) * b;
+            let factor = dlog_prob[row] * (2.0f32 * k / sizes.values) * b;
             slope = Vector::new(factor) * (x_next[at] - mean[at]);
         }
-        if comptime!(has_mean) {
+        if comptime!(given.mean) {
             slope += Vector::new(b) * dmean[at];
         }
         dv[at] = Vector::cast_from(slope);
@@ -462,11 +479,11 @@ impl Latents {
                 dlog_prob.unwrap_or(coefficients).argument(),
                 dmean.unwrap_or(mean).argument(),
                 dv.argument(),
-                self.rows,
-                self.values / width,
-                self.values as f32,
-                dlog_prob.is_some(),
-                dmean.is_some(),
+                SdeBackwardSizesLaunch::new(self.rows, self.values / width, self.values as f32),
+                SdeGradients {
+                    log_prob: dlog_prob.is_some(),
+                    mean: dmean.is_some(),
+                },
             );
         });
         Ok(())

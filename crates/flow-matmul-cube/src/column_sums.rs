@@ -14,16 +14,26 @@ const ROWS: usize = 512;
 /// Threads that share a column, in the first pass and in the second.
 const THREADS_PER_COLUMN: [usize; 2] = [4, 16];
 
+/// Sizes of a pass.
+#[derive(CubeType, CubeLaunch)]
+pub struct SumSizes {
+    /// Rows of the matrix.
+    pub rows: u32,
+    /// Columns of the matrix.
+    pub columns: u32,
+    /// From a row to the next, in elements.
+    pub stride: u32,
+    /// Rows that a block sums.
+    pub per_block: u32,
+}
+
 /// Adds up `per_block` rows from `CUBE_POS_Y * per_block` on. Each of `threads_per_column` threads of a column takes every
 /// `threads_per_column`-th row; then their sums are summed in order. `accumulate`: the result is added to what is there.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub fn sum_rows<F: Numeric, O: Numeric>(
     x: &[F],
     out: &mut [O],
-    rows: u32,
-    columns: u32,
-    stride: u32,
-    per_block: u32,
+    sizes: &SumSizes,
     #[comptime] threads_per_column: usize,
     #[comptime] accumulate: bool,
     #[define(F, O)] _elements: [ElemType; 2],
@@ -32,13 +42,13 @@ pub fn sum_rows<F: Numeric, O: Numeric>(
     let mut sums: Shared<[f32]> = Shared::new_slice(comptime!(THREADS));
     let thread_of_column = UNIT_POS / width;
     let column = CUBE_POS_X * width + UNIT_POS % width;
-    let first = CUBE_POS_Y * per_block;
-    let end = min(first + per_block, rows);
-    let inside = column < columns;
+    let first = CUBE_POS_Y * sizes.per_block;
+    let end = min(first + sizes.per_block, sizes.rows);
+    let inside = column < sizes.columns;
     let mut sum = 0.0f32;
     let mut row = first + thread_of_column;
     while row < end {
-        let at = row as usize * stride as usize + column as usize;
+        let at = row as usize * sizes.stride as usize + column as usize;
         let value = f32::cast_from(x[select(inside, at, 0usize)]);
         sum += value;
         row += comptime!(threads_per_column as u32);
@@ -50,7 +60,7 @@ pub fn sum_rows<F: Numeric, O: Numeric>(
         for l in 0..threads_per_column {
             total += sums[l * comptime!(THREADS / threads_per_column) + UNIT_POS as usize];
         }
-        let to = (CUBE_POS_Y * columns + column) as usize;
+        let to = (CUBE_POS_Y * sizes.columns + column) as usize;
         if comptime!(accumulate) {
             total += f32::cast_from(out[to]);
         }
@@ -102,10 +112,7 @@ pub fn column_sums(
                     AddressType::from_len(x.elements()),
                     BufferArg::from_raw_parts(x.handle.clone(), x.elements()),
                     BufferArg::from_raw_parts(out.0.clone(), out.1),
-                    x.rows as u32,
-                    x.columns as u32,
-                    x.stride as u32,
-                    per_block as u32,
+                    SumSizesLaunch::new(x.rows as u32, x.columns as u32, x.stride as u32, per_block as u32),
                     THREADS_PER_COLUMN[pass],
                     add,
                     [from.native(), to.native()],

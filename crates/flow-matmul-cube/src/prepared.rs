@@ -5,7 +5,7 @@ use crate::fp8::widen::widen;
 use crate::mma;
 use crate::portable;
 use crate::problem::{Epilogue, Matmul, Refusal, Storage, no};
-use crate::reduce_split_k::{ROWS_PER_THREAD, THREADS, reduce_split_k};
+use crate::reduce_split_k::{ROWS_PER_THREAD, ReducedTiles, ResultSizesLaunch, THREADS, reduce_split_k};
 use crate::schedule::{Schedule, Tiling};
 use crate::sources;
 use crate::tensors::{Matrix, Operands};
@@ -411,12 +411,12 @@ impl Prepared {
                 BufferArg::from_raw_parts(partial_tiles.handle.clone(), height * tiling.columns),
                 BufferArg::from_raw_parts(split_k.table.clone(), 4 * split_k.tiles),
                 BufferArg::from_raw_parts(d.handle.clone(), d.elements()),
-                call.m as u32,
-                call.n as u32,
-                d.stride as u32,
-                tiling.rows,
-                tiling.columns,
-                call.epilogue == Epilogue::Accumulate,
+                ResultSizesLaunch::new(call.m as u32, call.n as u32, d.stride as u32),
+                ReducedTiles {
+                    rows: tiling.rows,
+                    columns: tiling.columns,
+                    accumulate: call.epilogue == Epilogue::Accumulate,
+                },
                 call.output.native(),
             );
         }

@@ -5,7 +5,8 @@ use crate::Element;
 use crate::epilogue::CompiledEpilogue;
 use crate::fp8;
 use crate::fp8::quantise::quantise_kernel::QuantiseKernel;
-use crate::fp8::quantise::threads_per_row;
+use crate::fp8::quantise::{QuantiseKind, QuantiseSizesCompilationArg, threads_per_row};
+use crate::fp8::widen::WidenSizesCompilationArg;
 use crate::fp8::widen::widen_kernel::WidenKernel;
 use crate::mma;
 use crate::mma::THREADS;
@@ -198,16 +199,20 @@ fn code_sources_of<F: Float>(element: Element, columns: usize) -> Result<Vec<Sou
         buffer(),
         buffer(),
         buffer(),
-        (),
-        (),
-        (),
-        (),
-        (),
-        (),
+        QuantiseSizesCompilationArg {
+            rows: (),
+            columns: (),
+            stride: (),
+            words: (),
+            row_words: (),
+            scale_start: (),
+        },
         width,
-        threads,
-        width,
-        true,
+        QuantiseKind {
+            threads_per_row: threads,
+            width,
+            native: true,
+        },
     );
     let widen = |scaled: bool| {
         WidenKernel::<F>::new(
@@ -217,11 +222,13 @@ fn code_sources_of<F: Float>(element: Element, columns: usize) -> Result<Vec<Sou
             buffer(),
             buffer(),
             buffer(),
-            (),
-            (),
-            (),
-            (),
-            (),
+            WidenSizesCompilationArg {
+                words: (),
+                row_words: (),
+                code_stride: (),
+                value_stride: (),
+                scale_start: (),
+            },
             fp8::CODES,
             scaled,
         )

@@ -5,6 +5,7 @@ use flow_matmul_cube::Element;
 use flow_matmul_cube::cases::{Both, Case, problems, wrong, wrong_groups, wrong_sums};
 use flow_matmul_cube::prepared::{Plan, Prepared};
 use flow_matmul_cube::problem::{Activation, Epilogue, Layout, Matmul};
+use flow_matmul_cube::reduce_split_k::{ReducedTiles, ResultSizesLaunch, reduce_split_k};
 use flow_matmul_cube::tensors::Matrix;
 
 fn client() -> Client {
@@ -182,19 +183,19 @@ fn tiles_of_sums_are_added_up_where_the_table_says() {
     let d = client.create_from_slice(f32::as_bytes(&vec![-1.0; m * stride]));
     // SAFETY: the buffers hold the sums, the table and the result that the sizes say.
     unsafe {
-        flow_matmul_cube::reduce_split_k::reduce_split_k::launch_unchecked(
+        reduce_split_k::launch_unchecked(
             &client,
             CubeCount::Static(2, 128 / 4, 1),
             CubeDim::new_1d(256),
             BufferArg::from_raw_parts(client.create_from_slice(f32::as_bytes(&sums)), sums.len()),
             BufferArg::from_raw_parts(client.create_from_slice(u32::as_bytes(&table)), table.len()),
             BufferArg::from_raw_parts(d.clone(), m * stride),
-            m as u32,
-            n as u32,
-            stride as u32,
-            128,
-            64,
-            false,
+            ResultSizesLaunch::new(m as u32, n as u32, stride as u32),
+            ReducedTiles {
+                rows: 128,
+                columns: 64,
+                accumulate: false,
+            },
             f32::elem_type_native(),
         );
     }

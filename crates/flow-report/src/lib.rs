@@ -27,7 +27,7 @@ mod probe;
 mod received;
 mod report;
 mod run_id;
-mod setback;
+mod reward_regression;
 mod statistics;
 mod store;
 mod summary;
@@ -66,7 +66,7 @@ pub use report::{
     write_comparison, write_report,
 };
 pub use run_id::{RunId, RunStamp};
-pub use setback::Setback;
+pub use reward_regression::RewardRegression;
 pub use statistics::{
     Interval, IntervalMethod, PairedDifference, StatisticsError, ValueRange, mean_interval,
     paired_difference, student_t_quantile_95,

@@ -9,7 +9,7 @@ use crate::clip::ImageTower;
 use crate::computation::{Computation, RewardDevice};
 use crate::memory::{IMAGE_SIDE, memory};
 use crate::pixels::Resizing;
-use crate::problem::Refused;
+use crate::problem::BuildError;
 use crate::weight_file::{Placed, WeightFile};
 use flow_registry::{NameTaken, Refusal};
 use flow_rewards::{
@@ -73,15 +73,15 @@ pub(crate) struct Affine {
 
 impl Affine {
     /// The five layers called `PREFIXlayers.N` of `file` as one.
-    pub fn read(file: &Path, prefix: &str) -> Result<Self, Refused> {
+    pub fn read(file: &Path, prefix: &str) -> Result<Self, BuildError> {
         let opened = WeightFile::open(file)?;
         Self::of(file, &opened.tensors()?, prefix)
     }
 
     /// The five layers called `PREFIXlayers.N` among `tensors`, which are those of `file`, as one.
-    pub fn of(file: &Path, tensors: &[Placed<'_>], prefix: &str) -> Result<Self, Refused> {
+    pub fn of(file: &Path, tensors: &[Placed<'_>], prefix: &str) -> Result<Self, BuildError> {
         let wrong = |problem: String| {
-            Refused::Files(Refusal::because(format!(
+            BuildError::Files(Refusal::because(format!(
                 "`{}` is no head of five linear layers (`layers.0` to `layers.7`): {problem}",
                 file.display()
             )))
@@ -97,7 +97,7 @@ impl Affine {
                     "values of `{name}` are not finite numbers of 16 or 32 bits"
                 ))
             })?;
-            Ok::<_, Refused>((tensor.shape.clone(), values))
+            Ok::<_, BuildError>((tensor.shape.clone(), values))
         };
         // From the last layer to the first: y = a x + b of what the layers below give.
         let mut whole = Self {
@@ -165,9 +165,9 @@ impl Aesthetic {
         Self::build(settings, computation).map_err(|refused| refused.of(NAME))
     }
 
-    fn build(settings: &AestheticSettings, computation: &Computation) -> Result<Self, Refused> {
+    fn build(settings: &AestheticSettings, computation: &Computation) -> Result<Self, BuildError> {
         if let Some(problem) = batch_problem(settings.batch_size) {
-            return Err(Refused::Params(problem.into()));
+            return Err(BuildError::Params(problem.into()));
         }
         let head = Affine::read(&settings.head, "")?;
         let images = ImageTower::open(&settings.path, Resizing::Pillow, computation)?;

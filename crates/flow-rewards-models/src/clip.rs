@@ -3,7 +3,7 @@
 use crate::computation::Computation;
 use crate::open_clip;
 use crate::pixels::{CLIP_MEAN, CLIP_STD, Preprocessor, Resizing};
-use crate::problem::Refused;
+use crate::problem::BuildError;
 use crate::weight_file::{WeightFile, absent};
 use burn::tensor::{Tensor, TensorData};
 use flow_core::exec::{CallContext, Exec, InferencePass, Stage};
@@ -72,7 +72,7 @@ impl ImageTower {
     ///
     /// # Errors
     /// What is missing, damaged or of something else.
-    pub fn open(folder: &Path, resizing: Resizing, computation: &Computation) -> Result<Self, Refused> {
+    pub fn open(folder: &Path, resizing: Resizing, computation: &Computation) -> Result<Self, BuildError> {
         let preprocessor = |side: usize| preprocessor(folder, resizing, side);
         let encoder = ClipVision::open(check_folder(folder)?)?;
         let file = WeightFile::open(folder)?;
@@ -151,7 +151,7 @@ impl Clip {
         tokenizer: &Path,
         resizing: Resizing,
         computation: &Computation,
-    ) -> Result<Self, Refused> {
+    ) -> Result<Self, BuildError> {
         let (from, config) = config_of(check_folder(folder)?)?;
         let towers = Towers {
             text: ClipConfig::read(&from, &config, None)?,
@@ -177,7 +177,7 @@ impl Clip {
         tokenizer: &Path,
         resizing: Resizing,
         computation: &Computation,
-    ) -> Result<Self, Refused> {
+    ) -> Result<Self, BuildError> {
         let weights = WeightFile::open(file)?;
         let published = weights.tensors()?;
         let towers = open_clip::towers(&published).map_err(|problem| {
@@ -220,7 +220,7 @@ impl Loading<'_> {
         preprocessor: Preprocessor,
         tokenizer: Tokenizer,
         computation: &Computation,
-    ) -> Result<Clip, Refused> {
+    ) -> Result<Clip, BuildError> {
         if towers.text.projection != towers.vision.projection || towers.text.projection.is_none() {
             let problem = format!(
                 "`{}`: its towers make features of {:?} (texts) and {:?} (images) channels",
@@ -337,21 +337,21 @@ pub fn cosine(a: &[f32], b: &[f32]) -> f64 {
     products.sum::<f64>().clamp(-1.0, 1.0)
 }
 
-fn check_folder(folder: &Path) -> Result<&Path, Refused> {
+fn check_folder(folder: &Path) -> Result<&Path, BuildError> {
     match folder.exists() {
         true => Ok(folder),
         false => Err(absent(folder)),
     }
 }
 
-fn config_of(folder: &Path) -> Result<(std::path::PathBuf, Value), Refused> {
+fn config_of(folder: &Path) -> Result<(std::path::PathBuf, Value), BuildError> {
     Ok(flow_text_encoder::config_of_folder(folder)?)
 }
 
 /// CLIP's tokenizer in `folder`.
-fn open_tokenizer(folder: &Path) -> Result<Tokenizer, Refused> {
+fn open_tokenizer(folder: &Path) -> Result<Tokenizer, BuildError> {
     Tokenizer::open_as(folder, TokenizerClass::Clip).map_err(|error| {
-        Refused::Files(Refusal::because(format!(
+        BuildError::Files(Refusal::because(format!(
             "{error}. `tokenizer` may name another folder with CLIP's tokenizer, such as that of `openai/clip-vit-large-patch14`"
         )))
     })
@@ -359,7 +359,7 @@ fn open_tokenizer(folder: &Path) -> Result<Tokenizer, Refused> {
 
 /// What the folder's `preprocessor_config.json` says, if it has one: mean and standard deviation; a size or a filter other than the
 /// one that is computed is refused.
-fn preprocessor(folder: &Path, resizing: Resizing, side: usize) -> Result<Preprocessor, Refused> {
+fn preprocessor(folder: &Path, resizing: Resizing, side: usize) -> Result<Preprocessor, BuildError> {
     const FILE: &str = "preprocessor_config.json";
     let path = folder.join(FILE);
     let usual = Preprocessor::clip(resizing, side);
@@ -369,7 +369,7 @@ fn preprocessor(folder: &Path, resizing: Resizing, side: usize) -> Result<Prepro
     }
     let wrong = |problem: String, help: Option<String>| {
         let why = format!("`{}`: {problem}", path.display());
-        Refused::Files(Refusal { why, help })
+        BuildError::Files(Refusal { why, help })
     };
     let text = fs::read(&path).map_err(|error| wrong(format!("cannot be read: {error}"), None))?;
     let config: Value =

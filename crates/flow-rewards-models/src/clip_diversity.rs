@@ -8,7 +8,7 @@ use crate::clip::ImageTower;
 use crate::computation::{Computation, RewardDevice};
 use crate::memory::{IMAGE_SIDE, memory};
 use crate::pixels::Resizing;
-use crate::problem::Refused;
+use crate::problem::BuildError;
 use flow_registry::NameTaken;
 use flow_rewards::{
     Reward, RewardContext, RewardError, RewardFactory, RewardKind, RewardRegistry, RewardSample, diversity,
@@ -64,9 +64,9 @@ impl ClipDiversity {
         Self::build(settings, computation).map_err(|refused| refused.of(NAME))
     }
 
-    fn build(settings: &ClipDiversitySettings, computation: &Computation) -> Result<Self, Refused> {
+    fn build(settings: &ClipDiversitySettings, computation: &Computation) -> Result<Self, BuildError> {
         if let Some(problem) = batch_problem(settings.batch_size) {
-            return Err(Refused::Params(problem.into()));
+            return Err(BuildError::Params(problem.into()));
         }
         Ok(Self {
             images: ImageTower::open(&settings.path, Resizing::Pillow, computation)?,

@@ -8,7 +8,7 @@ use crate::clip::Clip;
 use crate::computation::{Computation, RewardDevice};
 use crate::memory::{ALL, memory};
 use crate::pixels::Resizing;
-use crate::problem::Refused;
+use crate::problem::BuildError;
 use flow_config::Rules;
 use flow_config::codes::RULE_UNUSED;
 use flow_registry::NameTaken;
@@ -122,9 +122,9 @@ impl ClipScore {
         Self::build(settings, computation).map_err(|refused| refused.of(NAME))
     }
 
-    fn build(settings: &ClipScoreSettings, computation: &Computation) -> Result<Self, Refused> {
+    fn build(settings: &ClipScoreSettings, computation: &Computation) -> Result<Self, BuildError> {
         if let Some(problem) = settings.problem() {
-            return Err(Refused::Params(problem.into()));
+            return Err(BuildError::Params(problem.into()));
         }
         let tokenizer = settings.tokenizer.as_ref().unwrap_or(&settings.path);
         let resizing = match settings.preprocessing {

@@ -1,6 +1,6 @@
 //! What computes a network: a device and its plan.
 
-use crate::problem::Refused;
+use crate::problem::BuildError;
 use flow_attention::CpuAttention;
 use flow_core::Backends;
 use flow_core::device::ComputeDevice;
@@ -33,11 +33,11 @@ impl Computation {
     }
 
     /// What `device` stands for in `context`.
-    pub(crate) fn of(device: RewardDevice, context: &RewardContext<'_>) -> Result<Self, Refused> {
+    pub(crate) fn of(device: RewardDevice, context: &RewardContext<'_>) -> Result<Self, BuildError> {
         match device {
             RewardDevice::Cpu => Ok(Self::processor()),
             RewardDevice::Run => context.lent.get::<Self>().cloned().ok_or_else(|| {
-                Refused::Params(Refusal::new(
+                BuildError::Params(Refusal::new(
                     "`device`: \"run\" is the device of a training run, and this program lends none to its rewards",
                     "set \"cpu\"",
                 ))

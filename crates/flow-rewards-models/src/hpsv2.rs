@@ -8,7 +8,7 @@ use crate::clip::Clip;
 use crate::computation::{Computation, RewardDevice};
 use crate::memory::{ALL, memory};
 use crate::pixels::Resizing;
-use crate::problem::Refused;
+use crate::problem::BuildError;
 use crate::weight_file::absent;
 use flow_registry::{NameTaken, Refusal};
 use flow_rewards::{
@@ -71,9 +71,9 @@ impl HpsV2 {
         Self::build(settings, computation).map_err(|refused| refused.of(NAME))
     }
 
-    fn build(settings: &HpsV2Settings, computation: &Computation) -> Result<Self, Refused> {
+    fn build(settings: &HpsV2Settings, computation: &Computation) -> Result<Self, BuildError> {
         if let Some(problem) = batch_problem(settings.batch_size) {
-            return Err(Refused::Params(problem.into()));
+            return Err(BuildError::Params(problem.into()));
         }
         let (path, resizing) = (&settings.path, Resizing::TensorBicubic);
         if !path.exists() {
@@ -84,7 +84,7 @@ impl HpsV2 {
             Clip::open(path, tokenizer, resizing, computation)?
         } else {
             let tokenizer = settings.tokenizer.as_ref().ok_or_else(|| {
-                Refused::Params(Refusal::new(
+                BuildError::Params(Refusal::new(
                     "`tokenizer`: is missing, and a file of HPSv2 holds none",
                     "set it to a folder with CLIP's tokenizer, such as that of `openai/clip-vit-large-patch14`",
                 ))

@@ -10,7 +10,7 @@ use crate::clip::{BadItem, frozen, on, pixel_tensor};
 use crate::computation::{Computation, RewardDevice};
 use crate::memory::{ALL, memory};
 use crate::pixels::{Preprocessor, Resizing};
-use crate::problem::Refused;
+use crate::problem::BuildError;
 use crate::weight_file::{Placed, WeightFile, absent};
 use flow_core::tensors::plain;
 use flow_core::{Weights, cpu};
@@ -95,9 +95,9 @@ impl ImageReward {
         Self::build(settings, computation).map_err(|refused| refused.of(NAME))
     }
 
-    fn build(settings: &ImageRewardSettings, computation: &Computation) -> Result<Self, Refused> {
+    fn build(settings: &ImageRewardSettings, computation: &Computation) -> Result<Self, BuildError> {
         if let Some(problem) = batch_problem(settings.batch_size) {
-            return Err(Refused::Params(problem.into()));
+            return Err(BuildError::Params(problem.into()));
         }
         let path = &settings.path;
         if !path.exists() {
@@ -116,7 +116,7 @@ impl ImageReward {
         let tokenizer = tokenizer(&settings.tokenizer, text.config())?;
         let head = Affine::of(path, &tensors, HEAD)?;
         if head.weights.len() != text.config().width {
-            return Err(Refused::Files(Refusal::because(format!(
+            return Err(BuildError::Files(Refusal::because(format!(
                 "`{}`: its layers read {} features, and its BERT makes {}",
                 path.display(),
                 head.weights.len(),
@@ -210,7 +210,7 @@ impl Reward for ImageReward {
 }
 
 /// BERT's tokenizer in `folder`, whose tokens `config` has embeddings of.
-fn tokenizer(folder: &Path, config: &BlipTextConfig) -> Result<Tokenizer, Refused> {
+fn tokenizer(folder: &Path, config: &BlipTextConfig) -> Result<Tokenizer, BuildError> {
     let tokenizer = Tokenizer::open_as(folder, TokenizerClass::Bert).map_err(|error| {
         Refusal::because(format!(
             "{error}. `tokenizer` names a folder with BERT's tokenizer, such as that of `google-bert/bert-base-uncased`"

@@ -9,7 +9,7 @@ use crate::clip::Clip;
 use crate::computation::{Computation, RewardDevice};
 use crate::memory::{ALL, memory};
 use crate::pixels::Resizing;
-use crate::problem::Refused;
+use crate::problem::BuildError;
 use flow_registry::NameTaken;
 use flow_rewards::{
     Reward, RewardContext, RewardError, RewardFactory, RewardKind, RewardRegistry, RewardSample,
@@ -75,9 +75,9 @@ impl PickScore {
         Self::build(settings, computation).map_err(|refused| refused.of(NAME))
     }
 
-    fn build(settings: &PickScoreSettings, computation: &Computation) -> Result<Self, Refused> {
+    fn build(settings: &PickScoreSettings, computation: &Computation) -> Result<Self, BuildError> {
         if let Some(problem) = batch_problem(settings.batch_size) {
-            return Err(Refused::Params(problem.into()));
+            return Err(BuildError::Params(problem.into()));
         }
         let tokenizer = settings.tokenizer.as_ref().unwrap_or(&settings.path);
         let clip = Clip::open(&settings.path, tokenizer, Resizing::Pillow, computation)?;

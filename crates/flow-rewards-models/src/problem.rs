@@ -9,14 +9,14 @@ use flow_tokenizer::TokenizerError;
 
 /// Why a reward cannot be built, without its name.
 #[derive(Debug)]
-pub enum Refused {
+pub enum BuildError {
     /// A parameter, with what is allowed.
     Params(Refusal),
     /// Files.
     Files(Refusal),
 }
 
-impl Refused {
+impl BuildError {
     /// With the reward's name.
     pub fn of(self, reward: &str) -> RewardError {
         let reward = reward.to_owned();
@@ -27,7 +27,7 @@ impl Refused {
     }
 }
 
-impl From<Refusal> for Refused {
+impl From<Refusal> for BuildError {
     fn from(problem: Refusal) -> Self {
         Self::Files(problem)
     }
@@ -35,7 +35,7 @@ impl From<Refusal> for Refused {
 
 macro_rules! told_as_it_is {
     ($($error:ty),*) => {$(
-        impl From<$error> for Refused {
+        impl From<$error> for BuildError {
             fn from(error: $error) -> Self {
                 Self::Files(error.to_string().into())
             }

@@ -1,7 +1,7 @@
 //! Weights in whatever form a reward was published: safetensors, or a file of `torch.save`.
 
 use crate::pickle::PickledWeights;
-use crate::problem::Refused;
+use crate::problem::BuildError;
 use flow_models::weights::{FileMap, Source, StoredTensor};
 use flow_registry::Refusal;
 use std::collections::BTreeMap;
@@ -24,7 +24,7 @@ impl WeightFile {
     ///
     /// # Errors
     /// What is at the path instead, and how to mend it.
-    pub fn open(path: &Path) -> Result<Self, Refused> {
+    pub fn open(path: &Path) -> Result<Self, BuildError> {
         if !path.exists() {
             return Err(absent(path));
         }
@@ -46,7 +46,7 @@ impl WeightFile {
     ///
     /// # Errors
     /// If a file is damaged.
-    pub fn tensors(&self) -> Result<Vec<Placed<'_>>, Refused> {
+    pub fn tensors(&self) -> Result<Vec<Placed<'_>>, BuildError> {
         match self {
             Self::Pickled(file) => Ok(file.tensors().map(|tensor| (file.path(), tensor)).collect()),
             Self::Safetensors(source) => {
@@ -64,7 +64,7 @@ impl WeightFile {
     ///
     /// # Errors
     /// If a file is damaged.
-    pub fn count_values(&self, prefixes: &[&str]) -> Result<usize, Refused> {
+    pub fn count_values(&self, prefixes: &[&str]) -> Result<usize, BuildError> {
         let is_counted =
             |tensor: &StoredTensor<'_>| prefixes.iter().any(|prefix| tensor.name.starts_with(prefix));
         let tensors = self.tensors()?.into_iter().map(|(_, tensor)| tensor);
@@ -82,7 +82,7 @@ impl WeightFile {
 }
 
 /// That nothing is at `path`.
-pub fn absent(path: &Path) -> Refused {
+pub fn absent(path: &Path) -> BuildError {
     let problem = format!(
         "there is nothing at `{}`. Nothing is downloaded here: `flow-train fetch NAME` makes a folder of a repository of the Hugging \
          Face hub",

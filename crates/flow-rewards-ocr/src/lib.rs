@@ -5,7 +5,7 @@
 //! | `ocr` | pointwise | how near the text that PP-OCR reads in the image is to the text in the prompt |
 //!
 //! The arithmetic is that of Flow-GRPO's `ocr.py`; the reader is PP-OCR, as there, from ONNX files that a user names, run in pure Rust
-//! by [`rten`]. [`Reader`] is the seam between the two.
+//! by [`rten`]. [`Reader`] is the interface between the two.
 //!
 //! ```
 //! use flow_data::{Image, ImageShape, Prompt};

@@ -1,4 +1,4 @@
-//! What reads text in images: the seam between the reward's arithmetic and a network.
+//! What reads text in images: the interface between the reward's arithmetic and a network.
 
 use flow_data::Image;
 

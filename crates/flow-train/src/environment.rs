@@ -46,7 +46,7 @@ pub enum EnvironmentError {
     },
 }
 
-/// Opens the config's device and makes the plan on which accelerators build. On a GPU the [`gauge`](Environment::gauge) is
+/// Opens the config's device and makes the plan on which accelerators build. On a GPU the [`memory_probe`](Environment::memory_probe) is
 /// its pool of memory; on the processor the caller sets it, if the program counts what it allocates. Relative paths of the config start from
 /// `base`. Options of the runtimes are checked; [`apply_runtime_options`](crate::apply_runtime_options), which comes
 /// before, makes them effective.
@@ -75,7 +75,7 @@ pub fn environment<'a>(
         accelerators: &registries.accelerators,
         plugins: &registries.plugins,
         base,
-        gauge: gpu_gauge(config, &device),
+        memory_probe: gpu_memory_probe(config, &device),
         folders: PipelineFolders::default(),
         device,
         exchange: Arc::new(Alone),
@@ -84,7 +84,7 @@ pub fn environment<'a>(
 
 /// The pool of a GPU's memory, which is asked after every operation.
 #[cfg(feature = "cuda")]
-fn gpu_gauge(config: &Config, device: &ComputeDevice) -> Option<Arc<dyn MemoryProbe>> {
+fn gpu_memory_probe(config: &Config, device: &ComputeDevice) -> Option<Arc<dyn MemoryProbe>> {
     let device = device.clone();
     let in_use = move || device.bytes_in_use();
     match config.device.kind {
@@ -95,7 +95,7 @@ fn gpu_gauge(config: &Config, device: &ComputeDevice) -> Option<Arc<dyn MemoryPr
 
 /// This build opens no GPU.
 #[cfg(not(feature = "cuda"))]
-fn gpu_gauge(_: &Config, _: &ComputeDevice) -> Option<Arc<dyn MemoryProbe>> {
+fn gpu_memory_probe(_: &Config, _: &ComputeDevice) -> Option<Arc<dyn MemoryProbe>> {
     None
 }
 

@@ -19,7 +19,7 @@ use flow_kernels::CpuKernels;
 use flow_report::{Manifest, OnExists, RunDirectory, ValueRange};
 use flow_rewards::{NamedReward, Reward, RewardError, RewardSample, RewardWorkers};
 use flow_trainer::Plugins;
-use flow_trainer::algorithm::{Algorithm, LossContext, Position, ReferenceWeights, UnitLoss};
+use flow_trainer::algorithm::{Algorithm, LossContext, LossPoint, ReferenceWeights, PointLoss};
 use flow_trainer::observer::{IterationSummary, Observer};
 use flow_trainer::optimizer::AdamW;
 use flow_trainer::policy::CallSite;
@@ -102,17 +102,17 @@ impl Algorithm for RewardWeighted {
         5.0
     }
 
-    fn positions(&self, _schedule: &Schedule, seed: u64, iteration: u64, pass: usize) -> Vec<Position> {
+    fn positions(&self, _schedule: &Schedule, seed: u64, iteration: u64, pass: usize) -> Vec<LossPoint> {
         let mut draws = Stream::new(seed, Purpose::Timesteps).at(iteration, pass as u32);
-        let time = |number| Position::Time {
+        let time = |number| LossPoint::Time {
             sigma: 1.0 - draws.uniform(),
             draw: number as u32,
         };
         (0..self.times_per_image).map(time).collect()
     }
 
-    fn loss(&self, context: &LossContext<'_, '_>, position: Position) -> UnitLoss {
-        let Position::Time { sigma, .. } = position else {
+    fn loss(&self, context: &LossContext<'_, '_>, position: LossPoint) -> PointLoss {
+        let LossPoint::Time { sigma, .. } = position else {
             unreachable!("`positions` gives times only");
         };
         let batch = &context.batch;
@@ -138,7 +138,7 @@ impl Algorithm for RewardWeighted {
         let error_b = losses.mean_squared_distance(&v.into_dispatch(), &target);
         let weight_b = (context.advantages.clone() / self.temperature).exp();
         let loss = (Tensor::<1>::from_dispatch(error_b) * weight_b).mean_dim(0);
-        UnitLoss {
+        PointLoss {
             loss,
             replayed: None,
             terms: Vec::new(),
@@ -255,7 +255,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         accelerators: &accelerators,
         plugins: &plugins,
         base: Path::new("."),
-        gauge: None,
+        memory_probe: None,
         folders: PipelineFolders::default(),
         exchange: std::sync::Arc::new(flow_trainer::distributed::Alone),
     };

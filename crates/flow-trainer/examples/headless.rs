@@ -140,7 +140,7 @@ fn main() -> Result<(), Failure> {
         accelerators: &accelerators,
         plugins: &plugins,
         base,
-        gauge: None,
+        memory_probe: None,
         folders: PipelineFolders::default(),
         exchange: std::sync::Arc::new(flow_trainer::distributed::Alone),
     };

@@ -10,6 +10,7 @@ mod arrays;
 use arrays::Arrays;
 use flow_accel::AcceleratorRegistry;
 use flow_attention::CpuAttention;
+use flow_config::Config;
 use flow_core::device::ComputeDevice;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::{Backends, InferencePass, Stage, cpu};
@@ -20,7 +21,7 @@ use flow_rewards::RewardSample;
 use flow_trainer::Plugins;
 use flow_trainer::advantage::{RewardColumn, compute_advantages};
 use flow_trainer::conditions::Conditioner;
-use flow_trainer::geometry::{Geometry, PromptSampler};
+use flow_trainer::geometry::{BatchGeometry, PromptSampler};
 use flow_trainer::geometry_history::GeometryHistory;
 use flow_trainer::policy::{CallSite, Policy};
 use flow_trainer::rollout::{NoiseSource, SampleRequest, Sampler};
@@ -58,6 +59,7 @@ fn main() -> ExitCode {
 
 fn export(path: &str, folder: &Path, set: &[String]) -> Result<(), Box<dyn Error>> {
     let plugins = Plugins::built_in()?;
+    let base = flow_config::base_dir(path);
     let config = flow_config::load(&plugins.catalog(), path, set)
         .map_err(|report| report.to_string())?
         .config;
@@ -71,8 +73,8 @@ fn export(path: &str, folder: &Path, set: &[String]) -> Result<(), Box<dyn Error
         plan: plan.clone(),
         accelerators: &AcceleratorRegistry::default(),
         plugins: &plugins,
-        base: &flow_config::base_dir(path),
-        gauge: None,
+        base: &base,
+        memory_probe: None,
         folders: PipelineFolders::default(),
         exchange: std::sync::Arc::new(flow_trainer::distributed::Alone),
     };
@@ -81,11 +83,7 @@ fn export(path: &str, folder: &Path, set: &[String]) -> Result<(), Box<dyn Error
     let spec = model.model.spec();
     let mut wanted = Arrays::default();
 
-    // Random numbers at an address of many bits.
     let seed = config.run.seed;
-    let mut draws = Stream::new(seed, Purpose::SdeNoise).at(FAR_SAMPLE, FAR_STEP);
-    let words: Vec<u32> = (0..WORDS).map(|_| draws.next_u32()).collect();
-    wanted.tokens("words", &[words]);
     let sampler = Sampler {
         policy: Policy::new(model.model.clone(), config.sampling.guidance_scale as f32),
         kernels: plan.kernels.clone(),
@@ -93,11 +91,10 @@ fn export(path: &str, folder: &Path, set: &[String]) -> Result<(), Box<dyn Error
         seed,
         size: 0,
     };
-    let normals = sampler.noise(Purpose::SdeNoise, &[0, 1, FAR_SAMPLE], FAR_STEP, NORMALS);
-    wanted.plain("normals", &normals);
+    random_numbers(&sampler, &mut wanted);
 
     // The first iteration.
-    let geometry = Geometry::from_config(&config.sampling, &config.optimizer)?;
+    let geometry = BatchGeometry::from_config(&config.sampling, &config.optimizer)?;
     let prompts = dataset.train_prompts();
     let drawn = PromptSampler::new(prompts.len(), geometry.prompts(), seed)?.draw(0);
     let of = |sample: usize| &prompts[drawn[geometry.slot(sample).0].prompt];
@@ -130,13 +127,51 @@ fn export(path: &str, folder: &Path, set: &[String]) -> Result<(), Box<dyn Error
     }
     wanted.floats("clean", &[asked.len(), spec.latent.values()], &clean);
 
-    // Rewards of its images, of pictures at the edge, and advantages.
     let side = spec.latent.height;
     let images: Vec<Image> = clean
         .chunks_exact(spec.latent.values())
         .map(|pixels| image(side, pixels.iter().copied()))
         .collect();
-    let (edge_prompts, edge_images) = edge(&prompts, side)?;
+    let groups: Vec<u64> = (0..asked.len())
+        .map(|sample| drawn[geometry.slot(sample).0].group)
+        .collect();
+    let first = First {
+        asked,
+        images,
+        groups,
+    };
+    rewards(&first, (&plugins, &config, &base), (&prompts, side), &mut wanted)?;
+    std::fs::create_dir_all(folder)?;
+    let weights = folder.join("weights.safetensors");
+    flow_models::save(&model.weights, &weights, StoredDtype::F32, &BTreeMap::new())?;
+    wanted.write(&folder.join("wanted.safetensors"))
+}
+
+/// Random numbers at an address of many bits.
+fn random_numbers(sampler: &Sampler, wanted: &mut Arrays) {
+    let mut draws = Stream::new(sampler.seed, Purpose::SdeNoise).at(FAR_SAMPLE, FAR_STEP);
+    let words: Vec<u32> = (0..WORDS).map(|_| draws.next_u32()).collect();
+    wanted.tokens("words", &[words]);
+    let normals = sampler.noise(Purpose::SdeNoise, &[0, 1, FAR_SAMPLE], FAR_STEP, NORMALS);
+    wanted.plain("normals", &normals);
+}
+
+/// The samples of the first iteration.
+struct First<'a> {
+    asked: Vec<&'a Prompt>,
+    images: Vec<Image>,
+    groups: Vec<u64>,
+}
+
+/// Rewards of the first images and of pictures at the edge, and the advantages of the reward that the config trains on. Pictures at the
+/// edge are `side` pixels wide, and of all `prompts`.
+fn rewards(
+    first: &First<'_>,
+    (plugins, config, base): (&Plugins, &Config, &Path),
+    (prompts, side): (&[Prompt], usize),
+    wanted: &mut Arrays,
+) -> Result<(), Box<dyn Error>> {
+    let (edge_prompts, edge_images) = edge(prompts, side)?;
     let floats: Vec<f32> = edge_images
         .iter()
         .flat_map(|one| one.pixels_chw.clone())
@@ -146,9 +181,7 @@ fn export(path: &str, folder: &Path, set: &[String]) -> Result<(), Box<dyn Error
     wanted.floats("edge.prompts", &[edge_prompts.len(), 4], &rows);
     for mode in ["mean", "all"] {
         let params = serde_json::Map::from_iter([("mode".to_owned(), json!(mode))]);
-        let rules = plugins
-            .rewards
-            .build("shapes-rules", &params, &flow_config::base_dir(path))?;
+        let rules = plugins.rewards.build("shapes-rules", &params, base)?;
         let score = |prompts: &[&Prompt], images: &[Image]| {
             let pairs = prompts.iter().zip(images);
             let samples: Vec<RewardSample<'_>> = pairs
@@ -160,7 +193,7 @@ fn export(path: &str, folder: &Path, set: &[String]) -> Result<(), Box<dyn Error
                 .collect();
             rules.score(&samples)
         };
-        let scores = score(&asked, &images)?;
+        let scores = score(&first.asked, &first.images)?;
         wanted.floats(&format!("rewards.{mode}"), &[scores.len()], &scores);
         let edge = score(&edge_prompts, &edge_images)?;
         wanted.floats(&format!("edge.rewards.{mode}"), &[edge.len()], &edge);
@@ -171,17 +204,12 @@ fn export(path: &str, folder: &Path, set: &[String]) -> Result<(), Box<dyn Error
                 weight: 1.0,
                 values: &scores,
             };
-            let groups: Vec<u64> = (0..asked.len())
-                .map(|sample| drawn[geometry.slot(sample).0].group)
-                .collect();
-            let advantages = compute_advantages(&[column], &groups, &(&config.advantage).into())?.values;
+            let advantages =
+                compute_advantages(&[column], &first.groups, &(&config.advantage).into())?.values;
             wanted.floats("advantages", &[advantages.len()], &advantages);
         }
     }
-    std::fs::create_dir_all(folder)?;
-    let weights = folder.join("weights.safetensors");
-    flow_models::save(&model.weights, &weights, StoredDtype::F32, &BTreeMap::new())?;
-    wanted.write(&folder.join("wanted.safetensors"))
+    Ok(())
 }
 
 /// Pixels as a reward sees them.

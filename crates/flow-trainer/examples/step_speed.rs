@@ -25,9 +25,9 @@ use flow_core::{Backends, InferencePass, RawTensor, Stage, TrainingPass, Weights
 use flow_kernels::CpuKernels;
 use flow_models::StoredDtype;
 use flow_trainer::Plugins;
-use flow_trainer::algorithm::{Algorithm, Grpo, LossContext, Position};
+use flow_trainer::algorithm::{Algorithm, Grpo, LossContext, LossPoint};
 use flow_trainer::conditions::Conditioner;
-use flow_trainer::geometry::Geometry;
+use flow_trainer::geometry::BatchGeometry;
 use flow_trainer::optimizer::{Accumulated, AdamW, AdamWSettings, FloatDType};
 use flow_trainer::policy::{CallSite, Conditions, Policy};
 use flow_trainer::rollout::{NoiseSource, SampleRequest, Sampler, Trajectories};
@@ -93,7 +93,7 @@ impl Job {
             accelerators: &accelerators,
             plugins: &plugins,
             base: &base,
-            gauge: None,
+            memory_probe: None,
             folders: PipelineFolders::default(),
             exchange: std::sync::Arc::new(flow_trainer::distributed::Alone),
         };
@@ -203,7 +203,7 @@ impl Job {
             compared: Vec::new(),
             site: self.site(Stage::Training),
         };
-        let loss = self.grpo().loss(&context, Position::Recorded(0)).loss;
+        let loss = self.grpo().loss(&context, LossPoint::Recorded(0)).loss;
         let value = flow_core::tensors::plain(&loss.clone().into_dispatch());
         (value, pass.gradients(&loss))
     }
@@ -232,7 +232,7 @@ impl Job {
         let models = &Plugins::built_in()?.models;
         let outline = setup::outline(&self.config, models, &self.device)?;
         let (architecture, settings) = (&self.config.model.architecture, outline.model.constants());
-        let geometry = Geometry::from_config(&self.config.sampling, &self.config.optimizer)?;
+        let geometry = BatchGeometry::from_config(&self.config.sampling, &self.config.optimizer)?;
         let trained =
             setup::schedule(&self.config, self.model.model.spec().tokens)?.trained_steps_per_trajectory();
         let grpo = self.grpo();
@@ -262,7 +262,7 @@ fn time(config: &str, repeats: &str) -> Result<(), Box<dyn Error>> {
     let repeats: usize = repeats.parse()?;
     let mut job = Job::new(config)?;
     // As in a run: micro-batches beside one another.
-    let geometry = Geometry::from_config(&job.config.sampling, &job.config.optimizer)?;
+    let geometry = BatchGeometry::from_config(&job.config.sampling, &job.config.optimizer)?;
     let wave = job.device.concurrency().min(geometry.micro_batches());
     let mut found = BTreeMap::new();
     let mut gradients = Vec::new();

@@ -64,7 +64,7 @@ use flow_core::{
     cpu,
 };
 use flow_models::{Architecture, load_into};
-use flow_trainer::algorithm::{Algorithm, Grpo, LossContext, Position};
+use flow_trainer::algorithm::{Algorithm, Grpo, LossContext, LossPoint};
 use flow_trainer::optimizer::{Accumulated, AdamW, AdamWSettings, FloatDType};
 use flow_trainer::policy::{CallSite, Conditions, Policy};
 use flow_trainer::rollout::{NoiseSource, SampleRequest, Sampler, StepRecord, Trajectories};
@@ -361,7 +361,7 @@ impl Job {
                     clip_range: CLIP_RANGE,
                     ..Grpo::default()
                 };
-                grpo.loss(&context, Position::Recorded(0)).loss
+                grpo.loss(&context, LossPoint::Recorded(0)).loss
             }
         };
         // Read by who wants it: to wait for a device here would keep the backward pass from it.
@@ -448,13 +448,66 @@ fn time(workload: Workload, folder: &Path, part: &str, options: &Options) -> Res
         let none = vec![false; job.trained.len()];
         job.weights.freeze(&none);
     }
+    let Measured {
+        result,
+        mut wall_ms,
+        enqueued_ms,
+        last_loss,
+    } = measured(&mut job, part, &mut meter, options)?;
+    if options.traced {
+        let about = json!({
+            "program": "flow-train", "workload": job.workload.name, "part": part, "mode": job.plan.describe(),
+            "checkpoint": options.checkpoint, "device": job.device.name(),
+        });
+        println!("{}", meter.row(about)?);
+        return Ok(());
+    }
+    wall_ms.sort_by(f64::total_cmp);
+    let at = |share: f64| wall_ms[((wall_ms.len() - 1) as f64 * share).round() as usize];
+    let tflop = flops::tera(&job.workload, part, &options.checkpoint);
+    println!(
+        "{}",
+        json!({
+            "program": "flow-train",
+            "workload": job.workload.name,
+            "part": part,
+            "mode": job.plan.describe(),
+            "checkpoint": options.checkpoint,
+            "low_precision": options.low_precision.as_ref().map(|rule| format!("{:?} {}", rule.compute, rule.format)),
+            "batch": job.samples.len(), "device": job.device.name(),
+            if part == "step" { "loss" } else { "root_mean_square" }: result,
+            "median_ms": at(0.5), "least_ms": at(0.0), "p10_ms": at(0.1), "p90_ms": at(0.9), "samples": wall_ms.len(),
+            "last_loss": last_loss.map(|loss| cpu::to_host(&loss)[0]),
+            // Of the last: of a step without the update, which waits for the gradients' norm.
+            "enqueued_ms": enqueued_ms,
+            "tflop": tflop, "tflop_per_s": tflop / at(0.5) * 1e3,
+            "peak_gib": opening::peak_gib(&job.device),
+            "driver_gib": job.device.driver_bytes().map(|bytes| bytes as f64 / (1u64 << 30) as f64),
+        })
+    );
+    Ok(())
+}
+
+/// What was measured of a part.
+struct Measured {
+    /// The first loss, or the root of the mean square of what was computed.
+    result: f64,
+    /// Of every run.
+    wall_ms: Vec<f64>,
+    /// Of the last run: until the host had told the device what to do.
+    enqueued_ms: f64,
+    /// Of a training step.
+    last_loss: Option<RawTensor>,
+}
+
+/// Measures a part. Its result is read, so that what an asynchronous device has not done yet is waited for; until then the host has only
+/// told the device what to do.
+fn measured(job: &mut Job, part: &str, meter: &mut Meter, options: &Options) -> Result<Measured, Failure> {
     let mut failed = None;
     let mut last_loss = None;
-    // The result is read, so that what an asynchronous device has not done yet is waited for; until then the host has only
-    // told the device what to do.
     let mut enqueued_ms = 0.0;
     let mut ended = |start: Instant| enqueued_ms = start.elapsed().as_secs_f64() * 1e3;
-    let (result, mut wall_ms) = match part {
+    let (result, wall_ms) = match part {
         "forward" => {
             let input = job.input();
             let result = root_mean_square(&cpu::to_host(&job.forward(input.clone())));
@@ -499,39 +552,13 @@ fn time(workload: Workload, folder: &Path, part: &str, options: &Options) -> Res
             );
         }
     };
-    if let Some(failed) = failed {
-        return Err(failed);
+    match failed {
+        Some(failed) => Err(failed),
+        None => Ok(Measured {
+            result,
+            wall_ms,
+            enqueued_ms,
+            last_loss,
+        }),
     }
-    if options.traced {
-        let about = json!({
-            "program": "flow-train", "workload": job.workload.name, "part": part, "mode": job.plan.describe(),
-            "checkpoint": options.checkpoint, "device": job.device.name(),
-        });
-        println!("{}", meter.row(about)?);
-        return Ok(());
-    }
-    wall_ms.sort_by(f64::total_cmp);
-    let at = |share: f64| wall_ms[((wall_ms.len() - 1) as f64 * share).round() as usize];
-    let tflop = flops::tera(&job.workload, part, &options.checkpoint);
-    println!(
-        "{}",
-        json!({
-            "program": "flow-train",
-            "workload": job.workload.name,
-            "part": part,
-            "mode": job.plan.describe(),
-            "checkpoint": options.checkpoint,
-            "low_precision": options.low_precision.as_ref().map(|rule| format!("{:?} {}", rule.compute, rule.format)),
-            "batch": job.samples.len(), "device": job.device.name(),
-            if part == "step" { "loss" } else { "root_mean_square" }: result,
-            "median_ms": at(0.5), "least_ms": at(0.0), "p10_ms": at(0.1), "p90_ms": at(0.9), "samples": wall_ms.len(),
-            "last_loss": last_loss.map(|loss| cpu::to_host(&loss)[0]),
-            // Of the last: of a step without the update, which waits for the gradients' norm.
-            "enqueued_ms": enqueued_ms,
-            "tflop": tflop, "tflop_per_s": tflop / at(0.5) * 1e3,
-            "peak_gib": opening::peak_gib(&job.device),
-            "driver_gib": job.device.driver_bytes().map(|bytes| bytes as f64 / (1u64 << 30) as f64),
-        })
-    );
-    Ok(())
 }

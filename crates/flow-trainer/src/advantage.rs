@@ -15,7 +15,8 @@ use serde::{Deserialize, Serialize};
 pub enum Aggregation {
     /// `R = sum_k w_k r_k`, then `(R - group mean) / std`.
     Sum,
-    /// Each reward is normalised within its group, the weighted sum over the whole batch (GDPO, arXiv 2601.05242).
+    /// Each reward is normalised within its group, and with [`AdvantageOptions::global_std`] the weighted sum over the whole batch (GDPO,
+    /// arXiv 2601.05242).
     /// A reward of large spread cannot drown the others.
     Gdpo,
 }
@@ -26,8 +27,8 @@ pub enum Aggregation {
 pub struct AdvantageOptions {
     /// How rewards are combined.
     pub aggregation: Aggregation,
-    /// For [`Aggregation::Sum`]: divide by the standard deviation of the whole batch instead of the group's.
-    /// [`Aggregation::Gdpo`] has both built in and does not read it.
+    /// For [`Aggregation::Sum`]: divide by the standard deviation of the whole batch instead of the group's. For [`Aggregation::Gdpo`]:
+    /// normalise the weighted sum over the whole batch; without it that sum is the advantage, as in Flow-Factory's main branch.
     pub global_std: bool,
     /// Standard deviations below this are replaced by it.
     pub std_floor: f64,
@@ -211,11 +212,15 @@ pub fn compute_advantages(
                 .map(|column| within_groups(column, &members, |std| std.max(floor)))
                 .collect();
             let combined = weighted_sum(rewards, &normalised, groups.len());
-            let (mean, std) = moments(&combined);
-            combined
-                .iter()
-                .map(|value| (value - mean) / std.max(floor))
-                .collect()
+            if options.global_std {
+                let (mean, std) = moments(&combined);
+                combined
+                    .iter()
+                    .map(|value| (value - mean) / std.max(floor))
+                    .collect()
+            } else {
+                combined
+            }
         }
     };
     let values: Vec<f32> = advantages.iter().map(|&value| value as f32).collect();

@@ -14,7 +14,7 @@ pub use tree::EdgeCredits;
 
 use tree::Tree;
 
-use crate::algorithm::Position;
+use crate::algorithm::LossPoint;
 use crate::scheduler::Schedule;
 use flow_config::{Branching, TreeFusion};
 use std::borrow::Cow;
@@ -94,7 +94,7 @@ impl<'a> Branches<'a> {
 
     /// Where the loss of each micro-batch is taken, of the positions that an algorithm has on a trajectory that is random in the whole
     /// window.
-    pub fn positions(&self, mut positions: Vec<Position>) -> Vec<Position> {
+    pub fn positions(&self, mut positions: Vec<LossPoint>) -> Vec<LossPoint> {
         match self.branching {
             Branching::None(_) => {}
             // The one step that a micro-batch has recorded.
@@ -103,8 +103,8 @@ impl<'a> Branches<'a> {
                 let tree = self.tree();
                 let is_trained = |step: &usize| tree.as_ref().is_none_or(|tree| tree.is_trained(*step));
                 positions.retain(|position| match position {
-                    Position::Recorded(index) => self.window.get(*index).is_none_or(is_trained),
-                    Position::Time { .. } | Position::EachRow { .. } | Position::Step { .. } => true,
+                    LossPoint::Recorded(index) => self.window.get(*index).is_none_or(is_trained),
+                    LossPoint::Time { .. } | LossPoint::EachRow { .. } | LossPoint::Step { .. } => true,
                 });
             }
         }
@@ -180,8 +180,8 @@ mod tests {
         assert_eq!(steps, [[1], [1], [4], [4], [5], [5]]);
         let groups = branches.compared_groups(&[9, 9, 9, 9, 9, 9, 4, 4, 4, 4, 4, 4]);
         assert_eq!(*groups, [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]);
-        let positions = (0..3).map(Position::Recorded).collect();
-        assert_eq!(branches.positions(positions), [Position::Recorded(0)]);
+        let positions = (0..3).map(LossPoint::Recorded).collect();
+        assert_eq!(branches.positions(positions), [LossPoint::Recorded(0)]);
     }
 
     #[test]
@@ -211,8 +211,8 @@ mod tests {
         assert_eq!(later.random_steps(41, 5), branches.random_steps(41, 0));
 
         assert_eq!(*branches.compared_groups(&[9, 9, 4, 4]), [9, 9, 4, 4]);
-        let positions = (0..5).map(Position::Recorded).collect();
-        assert_eq!(branches.positions(positions), [Position::Recorded(0)]);
+        let positions = (0..5).map(LossPoint::Recorded).collect();
+        assert_eq!(branches.positions(positions), [LossPoint::Recorded(0)]);
         assert!(branches.noise_ids(9, &[12, 13], &[0, 1]).is_empty());
         assert!(branches.credits(&[1.0; 6], &[]).is_empty());
     }
@@ -240,8 +240,8 @@ mod tests {
         let (nodes, leaves) = (vec![42, 42, 44, 44], vec![42, 43, 44, 45]);
         assert_eq!(ids, [nodes.clone(), nodes, leaves.clone(), leaves]);
 
-        let positions = (0..3).map(Position::Recorded).collect();
-        let trained = [Position::Recorded(0), Position::Recorded(2)];
+        let positions = (0..3).map(LossPoint::Recorded).collect();
+        let trained = [LossPoint::Recorded(0), LossPoint::Recorded(2)];
         assert_eq!(branches.positions(positions), trained);
 
         assert!(!branches.reads_log_probs());

@@ -5,7 +5,7 @@
 
 use crate::audit::OnPolicyAudit;
 use crate::error::TrainError;
-use crate::geometry::Geometry;
+use crate::geometry::BatchGeometry;
 use crate::shards::Shards;
 use crate::trainer::TrainState;
 use flow_accel::{Activity, ActivityCounts};
@@ -69,7 +69,7 @@ impl Distribution {
     ///
     /// # Errors
     /// [`TrainError::Setting`] with what would do.
-    pub fn fits(&self, geometry: &Geometry) -> Result<(), TrainError> {
+    pub fn fits(&self, geometry: &BatchGeometry) -> Result<(), TrainError> {
         let (ranks, lanes) = (self.exchange.world().ranks, self.lanes.count());
         let found = flow_validate::lanes(ranks, lanes, geometry.micro_batches_per_update());
         match found {
@@ -98,20 +98,20 @@ impl Distribution {
     }
 
     /// The micro-batches of a rank in an iteration, in order.
-    pub(crate) fn micro_batches_of(&self, geometry: &Geometry, rank: usize) -> Vec<usize> {
+    pub(crate) fn micro_batches_of(&self, geometry: &BatchGeometry, rank: usize) -> Vec<usize> {
         let updates = geometry.update_micro_batches();
         updates.flat_map(|update| self.of_rank(&update, rank)).collect()
     }
 
     /// This rank's micro-batches of an iteration, in order.
-    pub(crate) fn micro_batches(&self, geometry: &Geometry) -> Vec<usize> {
+    pub(crate) fn micro_batches(&self, geometry: &BatchGeometry) -> Vec<usize> {
         self.micro_batches_of(geometry, self.exchange.world().rank)
     }
 
     /// Columns with a value for each sample of the iteration, of those that each rank has of its own samples.
     pub(crate) fn gather_columns(
         &self,
-        geometry: &Geometry,
+        geometry: &BatchGeometry,
         mine: Vec<Vec<f32>>,
     ) -> Result<Vec<Vec<f32>>, TrainError> {
         let of_rank = |rank: usize| self.micro_batches_of(geometry, rank);
@@ -119,11 +119,11 @@ impl Distribution {
     }
 
     /// This rank's micro-batches of candidates, in order: no update sums over these, so that lanes do not matter.
-    pub(crate) fn candidate_micro_batches(&self, geometry: &Geometry) -> Range<usize> {
+    pub(crate) fn candidate_micro_batches(&self, geometry: &BatchGeometry) -> Range<usize> {
         self.candidate_micro_batches_of(geometry, self.exchange.world().rank)
     }
 
-    fn candidate_micro_batches_of(&self, geometry: &Geometry, rank: usize) -> Range<usize> {
+    fn candidate_micro_batches_of(&self, geometry: &BatchGeometry, rank: usize) -> Range<usize> {
         let (all, ranks) = (geometry.candidate_micro_batches(), self.exchange.world().ranks);
         rank * all / ranks..(rank + 1) * all / ranks
     }
@@ -131,7 +131,7 @@ impl Distribution {
     /// As [`gather_columns`](Self::gather_columns), with a value for each candidate of the iteration.
     pub(crate) fn gather_candidates(
         &self,
-        geometry: &Geometry,
+        geometry: &BatchGeometry,
         mine: Vec<Vec<f32>>,
     ) -> Result<Vec<Vec<f32>>, TrainError> {
         let of_rank =
@@ -273,12 +273,12 @@ fn to_bits(values: &[f32]) -> Vec<u32> {
 
 /// What one unit came to, as bits.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct UnitSeen {
+pub(crate) struct LossTermSeen {
     loss: Vec<u32>,
     terms: Vec<(String, Vec<u32>)>,
 }
 
-impl UnitSeen {
+impl LossTermSeen {
     /// Of a unit's loss and other terms.
     pub(crate) fn new(loss: &RawTensor, terms: &[(&'static str, RawTensor)]) -> Self {
         let bits = |values: &RawTensor| to_bits(&cpu::to_host(values));
@@ -320,7 +320,7 @@ pub(crate) fn on_some_rank<'a>(ranks: impl Iterator<Item = &'a Vec<bool>>) -> Ve
 /// What a rank saw in an update: its units in order, its audit, and which weights have gradients.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct UpdateSeen {
-    pub units: Vec<UnitSeen>,
+    pub units: Vec<LossTermSeen>,
     pub audit: OnPolicyAudit,
     pub present: Vec<bool>,
 }
@@ -333,7 +333,7 @@ mod tests {
     #[test]
     fn every_sample_of_an_iteration_is_of_one_rank_and_columns_come_back_in_order() {
         // 2 updates of 4 micro-batches of 3 samples.
-        let geometry = Geometry::new(GeometryRequest {
+        let geometry = BatchGeometry::new(GeometryRequest {
             prompts_per_step: 4,
             group_size: 6,
             micro_batch: 3,

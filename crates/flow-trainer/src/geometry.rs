@@ -59,7 +59,7 @@ impl fmt::Display for GeometryError {
 
 /// A geometry in which everything divides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Geometry {
+pub struct BatchGeometry {
     prompts: usize,
     group_size: usize,
     micro_batch: usize,
@@ -69,7 +69,7 @@ pub struct Geometry {
     candidates: usize,
 }
 
-impl Geometry {
+impl BatchGeometry {
     /// Checks the numbers.
     ///
     /// # Errors
@@ -212,7 +212,7 @@ impl Geometry {
     /// The geometry of `[sampling]` and `[optimizer]`.
     ///
     /// # Errors
-    /// As [`Geometry::new`].
+    /// As [`BatchGeometry::new`].
     pub fn from_config(
         sampling: &flow_config::SamplingConfig,
         optimizer: &flow_config::OptimizerConfig,

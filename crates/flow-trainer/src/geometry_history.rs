@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::geometry::Geometry;
+use crate::geometry::BatchGeometry;
 
 /// Iterations of one geometry, and what came before them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,7 +31,7 @@ pub struct GeometryHistory {
 
 impl GeometryHistory {
     /// Of a run that has one geometry from its start.
-    pub fn new(geometry: &Geometry) -> Self {
+    pub fn new(geometry: &BatchGeometry) -> Self {
         Self::of_prompts(geometry.prompts(), geometry.candidates())
     }
 
@@ -50,7 +50,7 @@ impl GeometryHistory {
 
     /// Of a run of which only the number of `samples` before `iteration` is known, from an older checkpoint. Nothing that may have
     /// been drawn is drawn again: no more groups than samples were.
-    pub(crate) fn after_samples(iteration: u64, samples: u64, geometry: &Geometry) -> Self {
+    pub(crate) fn after_samples(iteration: u64, samples: u64, geometry: &BatchGeometry) -> Self {
         let mut history = Self::new(geometry);
         let expected = iteration.saturating_mul(geometry.samples() as u64);
         if samples != expected {
@@ -65,7 +65,7 @@ impl GeometryHistory {
     }
 
     /// Goes on with `geometry` from `iteration`; what was said of later iterations is forgotten.
-    pub fn change(&mut self, iteration: u64, geometry: &Geometry) {
+    pub fn change(&mut self, iteration: u64, geometry: &BatchGeometry) {
         let (prompts, group_size) = (geometry.prompts() as u64, geometry.candidates() as u64);
         let (first_group, first_sample) = (self.first_group(iteration), self.first_sample(iteration));
         self.spans.retain(|span| span.first_iteration < iteration);

@@ -5,7 +5,7 @@ mod block_sums;
 mod scatter;
 
 pub use accumulated::Accumulated;
-pub(crate) use block_sums::{BlockSums, UnitLanes};
+pub(crate) use block_sums::{BlockSums, LossTermLanes};
 
 use crate::shards::Shards;
 use accumulated::Summed;

@@ -6,7 +6,7 @@ use crate::policy::{CallSite, Conditions, Policy};
 use crate::scheduler::StepCoefficients;
 use burn::tensor::Tensor;
 use flow_core::device::ComputeDevice;
-use flow_core::ops::SdeStep;
+use flow_core::ops::{SdeOutputs, SdeStep};
 use flow_core::rng::{Purpose, Stream};
 use flow_core::{InferencePass, Kernels, Noise, RawTensor, Stage, tensors::plain};
 use std::sync::Arc;
@@ -24,6 +24,23 @@ pub struct StepRecord {
     pub mean: RawTensor,
     /// Log-probability, `[B]`; of a deterministic step 0.
     pub log_prob: RawTensor,
+}
+
+impl StepRecord {
+    /// Of `step` from latents `x`, which gave `done`.
+    fn new(step: &StepCoefficients, x: RawTensor, done: SdeOutputs) -> Self {
+        Self {
+            step: *step,
+            x,
+            // Without noise the two are one, and take memory once.
+            mean: match step.is_stochastic() {
+                true => done.mean,
+                false => done.x_next.clone(),
+            },
+            x_next: done.x_next,
+            log_prob: done.log_prob,
+        }
+    }
 }
 
 /// A finished micro-batch.
@@ -74,6 +91,16 @@ pub enum NoiseSource {
     Rollout,
     /// An evaluation's: the same each time.
     Evaluation,
+}
+
+impl NoiseSource {
+    /// The streams of first latents and of the noise of steps.
+    fn purposes(self) -> (Purpose, Purpose) {
+        match self {
+            Self::Rollout => (Purpose::InitialNoise, Purpose::SdeNoise),
+            Self::Evaluation => (Purpose::Evaluation, Purpose::Evaluation),
+        }
+    }
 }
 
 /// Images that are wanted, and the way to them.
@@ -151,10 +178,7 @@ impl Sampler {
         } = request;
         let batch = samples.len();
         let values = self.policy.model.spec().latent.values();
-        let (initial, added) = match source {
-            NoiseSource::Rollout => (Purpose::InitialNoise, Purpose::SdeNoise),
-            NoiseSource::Evaluation => (Purpose::Evaluation, Purpose::Evaluation),
-        };
+        let (initial, added) = source.purposes();
         let mut x = self.noise(initial, starts, 0, values);
         // The noise of steps that have none: made once, on the device.
         let mut still = None;
@@ -207,20 +231,11 @@ impl Sampler {
                 let zeros = still.get_or_insert_with(|| self.device.zeros(&[batch, values]));
                 self.image((&x, &v), (step.sigma, batch), zeros)
             });
+            let x_next = done.x_next.clone();
             if site.stage == Stage::Rollout && keeps(step) {
-                records.push(StepRecord {
-                    step: *step,
-                    x: x.clone(),
-                    x_next: done.x_next.clone(),
-                    // Without noise the two are one, and take memory once.
-                    mean: match step.is_stochastic() {
-                        true => done.mean,
-                        false => done.x_next.clone(),
-                    },
-                    log_prob: done.log_prob,
-                });
+                records.push(StepRecord::new(step, x, done));
             }
-            x = done.x_next;
+            x = x_next;
             on_step(Stepped {
                 done: index + 1,
                 velocity: &v,

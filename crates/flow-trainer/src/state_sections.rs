@@ -207,7 +207,7 @@ impl Sections<'_> {
                     return self.tensor(set, spec);
                 };
                 let values = self.values_of(set, spec)?[part.clone()].to_vec();
-                Ok(self.lasting(values, &[part.len()]))
+                Ok(self.persistent(values, &[part.len()]))
             };
             let both = || -> Result<Moments, TrainError> {
                 Ok(Moments {
@@ -222,7 +222,7 @@ impl Sections<'_> {
     }
 
     fn tensor(&self, set: &str, spec: &ParamSpec) -> Result<RawTensor, TrainError> {
-        Ok(self.lasting(self.values_of(set, spec)?, &spec.shape))
+        Ok(self.persistent(self.values_of(set, spec)?, &spec.shape))
     }
 
     /// All values of a weight in a set.
@@ -230,7 +230,7 @@ impl Sections<'_> {
         self.values(&format!("{set}/{}", spec.name), spec.shape.iter().product())
     }
 
-    fn lasting(&self, values: Vec<f32>, shape: &[usize]) -> RawTensor {
+    fn persistent(&self, values: Vec<f32>, shape: &[usize]) -> RawTensor {
         let device = self.device;
         device.with_persistent_allocation(|| device.plain(values, shape))
     }

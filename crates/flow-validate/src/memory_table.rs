@@ -88,20 +88,34 @@ const WITH_MODEL: [Phase; 3] = [Phase::Encoding, Phase::Rollout, Phase::Update];
 
 /// Weights of the model and what grows with them.
 fn of_model(config: &Config, model: &Trained<'_>, estimate: &MemoryEstimate) -> Vec<MemoryRow> {
-    let Stored {
-        trained,
-        frozen,
-        moment,
-        gradient,
-        ..
-    } = model.load.stored;
+    let mut rows = Vec::new();
+    if estimate.loading > estimate.weights {
+        rows.push(MemoryRow {
+            part: "model, read".into(),
+            what: format!(
+                "{} values, of which {} that are trained in f32, before they are stored",
+                count(model.layout.count_values(|_| true)),
+                count(model.values)
+            ),
+            bytes: estimate.loading,
+            when: vec![Phase::Loading],
+        });
+    }
+    rows.extend(of_weights(config, model, estimate));
+    rows.extend([of_whole_blocks(estimate), of_products(estimate)]);
+    rows.extend(of_training(model, estimate));
+    rows
+}
+
+/// The model's weights: frozen ones, those in low precision, trained ones.
+fn of_weights(config: &Config, model: &Trained<'_>, estimate: &MemoryEstimate) -> [MemoryRow; 3] {
+    let Stored { trained, frozen, .. } = model.load.stored;
     let all = model.layout.count_values(|_| true);
     let rest = all - model.values - model.load.low_precision.values;
     let of_trained = match config.model.finetune {
         Finetune::Lora => "adapters",
         Finetune::Full => "model",
     };
-    let values = count(model.values);
     let low_precision = of_low_precision(model.load);
     let of_blocks = |trained: bool| match model.load.weight_shards {
         shards if shards > 1 && model.load.shards_trained == trained => {
@@ -109,7 +123,8 @@ fn of_model(config: &Config, model: &Trained<'_>, estimate: &MemoryEstimate) -> 
         }
         _ => String::new(),
     };
-    let mut rows = vec![
+    let weights = estimate.weights - low_precision.bytes - estimate.trained_weights;
+    [
         MemoryRow {
             part: "model".into(),
             what: format!(
@@ -119,22 +134,34 @@ fn of_model(config: &Config, model: &Trained<'_>, estimate: &MemoryEstimate) -> 
                 dtype(frozen),
                 of_blocks(false)
             ),
-            bytes: estimate.weights - low_precision.bytes - estimate.trained_weights,
+            bytes: weights,
             when: WITH_MODEL.into(),
         },
         low_precision,
         MemoryRow {
             part: of_trained.into(),
             what: format!(
-                "{values} values, trained, in {}{}",
+                "{} values, trained, in {}{}",
+                count(model.values),
                 dtype(trained),
                 of_blocks(true)
             ),
             bytes: estimate.trained_weights,
             when: WITH_MODEL.into(),
         },
-        of_whole_blocks(estimate),
-        of_products(estimate),
+    ]
+}
+
+/// What training adds: the optimizer's moments, copies of weights, teachers, gradients.
+fn of_training(model: &Trained<'_>, estimate: &MemoryEstimate) -> [MemoryRow; 4] {
+    let Stored {
+        frozen,
+        moment,
+        gradient,
+        ..
+    } = model.load.stored;
+    let values = count(model.values);
+    [
         MemoryRow {
             part: "optimizer".into(),
             what: format!(
@@ -179,20 +206,7 @@ fn of_model(config: &Config, model: &Trained<'_>, estimate: &MemoryEstimate) -> 
             bytes: estimate.gradients + estimate.sums,
             when: vec![Phase::Update],
         },
-    ];
-    if estimate.loading > estimate.weights {
-        let read = MemoryRow {
-            part: "model, read".into(),
-            what: format!(
-                "{} values, of which {values} that are trained in f32, before they are stored",
-                count(all)
-            ),
-            bytes: estimate.loading,
-            when: vec![Phase::Loading],
-        };
-        rows.insert(0, read);
-    }
-    rows
+    ]
 }
 
 /// Frozen weights in low precision, and room for the largest matrix of them.

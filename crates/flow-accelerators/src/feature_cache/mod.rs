@@ -237,17 +237,17 @@ impl Into<'_> {
 
     fn count(&self, what: Engagement) -> OnCall {
         let meter = self.target.meter.clone();
-        Box::new(move |tally| {
-            meter.count(what, tally.skipped());
-            for (trajectory, error) in &tally.predicted {
+        Box::new(move |counters| {
+            meter.count(what, counters.skipped());
+            for (trajectory, error) in &counters.predicted {
                 meter.predict(trajectory.sample, *error);
             }
             // Of a step that is left alone there is no share.
-            if tally.rows == 0 {
+            if counters.rows == 0 {
                 return;
             }
-            let parts = std::iter::once(Part::Step(tally.step)).chain(tally.blocks.clone().map(Part::Block));
-            parts.for_each(|part| meter.share(what, part, tally.answered, tally.rows));
+            let parts = std::iter::once(Part::Step(counters.step)).chain(counters.blocks.clone().map(Part::Block));
+            parts.for_each(|part| meter.share(what, part, counters.answered, counters.rows));
         })
     }
 }

@@ -14,21 +14,14 @@ use flow_cube::wgmma::OperandType;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+mod cases;
 mod data;
 
+use cases::{Case, cases, problem};
 use data::*;
 
-struct Case {
-    problem: Problem,
-    mask: Option<Mask>,
-    strided: bool,
-    scale: f32,
-    /// Keys grow from row to row, so that scores leave the range of those before. Probabilities are nearly all 0 and 1 then,
-    /// and gradients, which are differences of what is nearly the same, are not judged.
-    rising: bool,
-}
-
 fn check<K: Kernels>(client: &Client, case: Case) -> bool {
+    let name = case.name();
     let Case {
         problem,
         mask,
@@ -43,26 +36,6 @@ fn check<K: Kernels>(client: &Client, case: Case) -> bool {
         random: Random(0x9E37_79B9_7F4A_7C15),
     };
     let mask = mask.map(Arc::new);
-    let name = format!(
-        "B{} H{}/{} {}x{}+{} D{} {:?}{} {}",
-        problem.batch,
-        problem.heads,
-        problem.kv_heads,
-        problem.queries,
-        problem.keys[0],
-        problem.keys[1],
-        problem.head_dim,
-        problem.operand_type,
-        match (strided, rising) {
-            (true, _) => " strided".into(),
-            (_, true) => format!(" rising x{scale:.2}"),
-            _ => String::new(),
-        },
-        mask.as_ref().map_or("full".into(), |m| format!("{m:?}")
-            .chars()
-            .take(40)
-            .collect::<String>()),
-    );
     let prepared = match Prepared::<K>::new(client, problem, scale, mask.clone()) {
         Ok(prepared) => prepared,
         Err(error) => {
@@ -128,17 +101,7 @@ fn check<K: Kernels>(client: &Client, case: Case) -> bool {
     for (got, want) in d_kv_segments.iter().zip(&want.kv_segments) {
         errors.extend([0, 1].map(|i| distance(&s.read(&got[i]), &want[i])));
     }
-    let got_lse = s.bytes(&lse);
-    let got_lse = f32::from_bytes(&got_lse);
-    let padded = lse_rows(problem.queries);
-    let lse_error = want.lse.iter().enumerate().fold(0.0f64, |worst, (r, w)| {
-        let got = got_lse[r / problem.queries * padded + r % problem.queries] as f64;
-        if got == *w {
-            worst
-        } else {
-            worst.max((got - w).abs() / w.abs().max(1.0))
-        }
-    });
+    let lse_error = lse_distance(&s.bytes(&lse), &want.lse, problem.queries);
     let limit = if problem.operand_type == OperandType::Bf16 {
         6e-3
     } else {
@@ -155,151 +118,18 @@ fn check<K: Kernels>(client: &Client, case: Case) -> bool {
     good
 }
 
-fn problem(
-    batch: usize,
-    heads: usize,
-    kv_heads: usize,
-    queries: usize,
-    keys: [usize; 2],
-    head_dim: usize,
-) -> Problem {
-    Problem {
-        batch,
-        heads,
-        kv_heads,
-        queries,
-        keys,
-        head_dim,
-        operand_type: OperandType::Bf16,
-    }
-}
-
-fn plain(problem: Problem) -> Case {
-    Case {
-        problem,
-        mask: None,
-        strided: false,
-        scale: 1.0 / (problem.head_dim as f32).sqrt(),
-        rising: false,
-    }
-}
-
-/// The cases of one head dimension.
-fn cases(d: usize) -> Vec<Case> {
-    use flow_attention_mask::Extent;
-    let mut out = Vec::new();
-    for (b, h, kv, q, k) in [
-        (1, 1, 1, 64, [64, 0]),
-        (1, 1, 1, 1, [1, 0]),
-        (2, 2, 2, 13, [13, 0]),
-        (1, 4, 2, 333, [357, 0]),
-        (1, 2, 1, 77, [1357, 0]),
-        (1, 2, 2, 1357, [77, 0]),
-        (1, 2, 2, 333, [333, 77]),
-        (2, 4, 1, 200, [13, 250]),
-        // Long rows have tiles of their own.
-        (1, 1, 1, 130, [4097, 0]),
-        (1, 2, 1, 4097, [130, 0]),
-        // Few keys of many queries: sums from splits.
-        (1, 2, 2, 8300, [512, 0]),
-        (2, 4, 2, 4200, [77, 0]),
-    ] {
-        out.push(plain(problem(b, h, kv, q, k, d)));
-    }
-    out.push(Case {
-        strided: true,
-        ..plain(problem(2, 3, 3, 333, [77, 130], d))
-    });
-    let half = problem(1, 2, 2, 333, [357, 0], d);
-    out.push(plain(Problem {
-        operand_type: OperandType::F16,
-        ..half
-    }));
-    // large scores
-    out.push(Case {
-        scale: 3.0,
-        ..plain(problem(1, 1, 1, 130, [257, 0], d))
-    });
-    // weights far above those of the tiles before, and so far that a row is done again
-    for operand_type in [OperandType::Bf16, OperandType::F16] {
-        for times in [1.0, 2.0, 8.0] {
-            let problem = Problem {
-                operand_type,
-                ..problem(1, 2, 1, 200, [900, 0], d)
-            };
-            let scale = times / (d as f32).sqrt();
-            for mask in [
-                None,
-                Some(Mask::Window {
-                    before: 700,
-                    after: 150,
-                }),
-            ] {
-                out.push(Case {
-                    scale,
-                    mask,
-                    rising: true,
-                    ..plain(problem)
-                });
-            }
+/// The largest relative error of the rows' log-sum-exp, which lie in rows of their own length on the device.
+fn lse_distance(got: &[u8], want: &[f64], queries: usize) -> f64 {
+    let got = f32::from_bytes(got);
+    let padded = lse_rows(queries);
+    want.iter().enumerate().fold(0.0f64, |worst, (r, w)| {
+        let got = got[r / queries * padded + r % queries] as f64;
+        if got == *w {
+            worst
+        } else {
+            worst.max((got - w).abs() / w.abs().max(1.0))
         }
-    }
-    let with = |problem: Problem, mask: Mask| Case {
-        mask: Some(mask),
-        ..plain(problem)
-    };
-    let ok = "a valid mask";
-    out.push(with(problem(1, 2, 1, 333, [333, 0], d), Mask::Causal));
-    out.push(with(problem(1, 1, 1, 77, [513, 0], d), Mask::Causal));
-    // more queries than keys: the first rows see nothing
-    out.push(with(problem(1, 1, 1, 513, [77, 0], d), Mask::Causal));
-    out.push(with(
-        problem(1, 2, 2, 600, [600, 0], d),
-        Mask::Window {
-            before: 100,
-            after: 30,
-        },
-    ));
-    out.push(with(
-        problem(3, 2, 2, 150, [333, 0], d),
-        Mask::key_padding(vec![333, 1, 200]).expect(ok),
-    ));
-    out.push(with(
-        problem(1, 2, 2, 400, [400, 0], d),
-        Mask::packed(vec![0, 13, 90, 290, 400], vec![0, 13, 90, 290, 400]).expect(ok),
-    ));
-    let ids: Vec<u32> = (0..300).map(|i| (i * i / 700) as u32 % 5).collect();
-    out.push(with(
-        problem(2, 2, 2, 300, [300, 0], d),
-        Mask::documents(vec![ids.clone()], vec![ids]).expect(ok),
-    ));
-    let blocks: Vec<bool> = (0..36).map(|i| i % 3 != 1).collect();
-    out.push(with(
-        problem(1, 2, 2, 333, [333, 0], d),
-        Mask::block_sparse(64, 64, blocks).expect(ok),
-    ));
-    let grid = Extent {
-        frames: 5,
-        height: 8,
-        width: 12,
-    };
-    out.push(with(
-        problem(1, 2, 2, 480, [480, 0], d),
-        Mask::video(
-            grid,
-            Extent {
-                frames: 1,
-                height: 2,
-                width: 3,
-            },
-        )
-        .expect(ok),
-    ));
-    out.push(with(
-        problem(2, 2, 2, 200, [150, 77], d),
-        Mask::key_padding(vec![227, 160]).expect(ok),
-    ));
-    out
+    })
 }
 
 /// Whether rows keep their bits when others of their block are far above the tiles before, and so are done again.

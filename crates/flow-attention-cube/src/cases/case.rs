@@ -177,8 +177,16 @@ impl Case {
 
 /// Every case: what varies, varies around a common case, and what meets in kernels also meets here.
 pub fn cases(element: Element) -> Vec<Case> {
-    use Layout::{Sliced, TokensFirst, Transposed};
-    use MaskKind::{Causal, CausalDocuments, Documents, Full, KeyPadding, Video, Window};
+    let mut all = masked(element);
+    all.extend(arranged(element));
+    all.extend(large(element));
+    all
+}
+
+/// Cases of few rows, of every mask, and of every number of channels.
+fn masked(element: Element) -> Vec<Case> {
+    use Layout::TokensFirst;
+    use MaskKind::{Causal, CausalDocuments, Full, Video};
     let case = |queries, keys, head_dim| Case {
         element,
         ..Case::new(queries, keys, head_dim)
@@ -213,6 +221,18 @@ pub fn cases(element: Element) -> Vec<Case> {
             ..case(77, 77, head_dim)
         });
     }
+    all
+}
+
+/// Cases of tensors that lie otherwise in memory, and of large scores.
+fn arranged(element: Element) -> Vec<Case> {
+    use Layout::{Sliced, Transposed};
+    use MaskKind::{Causal, Window};
+    let case = |queries, keys, head_dim| Case {
+        element,
+        ..Case::new(queries, keys, head_dim)
+    };
+    let mut all = Vec::new();
     for head_dim in [64, 128] {
         let mask = Causal;
         all.push(Case {
@@ -246,39 +266,50 @@ pub fn cases(element: Element) -> Vec<Case> {
             ..case(64, 64, head_dim)
         });
     }
-    all.push(Case {
-        batch: 1,
-        heads: 1,
-        kv_heads: 1,
-        kv_segments: [1024, 333],
-        ..case(77, 0, 64)
-    });
-    all.push(Case {
-        batch: 1,
-        heads: 1,
-        kv_heads: 1,
-        mask: Causal,
-        ..case(1357, 1357, 64)
-    });
-    all.push(Case {
-        batch: 3,
-        mask: KeyPadding,
-        kv_segments: [64, 64],
-        ..case(128, 0, 64)
-    });
-    all.push(Case {
-        batch: 3,
-        mask: Documents,
-        kv_heads: 1,
-        heads: 4,
-        ..case(64, 128, 128)
-    });
-    // Kernels take the heads of a masked call by eights: two eights and three more, blocks of several lengths.
-    all.push(Case {
-        mask: CausalDocuments,
-        heads: 19,
-        kv_heads: 19,
-        ..case(150, 150, 64)
-    });
     all
+}
+
+/// Cases of many rows, of several batch entries and of many heads.
+fn large(element: Element) -> [Case; 5] {
+    use MaskKind::{Causal, CausalDocuments, Documents, KeyPadding};
+    let case = |queries, keys, head_dim| Case {
+        element,
+        ..Case::new(queries, keys, head_dim)
+    };
+    [
+        Case {
+            batch: 1,
+            heads: 1,
+            kv_heads: 1,
+            kv_segments: [1024, 333],
+            ..case(77, 0, 64)
+        },
+        Case {
+            batch: 1,
+            heads: 1,
+            kv_heads: 1,
+            mask: Causal,
+            ..case(1357, 1357, 64)
+        },
+        Case {
+            batch: 3,
+            mask: KeyPadding,
+            kv_segments: [64, 64],
+            ..case(128, 0, 64)
+        },
+        Case {
+            batch: 3,
+            mask: Documents,
+            kv_heads: 1,
+            heads: 4,
+            ..case(64, 128, 128)
+        },
+        // Kernels take the heads of a masked call by eights: two eights and three more, blocks of several lengths.
+        Case {
+            mask: CausalDocuments,
+            heads: 19,
+            kv_heads: 19,
+            ..case(150, 150, 64)
+        },
+    ]
 }

@@ -6,9 +6,7 @@
 
 use super::BackwardTiles;
 use super::arguments::{BackwardKeysInputs, BackwardKeysProblem, BlockMaskBuffers, StatisticsBuffers};
-use super::copy::{
-    HeadRows, Rows, copy_stationary, copy_tile, head_offset, rows_of_head, shared_address, store_rows,
-};
+use super::copy::{HeadRows, Rows, copy_stationary, copy_tile, head_offset, rows_of_head, store_rows};
 use super::stream::{StageRing, thread_position};
 use super::tiles::Streaming;
 use crate::block_mask::{NONE, apply_mask, mask_bits, partial_mask_at, tile_at, work_tile_of};
@@ -18,6 +16,7 @@ use crate::softmax_by_columns::{Pair, probabilities, score_gradients};
 use cubecl::prelude::*;
 use flow_cube::cp_async::{commit, copy_16, wait};
 use flow_cube::mma::{lane_by_columns, lane_by_rows, multiply, multiply_registers};
+use flow_cube::register::shared_address;
 
 /// Starts copying the statistics of `rows` queries from `from` (in pairs) on.
 #[cube]

@@ -5,7 +5,7 @@
 
 use super::BackwardTiles;
 use super::arguments::{BackwardQueriesInputs, BackwardQueriesProblem, BlockMaskBuffers};
-use super::copy::{HeadRows, copy_stationary, shared_address, store_rows};
+use super::copy::{HeadRows, copy_stationary, store_rows};
 use super::stream::{
     QueryBlock, StageRing, ThreadPosition, advance_stream, kv_stream, mask_scores, masked_tile, query_block,
     start_stream, thread_position,
@@ -15,6 +15,7 @@ use crate::delta::{Eight, read_row, row_product};
 use crate::softmax::{exponentiate, pack, score_gradients};
 use cubecl::prelude::*;
 use flow_cube::mma::{lane_by_columns, lane_by_rows, multiply, multiply_registers};
+use flow_cube::register::shared_address;
 
 /// Computes `delta` of the block's rows, two threads a row, and writes it for the block to `deltas`, for the kernel for keys to
 /// `delta`. Gives where the statistics of the head begin. For all threads, which meet.

@@ -3,25 +3,16 @@
 //! Eight neighbouring threads copy the eight chunks of a row of a panel. A row has as many chunks as products read:
 //! an even number. Those that the tensor does not have become zeros, and so do rows.
 
-use super::tiles::{BackwardTiles, StagingTile};
+use super::tiles::BackwardTiles;
 use crate::delta::Eight;
-use crate::softmax::stage_rows;
+use crate::softmax::{StagingTile, stage_rows};
 use cubecl::prelude::*;
-use cubecl_cpp::cuda::ptx::generic_to_shared;
 use flow_cube::cp_async::copy_16;
 use flow_cube::register::load_shared_16;
 
 /// Chunks of panel `panel` that a head has.
 fn chunks(head_dim: usize, panel: usize) -> u32 {
     (head_dim / 8 - 8 * panel).min(8) as u32
-}
-
-/// The address of a tile in shared memory.
-#[cube]
-pub(super) fn shared_address<T: CubePrimitive>(tile: &[T]) -> u32 {
-    // SAFETY: only the address is taken, of the block's own shared memory. By the sizes of the tiles, what kernels read and
-    // write there stays within it.
-    generic_to_shared::<T>(unsafe { tile.as_ptr_unchecked() })
 }
 
 /// The rows of one head, as a thread copies them: its chunk of its first row, and from a row to the next, in chunks.
@@ -163,17 +154,7 @@ pub(super) fn store_rows<N: Size>(
     // Products read the rows that were here: all lanes are done with them, then all have written.
     sync_plane();
     let own = lane / 4;
-    stage_rows::<N>(
-        place + own * 128,
-        own,
-        lane,
-        values,
-        scale_0,
-        scale_1,
-        head_dim,
-        rows,
-        comptime!(staging.operand_type),
-    );
+    stage_rows::<N>(place + own * 128, own, lane, values, scale_0, scale_1, staging);
     sync_plane();
     #[unroll]
     for panel in 0..comptime!(head_dim.div_ceil(64)) {

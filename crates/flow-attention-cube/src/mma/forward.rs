@@ -2,7 +2,7 @@
 
 use super::ForwardTiles;
 use super::arguments::{AttentionInputs, AttentionSizes, BlockMaskBuffers, ForwardProblem};
-use super::copy::{HeadRows, copy_tile, rows_of_head, shared_address, store_rows};
+use super::copy::{HeadRows, copy_tile, rows_of_head, store_rows};
 use super::stream::{
     MaskedTile, QueryBlock, StageRing, ThreadPosition, advance_stream, kv_stream, mask_scores, masked_tile,
     query_block, start_stream, thread_position,
@@ -12,7 +12,7 @@ use crate::delta::Eight;
 use crate::softmax::*;
 use cubecl::prelude::*;
 use flow_cube::mma::{lane_by_columns, lane_by_rows, multiply, multiply_registers};
-use flow_cube::register::exp2_approximate;
+use flow_cube::register::{exp2_approximate, shared_address};
 
 /// The softmax so far of a thread's two rows. Sums are of this thread's part of a row, a fourth.
 #[derive(CubeType)]

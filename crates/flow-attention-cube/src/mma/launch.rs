@@ -9,7 +9,7 @@ use super::backward_keys::mma_backward_keys;
 use super::backward_queries::mma_backward_queries;
 use super::forward::mma_forward;
 use super::{BackwardTiles, ForwardTiles};
-use crate::tensors::{Backward, BlockMask, Heads, KvSegment, lse_rows};
+use crate::tensors::{Backward, BlockMask, Forward, Heads, KvSegment, lse_rows};
 use cubecl::prelude::*;
 use cubecl::zspace::{Shape, Strides};
 use cubecl_runtime::server::Handle;
@@ -57,17 +57,14 @@ fn mask_buffers(list: &BlockMask) -> BlockMaskBuffersLaunch {
     BlockMaskBuffersLaunch::new(work_tiles, entries, partial_masks)
 }
 
-/// Launches the forward kernel, with a `bias` in f32 `[H, S + T - 1]` if there is one.
-#[allow(clippy::too_many_arguments)]
+/// Launches the forward kernel.
 pub(super) fn launch_forward(
     client: &Client,
-    q: &Heads,
+    Forward { q, scale, bias }: Forward<'_>,
     kv_segments: &[KvSegment<'_>],
     o: &Heads,
     lse: &Handle,
     list: &BlockMask,
-    scale: f32,
-    bias: Option<&Handle>,
     tiles: ForwardTiles,
 ) {
     let [batch, heads, queries, _] = q.shape;

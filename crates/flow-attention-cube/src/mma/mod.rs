@@ -13,7 +13,7 @@ mod tiles;
 use crate::launch_order::Grid;
 use crate::prepared::{DeviceCapabilities, Kernels, MaskTiling};
 use crate::problem::{Problem, Refusal};
-use crate::tensors::{Backward, BlockMask, Heads, KvSegment};
+use crate::tensors::{Backward, BlockMask, Forward, Heads, KvSegment};
 use cubecl::ir::features::MmaConfig;
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
@@ -104,16 +104,14 @@ impl Kernels for Mma {
 
     fn forward(
         client: &Client,
-        q: &Heads,
+        of: Forward<'_>,
         kv_segments: &[KvSegment<'_>],
         o: &Heads,
         lse: &Handle,
         list: &BlockMask,
-        scale: f32,
-        bias: Option<&Handle>,
         tiles: ForwardTiles,
     ) {
-        launch::launch_forward(client, q, kv_segments, o, lse, list, scale, bias, tiles);
+        launch::launch_forward(client, of, kv_segments, o, lse, list, tiles);
     }
 
     fn backward_queries(

@@ -2,6 +2,7 @@
 
 use crate::block_mask::BlockMaskShape;
 use crate::prepared::KvGradients;
+use crate::softmax::StagingTile;
 use flow_cube::mma::{Left, Product};
 use flow_cube::wgmma::OperandType;
 
@@ -27,17 +28,6 @@ impl Streaming {
     pub(crate) fn tile_bytes(self) -> u32 {
         (self.rows * 128 * self.head_dim.div_ceil(64)) as u32
     }
-}
-
-/// A tile of shared memory that takes results before they are written, known at compile time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct StagingTile {
-    /// Rows of a panel.
-    pub rows: usize,
-    /// Channels of a head.
-    pub head_dim: usize,
-    /// Element type.
-    pub operand_type: OperandType,
 }
 
 /// Tile sizes of the forward kernel.

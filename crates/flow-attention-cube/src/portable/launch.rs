@@ -6,16 +6,17 @@ use super::arguments::{
 };
 use super::backward_keys::portable_backward_keys;
 use super::backward_queries::portable_backward_queries;
-use super::declined::Declined;
 use super::forward::portable_forward;
 use super::mask::List;
 use super::problem::{Call, KeyValues, Statistics};
+use super::refusals;
 use super::tiles::{CHUNK, ROWS, THREADS};
 use crate::Element;
 use crate::tensors::Heads;
 use cubecl::ir::AddressType;
 use cubecl::prelude::*;
 use cubecl::zspace::{Shape, Strides};
+use flow_registry::Refusal;
 use half::{bf16, f16};
 
 fn tensor(heads: &Heads) -> TensorArg {
@@ -84,7 +85,7 @@ impl Call<'_> {
 ///
 /// # Errors
 /// Why the kernel does not take the call; nothing was launched then.
-pub fn forward(client: &Client, call: &Call, o: &Heads, lse: &Statistics) -> Result<(), Declined> {
+pub fn forward(client: &Client, call: &Call, o: &Heads, lse: &Statistics) -> Result<(), Refusal> {
     let address = call.check(client, &[("o", o)], &[], &[("lse", lse)])?;
     match call.element {
         Element::F32 => launch_forward::<f32>(client, call, o, lse, address),
@@ -130,19 +131,12 @@ pub fn backward(
     delta: &Statistics,
     dq: &Heads,
     gradients: &[KeyValues],
-) -> Result<(), Declined> {
+) -> Result<(), Refusal> {
     if gradients.len() != call.kv_segments.len() {
-        return Err(Declined::Segments {
-            found: gradients.len(),
-        });
+        return Err(refusals::segments(gradients.len()));
     }
     if delta.rows != lse.rows {
-        let (reaches, holds) = (lse.rows, delta.rows);
-        return Err(Declined::Beyond {
-            name: "delta",
-            reaches,
-            holds,
-        });
+        return Err(refusals::beyond("delta", lse.rows, delta.rows));
     }
     let names = ["dk or dv", "dk or dv of segment 1"];
     let like_segments: Vec<_> = names.into_iter().zip(gradients).collect();

@@ -1,10 +1,11 @@
 //! Masks on the device.
 
-use super::declined::Declined;
+use super::refusals;
 use super::tiles::{ROWS, Tiles};
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
 use flow_attention_mask::{Counts, Mask, MaskTiles, ROW_GROUP, Side, Sizes, Tiling};
+use flow_registry::Refusal;
 
 /// One list of tiles on the device: offsets, entries and partial masks in one buffer of 32-bit words.
 #[derive(Clone, Debug)]
@@ -45,7 +46,7 @@ impl PortableMask {
     ///
     /// # Errors
     /// If the mask does not fit the sizes.
-    pub fn new(client: &Client, mask: &Mask, sizes: Sizes, head_dim: usize) -> Result<Self, Declined> {
+    pub fn new(client: &Client, mask: &Mask, sizes: Sizes, head_dim: usize) -> Result<Self, Refusal> {
         const { assert!(ROWS == ROW_GROUP) };
         let columns = Tiles::new(head_dim).columns;
         let compile = |side| {
@@ -58,10 +59,11 @@ impl PortableMask {
                     columns,
                 },
             )
+            .map_err(|error| refusals::mask(&error))
         };
         let queries = compile(Side::Queries)?;
         let keys_of = |segment| match sizes.kv_segments[segment] {
-            0 => Ok::<_, Declined>(None),
+            0 => Ok::<_, Refusal>(None),
             _ => Ok(Some(List::upload(client, &compile(Side::Keys { segment })?))),
         };
         Ok(Self {
@@ -79,15 +81,13 @@ impl PortableMask {
     }
 
     /// Declines another call than it was compiled for.
-    pub(super) fn check(&self, call: Sizes, call_dim: usize) -> Result<(), Declined> {
+    pub(super) fn check(&self, call: Sizes, call_dim: usize) -> Result<(), Refusal> {
         match self.sizes == call && self.head_dim == call_dim {
             true => Ok(()),
-            false => Err(Declined::Mask {
-                made: self.sizes,
-                made_dim: self.head_dim,
-                call,
-                call_dim,
-            }),
+            false => Err(refusals::other_call(
+                (self.sizes, self.head_dim),
+                (call, call_dim),
+            )),
         }
     }
 }

@@ -5,15 +5,14 @@ pub mod arguments;
 pub mod backward_keys;
 pub mod backward_queries;
 mod block;
-mod declined;
 pub mod forward;
 mod launch;
 mod mask;
 mod problem;
+mod refusals;
 mod stream;
 mod tiles;
 
-pub use declined::Declined;
 pub use launch::{backward, forward};
 pub use mask::PortableMask;
 pub use problem::{Call, KeyValues, Statistics, check_device};

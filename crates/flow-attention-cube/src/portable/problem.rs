@@ -1,7 +1,7 @@
 //! A portable attention call: its operands, and whether the kernels take it.
 
-use super::declined::Declined;
 use super::mask::PortableMask;
+use super::refusals;
 use super::tiles::{THREADS, Tiles};
 use crate::Element;
 use crate::tensors::Heads;
@@ -10,6 +10,7 @@ use cubecl::ir::features::TypeUsage;
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
 use flow_attention_mask::Sizes;
+use flow_registry::Refusal;
 
 /// Keys and values of one segment (or their gradients), each `[B, H_kv, S, D]`. `H` of queries is a multiple of `H_kv`.
 #[derive(Clone, Debug)]
@@ -86,16 +87,14 @@ impl Call<'_> {
         like_queries: &[(&'static str, &Heads)],
         like_segments: &[(&'static str, &KeyValues)],
         statistics: &[(&'static str, &Statistics)],
-    ) -> Result<AddressType, Declined> {
+    ) -> Result<AddressType, Refusal> {
         let [batch, heads, queries, head_dim] = self.q.shape;
         if self.kv_segments.is_empty() || self.kv_segments.len() > 2 {
-            return Err(Declined::Segments {
-                found: self.kv_segments.len(),
-            });
+            return Err(refusals::segments(self.kv_segments.len()));
         }
         let kv_heads = self.kv_heads();
         if heads == 0 || kv_heads == 0 || heads % kv_heads != 0 {
-            return Err(Declined::Group { heads, kv_heads });
+            return Err(refusals::group(heads, kv_heads));
         }
         let mut operands = vec![("q", self.q)];
         for &(name, found) in like_queries {
@@ -120,7 +119,7 @@ impl Call<'_> {
             let holds = operand.handle.size_in_used() as usize / self.element.bytes();
             let reaches = reach(operand);
             if reaches > holds {
-                return Err(Declined::Beyond { name, reaches, holds });
+                return Err(refusals::beyond(name, reaches, holds));
             }
             widest = widest.max(holds);
         }
@@ -129,11 +128,8 @@ impl Call<'_> {
             let reaches = (batch * heads * statistics.rows)
                 .saturating_sub(statistics.rows - queries.min(statistics.rows));
             if statistics.rows < queries || reaches > holds {
-                return Err(Declined::Beyond {
-                    name,
-                    reaches: batch * heads * statistics.rows.max(queries),
-                    holds,
-                });
+                let reaches = batch * heads * statistics.rows.max(queries);
+                return Err(refusals::beyond(name, reaches, holds));
             }
         }
         self.mask.check(
@@ -149,16 +145,12 @@ impl Call<'_> {
         Ok(address)
     }
 
-    fn check_device(&self, client: &Client, address: AddressType) -> Result<(), Declined> {
+    fn check_device(&self, client: &Client, address: AddressType) -> Result<(), Refusal> {
         let [batch, heads, _, head_dim] = self.q.shape;
         check_device(client, [batch, heads, head_dim], self.element)?;
         match client.properties().supports_address(address) {
             true => Ok(()),
-            false => Err(Declined::Device {
-                what: "bits in an address",
-                found: 32,
-                needed: 64,
-            }),
+            false => Err(refusals::device("bits in an address", 32, 64)),
         }
     }
 }
@@ -172,9 +164,9 @@ pub fn check_device(
     client: &Client,
     [batch, heads, head_dim]: [usize; 3],
     element: Element,
-) -> Result<(), Declined> {
+) -> Result<(), Refusal> {
     if head_dim == 0 || head_dim > 256 {
-        return Err(Declined::HeadDim { found: head_dim });
+        return Err(refusals::head_dim(head_dim));
     }
     let properties = client.properties();
     let hardware = &properties.hardware;
@@ -195,15 +187,13 @@ pub fn check_device(
     ];
     for (what, found, needed) in needs {
         if found < needed {
-            return Err(Declined::Device { what, found, needed });
+            return Err(refusals::device(what, found, needed));
         }
     }
     let usage = properties.type_usage(element.native());
     match usage.contains(TypeUsage::Buffer) && usage.contains(TypeUsage::Conversion) {
         true => Ok(()),
-        false => Err(Declined::Element {
-            element: element.name(),
-        }),
+        false => Err(refusals::element(element.name())),
     }
 }
 
@@ -212,14 +202,9 @@ fn same_shape(
     found: &Heads,
     expected: [usize; 4],
     why: &'static str,
-) -> Result<(), Declined> {
+) -> Result<(), Refusal> {
     match found.shape == expected {
         true => Ok(()),
-        false => Err(Declined::Shape {
-            name,
-            found: found.shape,
-            expected,
-            why,
-        }),
+        false => Err(refusals::shape(name, found.shape, expected, why)),
     }
 }

@@ -1,6 +1,6 @@
 //! The kernels on Hopper's `wgmma`, by themselves.
 
-use super::{Sources, buffer, scalar, tensor_map};
+use super::{Sources, buffer, tensor_map};
 use crate::wgmma::arguments::{
     BackwardKeysMapsCompilationArg, BackwardKeysProblemCompilationArg, BackwardQueriesMapsCompilationArg,
     BackwardQueriesProblemCompilationArg, BlockMaskArgsCompilationArg, ForwardProblemCompilationArg,
@@ -11,7 +11,9 @@ use crate::wgmma::backward_keys::backward_keys::BackwardKeys;
 use crate::wgmma::backward_queries::backward_queries::BackwardQueries;
 use crate::wgmma::forward::forward::Forward;
 use crate::wgmma::forward_persistent::forward_persistent::ForwardPersistent;
-use crate::wgmma::reduce_partials::{THREADS, reduce_partials::ReducePartials};
+use crate::wgmma::reduce_partials::{
+    ReduceProblemCompilationArg, ReducedPartials, THREADS, reduce_partials::ReducePartials,
+};
 use crate::wgmma::{self, Wgmma};
 use cubecl::prelude::*;
 use cubecl_runtime::kernel::CubeKernel;
@@ -28,7 +30,7 @@ fn qkv_maps<E: Numeric>(_name: &str) -> QkvMapsCompilationArg<E> {
     }
 }
 
-fn block_mask<W: Size>(name: &str) -> BlockMaskArgsCompilationArg<W> {
+pub(super) fn block_mask<W: Size>(name: &str) -> BlockMaskArgsCompilationArg<W> {
     BlockMaskArgsCompilationArg {
         work_tiles: buffer(name),
         entries: buffer(name),
@@ -133,6 +135,17 @@ fn backward_keys_problem(_name: &str) -> BackwardKeysProblemCompilationArg {
     }
 }
 
+fn reduce_problem(_name: &str) -> ReduceProblemCompilationArg {
+    ReduceProblemCompilationArg {
+        batch_stride: (),
+        head_stride: (),
+        row_stride: (),
+        rows: (),
+        keys: (),
+        scale: (),
+    }
+}
+
 impl Sources for Wgmma {
     fn forward_kernel(on: &Properties, tiles: wgmma::ForwardTiles) -> Box<dyn CubeKernel> {
         if tiles.persistent {
@@ -181,8 +194,8 @@ impl Sources for Wgmma {
         (tiles.split_q > 1).then(|| -> Box<dyn CubeKernel> {
             kernel!(ReducePartials, on, THREADS as u32;
                 buffer(sums gradient)
-                scalar(batch_stride head_stride row_stride rows keys scale);
-                tiles.split_q, tiles.head_dim, tiles.operand_type
+                reduce_problem(problem);
+                ReducedPartials::of(tiles)
             )
         })
     }

@@ -14,10 +14,9 @@ use crate::softmax::{pack, stage_rows};
 use crate::softmax_by_columns::{Pair, probabilities, score_gradients};
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
-use cubecl_cpp::cuda::ptx::generic_to_shared;
 use flow_cube::Issue;
 use flow_cube::barrier::{self, COUNTER_WORDS, came_last, named_sync, wait};
-use flow_cube::register::read;
+use flow_cube::register::{read, shared_address};
 use flow_cube::tma;
 use flow_cube::warpgroup::warpgroup_and_thread;
 use flow_cube::wgmma;
@@ -40,9 +39,7 @@ fn stage_gradient<N: Size>(
         sum,
         by,
         by,
-        comptime!(tiles.head_dim),
-        comptime!(tiles.stationary_rows()),
-        comptime!(tiles.operand_type),
+        comptime!(tiles.staging()),
     );
 }
 
@@ -490,17 +487,11 @@ pub fn backward_keys<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: Siz
         start_copies::<E>(&stationary, &streamed, statistics, &work, problem.group, tiles);
     }
 
-    // SAFETY: the address of the block's own shared memory; by the sizes of the tiles, what is read and
-    // written there stays within it.
-    let k_base = generic_to_shared::<E>(unsafe { stationary.first_tile.as_ptr_unchecked() });
-    // SAFETY: as above.
-    let v_base = generic_to_shared::<E>(unsafe { stationary.second_tile.as_ptr_unchecked() });
-    // SAFETY: as above.
-    let q_base = generic_to_shared::<E>(unsafe { streamed.q.tiles.as_ptr_unchecked() });
-    // SAFETY: as above.
-    let do_base = generic_to_shared::<E>(unsafe { streamed.d_o.tiles.as_ptr_unchecked() });
-    // SAFETY: as above.
-    let used_base = generic_to_shared::<u32>(unsafe { used.as_ptr_unchecked() });
+    let k_base = shared_address::<E>(&stationary.first_tile);
+    let v_base = shared_address::<E>(&stationary.second_tile);
+    let q_base = shared_address::<E>(&streamed.q.tiles);
+    let do_base = shared_address::<E>(&streamed.d_o.tiles);
+    let used_base = shared_address::<u32>(&used);
     let k_at = wgmma::descriptor(k_base + warpgroup * 8192, 16u32, 1024u32);
     let v_at = wgmma::descriptor(v_base + warpgroup * 8192, 16u32, 1024u32);
     let q_at = wgmma::descriptor(q_base, leading, 1024u32);

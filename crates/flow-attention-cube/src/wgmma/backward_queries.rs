@@ -19,10 +19,9 @@ use crate::delta::{RowFragment, read_row, row_product};
 use crate::softmax::{exponentiate, mask_out_of_bounds, pack, score_gradients, stage_rows};
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
-use cubecl_cpp::cuda::ptx::generic_to_shared;
 use flow_cube::Issue;
 use flow_cube::barrier::{self, COUNTER_WORDS, arrive_and_expect, came_last, named_sync, wait};
-use flow_cube::register::read;
+use flow_cube::register::{read, shared_address};
 use flow_cube::tma;
 use flow_cube::warpgroup::warpgroup_and_thread;
 use flow_cube::wgmma;
@@ -433,9 +432,7 @@ fn store_gradient<E: Numeric, NG: Size>(
         q_sum,
         scale,
         scale,
-        comptime!(tiles.head_dim),
-        stationary_rows,
-        comptime!(tiles.operand_type),
+        comptime!(tiles.staging()),
     );
     tma::fence();
     named_sync(warpgroup + 1, 128u32);
@@ -539,17 +536,11 @@ pub fn backward_queries<E: Numeric, NS: Size, NG: Size, NP: Size, NA: Size, NB: 
     let offset_0 = statistics.lse[(lse_at + first_query + of_tile) as usize] * std::f32::consts::LOG2_E;
     let offset_1 = statistics.lse[(lse_at + first_query + of_tile + 8) as usize] * std::f32::consts::LOG2_E;
 
-    // SAFETY: the address of the block's own shared memory; by the sizes of the tiles, what is read and
-    // written there stays within it.
-    let q_base = generic_to_shared::<E>(unsafe { stationary.first_tile.as_ptr_unchecked() });
-    // SAFETY: as above.
-    let do_base = generic_to_shared::<E>(unsafe { stationary.second_tile.as_ptr_unchecked() });
-    // SAFETY: as above.
-    let k_base = generic_to_shared::<E>(unsafe { streamed.k_tiles.as_ptr_unchecked() });
-    // SAFETY: as above.
-    let v_base = generic_to_shared::<E>(unsafe { streamed.v_tiles.as_ptr_unchecked() });
-    // SAFETY: as above.
-    let used_base = generic_to_shared::<u32>(unsafe { used.as_ptr_unchecked() });
+    let q_base = shared_address::<E>(&stationary.first_tile);
+    let do_base = shared_address::<E>(&stationary.second_tile);
+    let k_base = shared_address::<E>(&streamed.k_tiles);
+    let v_base = shared_address::<E>(&streamed.v_tiles);
+    let used_base = shared_address::<u32>(&used);
     let q_at = wgmma::descriptor(q_base + warpgroup * 8192, 16u32, 1024u32);
     let do_at = wgmma::descriptor(do_base + warpgroup * 8192, 16u32, 1024u32);
     let k_at = wgmma::descriptor(k_base, comptime!((tiles.streamed_rows * 128) as u32), 1024u32);

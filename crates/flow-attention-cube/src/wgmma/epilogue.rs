@@ -51,9 +51,7 @@ pub(super) fn stage_scaled<N: Size>(
         sums,
         by.0,
         by.1,
-        comptime!(tiles.head_dim),
-        comptime!(tiles.queries()),
-        comptime!(tiles.operand_type),
+        comptime!(tiles.staging()),
     );
 }
 

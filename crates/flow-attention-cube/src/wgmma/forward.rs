@@ -16,12 +16,11 @@ use crate::block_mask::{
 use crate::softmax::mask_out_of_bounds;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
-use cubecl_cpp::cuda::ptx::generic_to_shared;
 use flow_cube::Issue;
 use flow_cube::barrier::{
     self, COUNTER_WORDS, came_last, count_warp_by_lanes, counter_at, reset_counters, wait,
 };
-use flow_cube::register::read;
+use flow_cube::register::{read, shared_address};
 use flow_cube::tma;
 use flow_cube::warpgroup::warpgroup_and_thread;
 use flow_cube::wgmma;
@@ -359,17 +358,11 @@ pub fn forward<E: Numeric, NS: Size, NO: Size, NP: Size, NQ: Size, NW: Size>(
     let lane = thread % 32;
     // For the warp that starts the first copies; a vote, so that the compiler takes it for the same in all of its threads.
     let first_warp = plane_any(UNIT_POS < 32);
-    // SAFETY: the address of the block's own shared memory; by the sizes of the tiles, what is read and
-    // written there stays within it.
-    let q_base = generic_to_shared::<E>(unsafe { q_tile.as_ptr_unchecked() });
-    // SAFETY: as above.
-    let k_base = generic_to_shared::<E>(unsafe { k_tiles.as_ptr_unchecked() });
-    // SAFETY: as above.
-    let v_base = generic_to_shared::<E>(unsafe { v_tiles.as_ptr_unchecked() });
-    // SAFETY: as above.
-    let used_base = generic_to_shared::<u32>(unsafe { used.as_ptr_unchecked() });
-    // SAFETY: as above.
-    let overflow_base = generic_to_shared::<u32>(unsafe { overflowed.as_ptr_unchecked() });
+    let q_base = shared_address::<E>(&q_tile);
+    let k_base = shared_address::<E>(&k_tiles);
+    let v_base = shared_address::<E>(&v_tiles);
+    let used_base = shared_address::<u32>(&used);
+    let overflow_base = shared_address::<u32>(&overflowed);
     let q_at = wgmma::descriptor(q_base + warpgroup * 8192, 16u32, 1024u32);
     let k_at = wgmma::descriptor(k_base, 16u32, 1024u32);
     let v_at = wgmma::descriptor(v_base, comptime!((tiles.keys * 128) as u32), 1024u32);

@@ -10,9 +10,9 @@ use super::backward_keys::backward_keys;
 use super::backward_queries::backward_queries;
 use super::forward::forward;
 use super::forward_persistent::forward_persistent;
-use super::reduce_partials::{THREADS, reduce_partials};
+use super::reduce_partials::{ReduceProblemLaunch, ReducedPartials, THREADS, reduce_partials};
 use super::{BackwardTiles, ForwardMask, ForwardTiles};
-pub use crate::tensors::{Backward, BlockMask, Heads, KvSegment, lse_rows};
+pub use crate::tensors::{Backward, BlockMask, Forward, Heads, KvSegment, lse_rows};
 use cubecl::prelude::*;
 use cubecl::zspace::{Shape, Strides, shape};
 use cubecl_runtime::server::Handle;
@@ -60,15 +60,13 @@ fn qkv_maps<E: Numeric>(
 
 /// Launches the forward kernel: `o = softmax(q kᵀ scale) v`, and `lse [B, H, lse_rows]` in f32, plus infinity where there
 /// is no row or no key.
-#[allow(clippy::too_many_arguments)]
 pub fn launch_forward(
     client: &Client,
-    q: &Heads,
+    Forward { q, scale, .. }: Forward<'_>,
     kv_segments: &[KvSegment<'_>],
     o: &Heads,
     lse: &Handle,
     list: &ForwardMask,
-    scale: f32,
     tiles: ForwardTiles,
 ) {
     let [batch, heads, queries, _] = q.shape;
@@ -289,15 +287,15 @@ fn launch_reduce_partials(client: &Client, sums: Handle, gradient: &Heads, scale
             CubeDim::new_1d(THREADS as u32),
             BufferArg::from_raw_parts(sums, tiles.partial_sums(batch * heads, keys) / 4),
             BufferArg::from_raw_parts(gradient.handle.clone(), gradient.elements() / 8),
-            eights(0),
-            eights(1),
-            eights(2),
-            keys.next_multiple_of(tiles.stationary_rows()) as u32,
-            keys as u32,
-            scale,
-            tiles.split_q,
-            tiles.head_dim,
-            tiles.operand_type,
+            ReduceProblemLaunch::new(
+                eights(0),
+                eights(1),
+                eights(2),
+                keys.next_multiple_of(tiles.stationary_rows()) as u32,
+                keys as u32,
+                scale,
+            ),
+            ReducedPartials::of(tiles),
         );
     }
 }

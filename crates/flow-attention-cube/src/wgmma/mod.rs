@@ -24,7 +24,7 @@ mod tiles;
 use crate::launch_order::Grid;
 use crate::prepared::{DeviceCapabilities, Kernels, MaskTiling};
 use crate::problem::{Problem, Refusal};
-use crate::tensors::{Backward, BlockMask, Heads, KvSegment};
+use crate::tensors::{Backward, BlockMask, Forward, Heads, KvSegment};
 use crate::tile_scheduler::ScheduledMask;
 use cubecl::ir::features::Tma;
 use cubecl::prelude::Client;
@@ -112,17 +112,18 @@ impl Kernels for Wgmma {
 
     fn forward(
         client: &Client,
-        q: &Heads,
+        of: Forward<'_>,
         kv_segments: &[KvSegment<'_>],
         o: &Heads,
         lse: &Handle,
         list: &ForwardMask,
-        scale: f32,
-        bias: Option<&Handle>,
         tiles: ForwardTiles,
     ) {
-        debug_assert!(bias.is_none(), "these kernels add no bias, as `ADDS_BIAS` says");
-        launch::launch_forward(client, q, kv_segments, o, lse, list, scale, tiles);
+        debug_assert!(
+            of.bias.is_none(),
+            "these kernels add no bias, as `ADDS_BIAS` says"
+        );
+        launch::launch_forward(client, of, kv_segments, o, lse, list, tiles);
     }
 
     fn backward_queries(

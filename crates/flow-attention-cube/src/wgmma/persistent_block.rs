@@ -7,10 +7,10 @@ use super::kv_stages::{KvStages, init_barriers};
 use super::scheduled_tiles::{WorkItem, fill_queries, fill_record, work_item_at};
 use crate::tile_scheduler::MAX_WORK_ITEMS;
 use cubecl::prelude::*;
-use cubecl_cpp::cuda::ptx::generic_to_shared;
 use flow_cube::barrier::{
     self, COUNTER_WORDS, came_last, count_warp_by_lanes, counter_at, reset_counters, wait,
 };
+use flow_cube::register::shared_address;
 use flow_cube::tma;
 use flow_cube::warpgroup::warpgroup_and_thread;
 use flow_cube::wgmma;
@@ -125,26 +125,17 @@ pub(super) fn persistent_block<E: Numeric, NW: Size>(
     let lane = thread % 32;
     // For the warp that starts the first copies; a vote, so that the compiler takes it for the same in all of its threads.
     let first_warp = plane_any(UNIT_POS < 32);
-    // SAFETY: the address of the block's own shared memory; by the sizes of the tiles, what is read and
-    // written there stays within it.
-    let q_base = generic_to_shared::<E>(unsafe { q_tile.as_ptr_unchecked() });
-    // SAFETY: as above.
-    let o_base = generic_to_shared::<E>(unsafe { o_tile.as_ptr_unchecked() });
-    // SAFETY: as above.
-    let k_base = generic_to_shared::<E>(unsafe { k_tiles.as_ptr_unchecked() });
-    // SAFETY: as above.
-    let v_base = generic_to_shared::<E>(unsafe { v_tiles.as_ptr_unchecked() });
-    // SAFETY: as above.
-    let used_base = generic_to_shared::<u32>(unsafe { used.as_ptr_unchecked() });
-    // SAFETY: as above.
-    let overflow_base = generic_to_shared::<u32>(unsafe { overflowed.as_ptr_unchecked() });
+    let q_base = shared_address::<E>(&q_tile);
+    let o_base = shared_address::<E>(&o_tile);
+    let k_base = shared_address::<E>(&k_tiles);
+    let v_base = shared_address::<E>(&v_tiles);
+    let used_base = shared_address::<u32>(&used);
+    let overflow_base = shared_address::<u32>(&overflowed);
     let q_at = wgmma::descriptor(q_base + warpgroup * 8192, 16u32, 1024u32);
     let k_at = wgmma::descriptor(k_base, 16u32, 1024u32);
     let v_at = wgmma::descriptor(v_base, comptime!((tiles.keys * 128) as u32), 1024u32);
 
-    // SAFETY: the address of the block's own shared memory; by the sizes of the tiles, what is read and
-    // written there stays within it.
-    let scale_address = generic_to_shared::<u32>(unsafe { inverses.as_ptr_unchecked() }) + UNIT_POS * 8;
+    let scale_address = shared_address::<u32>(&inverses) + UNIT_POS * 8;
     let queries_counter = counter_at(used_base, comptime!(2 * STAGES as u32).runtime());
     let keys = KvStages::<E> {
         first: maps.k,

@@ -3,8 +3,7 @@
 use super::ForwardTiles;
 use super::online_softmax::{OnlineSoftmax, RowStatistics, softmax_first_tile, softmax_tile};
 use cubecl::prelude::*;
-use cubecl_cpp::cuda::ptx::generic_to_shared;
-use flow_cube::register::{unpack_high, unpack_low};
+use flow_cube::register::{shared_address, unpack_high, unpack_low};
 
 /// Values that a thread leaves: for each of its two rows the row maximum, the sum of weights, and two sums over values, which are its
 /// fourth of the row's.
@@ -73,9 +72,7 @@ pub fn softmax_test_kernel<S: Size, P: Size, O: Size>(
     #[define(S, P, O)] _vectors: [usize; 3],
 ) {
     let overflowed: Shared<[u32]> = Shared::new_slice(32usize);
-    // SAFETY: the address of the block's own shared memory; by the sizes of the tiles, what is read and
-    // written there stays within it.
-    let overflow_base = generic_to_shared::<u32>(unsafe { overflowed.as_ptr_unchecked() });
+    let overflow_base = shared_address::<u32>(&overflowed);
     let mut softmax = OnlineSoftmax::new(overflow_base + UNIT_POS * 4);
     let mut sums = Vector::<f32, O>::new(0.0f32);
     let mut again = true.runtime();

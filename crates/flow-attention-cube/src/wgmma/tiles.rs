@@ -2,6 +2,7 @@
 
 use crate::block_mask::{BlockMaskShape, words_per_load};
 pub use crate::prepared::KvGradients;
+use crate::softmax::StagingTile;
 use flow_cube::wgmma::{OperandType, Steps};
 
 /// Multiprocessors of an H100.
@@ -59,6 +60,15 @@ impl ForwardTiles {
     /// Queries of a block.
     pub fn queries(&self) -> usize {
         64 * self.warpgroups
+    }
+
+    /// The tile that takes the output.
+    pub(crate) fn staging(&self) -> StagingTile {
+        StagingTile {
+            rows: self.queries(),
+            head_dim: self.head_dim,
+            operand_type: self.operand_type,
+        }
     }
 
     /// Threads of a block.
@@ -171,6 +181,15 @@ impl BackwardTiles {
     /// Stationary rows of a block.
     pub fn stationary_rows(&self) -> usize {
         64 * self.warpgroups
+    }
+
+    /// The tile of stationary rows, which takes their gradient.
+    pub(crate) fn staging(&self) -> StagingTile {
+        StagingTile {
+            rows: self.stationary_rows(),
+            head_dim: self.head_dim,
+            operand_type: self.operand_type,
+        }
     }
 
     /// Threads of a block.

@@ -76,7 +76,7 @@ impl PortableAttention {
         };
         self.masks.get_or_make(client, key, || {
             let mask = call.mask.as_deref().unwrap_or(&Mask::Full);
-            PortableMask::new(client, mask, sizes, head_dim).map_err(Refusal::from)
+            PortableMask::new(client, mask, sizes, head_dim)
         })
     }
 }

@@ -5,7 +5,7 @@
 use burn::tensor::Tensor;
 use flow_attention::CpuAttention;
 use flow_cache::{
-    FirstBlock, Forecast, LayerCache, MagCache, Pyramid, Rules, StackCache, Tally, TaylorSeer, Timesteps,
+    FirstBlock, Forecast, LayerCache, MagCache, Pyramid, Rules, StackCache, CallCounters, TaylorSeer, Timesteps,
 };
 use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
@@ -278,8 +278,8 @@ fn taylorseer_runs_of_the_fixture_are_those_without_a_cache_and_ours_is_not() {
             last: None,
             forecast: Forecast::Taylor { order },
         };
-        let count = move |tally: &Tally| {
-            counter.fetch_add(tally.skipped(), Ordering::Relaxed);
+        let count = move |counters: &CallCounters| {
+            counter.fetch_add(counters.skipped(), Ordering::Relaxed);
         };
         let outcome = fixture.run(&run, |plan| Backends {
             layers: Arc::new(LayerCache::new(policy, PER_BATCH, Box::new(count))),

@@ -43,9 +43,9 @@ fn around(model: &Toy, steps: u32, policy: Option<Auto>, window: Range<u32>) -> 
                     outside_sde_window: true,
                     ..rules()
                 },
-                Box::new(move |tally| {
-                    *left_out.lock().expect("no panic") += tally.skipped();
-                    for (_, error) in &tally.predicted {
+                Box::new(move |counters| {
+                    *left_out.lock().expect("no panic") += counters.skipped();
+                    for (_, error) in &counters.predicted {
                         *told.lock().expect("no panic") += error;
                     }
                 }),

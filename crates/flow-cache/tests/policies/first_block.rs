@@ -75,8 +75,8 @@ impl Bench {
             cache: StackCache::new(
                 POLICY,
                 rule,
-                Box::new(move |tally| {
-                    counter.fetch_add(tally.skipped(), Ordering::Relaxed);
+                Box::new(move |counters| {
+                    counter.fetch_add(counters.skipped(), Ordering::Relaxed);
                 }),
             ),
             stack: Doubling {

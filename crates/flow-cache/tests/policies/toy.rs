@@ -172,8 +172,8 @@ impl Run {
         let count = skipped.clone();
         let counter = move || -> Counter {
             let count = count.clone();
-            Box::new(move |tally| {
-                count.fetch_add(tally.skipped(), Ordering::Relaxed);
+            Box::new(move |counters| {
+                count.fetch_add(counters.skipped(), Ordering::Relaxed);
             })
         };
         let plain = Backends::new(Arc::new(CpuAttention), Arc::new(CpuKernels::default()));

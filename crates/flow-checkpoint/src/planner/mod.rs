@@ -48,7 +48,7 @@ pub struct Workload<'a> {
     /// Bytes that will be in use during the run and are not yet, for instance the optimizer's moments.
     pub reserved_bytes: u64,
     /// The device's memory.
-    pub gauge: Arc<dyn MemoryProbe>,
+    pub memory_probe: Arc<dyn MemoryProbe>,
     /// The device's clock.
     pub clock: Clock,
 }
@@ -123,13 +123,13 @@ impl<'a> Planner<'a> {
     pub fn new(workload: Workload<'a>) -> Result<Self, PlanError> {
         crate::Policy::Full { split: false }.assign(workload.spec)?;
         let profiler = Arc::new(Profiler::new(
-            workload.gauge.clone(),
+            workload.memory_probe.clone(),
             workload.clock.clone(),
             REPEATS,
         ));
         (workload.forward)(&Arc::new(Backends {
             regions: profiler.clone(),
-            ..workload.gauge.observed(workload.plan)
+            ..workload.memory_probe.observed(workload.plan)
         }));
         let profile = profiler.profile();
         drop(profiler);
@@ -149,7 +149,7 @@ impl<'a> Planner<'a> {
         };
         let all = planner.same(&BlockPolicy::recomputed(Saves::default()));
         let measured = planner.measure("full", &all);
-        planner.resident_bytes = planner.workload.gauge.in_use_bytes() + planner.workload.reserved_bytes;
+        planner.resident_bytes = planner.workload.memory_probe.in_use_bytes() + planner.workload.reserved_bytes;
         let simulated = planner.simulate(&all);
         planner.full_again = simulated.time;
         planner.full = measured;
@@ -239,7 +239,7 @@ impl<'a> Planner<'a> {
 
     /// Three real steps under `assignment`: one to warm up, one for the peak, and one for the time.
     pub fn measure(&self, name: &str, assignment: &Assignment) -> Measured {
-        let gauge = &self.workload.gauge;
+        let memory_probe = &self.workload.memory_probe;
         let engine = Arc::new(Checkpointing::new(name, assignment.clone()));
         let under = |plan: Backends| {
             Arc::new(Backends {
@@ -249,9 +249,9 @@ impl<'a> Planner<'a> {
         };
         let plan = under(self.workload.plan.clone());
         (self.workload.step)(&plan);
-        gauge.reset_peak();
-        (self.workload.step)(&under(gauge.observed(self.workload.plan)));
-        let peak_bytes = gauge.peak_bytes() + self.workload.reserved_bytes;
+        memory_probe.reset_peak();
+        (self.workload.step)(&under(memory_probe.observed(self.workload.plan)));
+        let peak_bytes = memory_probe.peak_bytes() + self.workload.reserved_bytes;
         Measured {
             time: self.time_of(&plan),
             peak_bytes,

@@ -88,7 +88,7 @@ pub struct Profile {
 /// Measures blocks as a model calls them. Its results are plain: one forward pass suffices, and no graph of it is made.
 #[derive(Debug)]
 pub struct Profiler {
-    gauge: Arc<dyn MemoryProbe>,
+    memory_probe: Arc<dyn MemoryProbe>,
     clock: ClockHolder,
     repeats: usize,
     found: Mutex<Found>,
@@ -176,9 +176,9 @@ impl Stash for Trace {
 
 impl Profiler {
     /// A profiler that takes the least time of `repeats` runs.
-    pub fn new(gauge: Arc<dyn MemoryProbe>, clock: Clock, repeats: usize) -> Self {
+    pub fn new(memory_probe: Arc<dyn MemoryProbe>, clock: Clock, repeats: usize) -> Self {
         Self {
-            gauge,
+            memory_probe,
             clock: ClockHolder(clock),
             repeats: repeats.max(1),
             found: Mutex::default(),
@@ -361,18 +361,18 @@ impl Profiler {
                 }
             };
             let again = exec.replay(params, Arc::new(flow_core::ops::Compute));
-            let base = self.gauge.in_use_bytes();
+            let base = self.memory_probe.in_use_bytes();
             let above = |bytes: u64| bytes.saturating_sub(base);
-            self.gauge.reset_peak();
+            self.memory_probe.reset_peak();
             let leaves: Vec<RawTensor> = inputs.iter().map(lift).collect();
             let outputs = body(&again, leaves.clone());
-            profile.forward_peak_bytes = above(self.gauge.peak_bytes());
-            profile.kept_bytes = above(self.gauge.in_use_bytes());
-            self.gauge.reset_peak();
+            profile.forward_peak_bytes = above(self.memory_probe.peak_bytes());
+            profile.kept_bytes = above(self.memory_probe.in_use_bytes());
+            self.memory_probe.reset_peak();
             let start = (self.clock.0)();
             let gradients = backward_from(outputs, seeds.clone());
             let backward = (self.clock.0)().saturating_sub(start);
-            profile.backward_peak_bytes = above(self.gauge.peak_bytes());
+            profile.backward_peak_bytes = above(self.memory_probe.peak_bytes());
             drop(gradients);
             profile.backward = match profile.backward {
                 Duration::ZERO => backward,

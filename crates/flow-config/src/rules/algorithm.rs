@@ -1,21 +1,11 @@
-//! Rules on the algorithm, advantages, EMA and evaluation.
+//! Rules on the algorithm, EMA and evaluation.
 
 use super::Rules;
 use crate::codes;
-use crate::sections::{Aggregation, EvalWeights};
+use crate::sections::EvalWeights;
 
 pub(super) fn check(rules: &mut Rules<'_>) {
     rules.check_algorithm();
-    let advantage = &rules.config.advantage;
-    if advantage.aggregation == Aggregation::Gdpo && !advantage.global_std {
-        rules
-            .error(
-                codes::RULE_AGGREGATION,
-                &["advantage.global_std", "advantage.aggregation"],
-                "`advantage.aggregation = \"gdpo\"` normalises over the batch, so `advantage.global_std` cannot be false",
-            )
-            .help("remove `advantage.global_std`, or set `advantage.aggregation = \"sum\"`");
-    }
     evaluation(rules);
 }
 

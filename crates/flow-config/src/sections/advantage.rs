@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 pub struct AdvantageConfig {
     /// How several rewards become one advantage.
     pub aggregation: Aggregation,
-    /// Divide by the standard deviation over all images of the iteration, not over the group's. `gdpo` always
-    /// does so in its last step; there this must be true.
+    /// Divide by the standard deviation over all images of the iteration: `sum` in the place of the group's, `gdpo` in a last step, which
+    /// is left out without it.
     pub global_std: bool,
     /// Least standard deviation that is divided by (a floor, not an addend, as in Flow-Factory).
     #[schemars(range(min = 1e-30, max = 1e6))]
@@ -33,7 +33,7 @@ impl Default for AdvantageConfig {
 pub enum Aggregation {
     /// Weighted sum of rewards, then normalised per group.
     Sum,
-    /// Each reward normalised per group, then the weighted sum, normalised over the batch (GDPO, Liu et al. 2026,
+    /// Each reward normalised per group, then the weighted sum; with `global_std` normalised over the batch (GDPO, Liu et al. 2026,
     /// arXiv 2601.05242).
     #[default]
     Gdpo,

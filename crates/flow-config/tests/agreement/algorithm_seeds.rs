@@ -134,7 +134,9 @@ signal_to_noise_clip = 3
 importance_clip = 10
 query_interval = "reverse"
 query_max_sigma = 1
-query_distribution = "source-uniform"
+query_distribution = "logit-normal"
+query_logit_mean = 0.5
+query_logit_std = 1.5
 fake_score = { updates = 1 }
 [scheduler]
 dynamics = "ode"

@@ -409,12 +409,6 @@ fn each_rule_is_reported_at_the_key_to_mend() {
             Error,
         ),
         (
-            "[advantage]\nglobal_std = false",
-            "rule::aggregation",
-            "advantage.global_std",
-            Error,
-        ),
-        (
             "[evaluation]\nweights = \"ema\"",
             "rule::ema",
             "evaluation.weights",

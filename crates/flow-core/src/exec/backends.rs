@@ -1,34 +1,8 @@
-//! Who answers a model's requests.
+//! Who answers a model's requests, where nothing else is chosen.
 
-use super::{
-    AttentionLog, CallModel, ComputeAllLayers, LayerDriver, NoCheckpointing, NoReuse, RegionEngine,
-    ReuseDriver, RunAllBlocks, StackDriver, VelocityDriver,
-};
+use super::{Backends, CallModel, ComputeAllLayers, NoCheckpointing, NoReuse, RunAllBlocks};
 use crate::ops::{AttentionBackend, Kernels};
 use std::sync::Arc;
-
-/// The implementations behind an execution context. Built once per stage, shared by all its calls.
-#[derive(Clone, Debug)]
-pub struct Backends {
-    /// Computes attention.
-    pub attention: Arc<dyn AttentionBackend>,
-    /// Computes everything else.
-    pub kernels: Arc<dyn Kernels>,
-    /// Computes it within the blocks of a stack, if not the same kernels do.
-    pub block_kernels: Option<Arc<dyn Kernels>>,
-    /// Decides what backward keeps of a region.
-    pub regions: Arc<dyn RegionEngine>,
-    /// Runs the blocks of a stack; a feature cache may answer for some.
-    pub stacks: Arc<dyn StackDriver>,
-    /// Computes attention layers; a feature cache may answer for some.
-    pub layers: Arc<dyn LayerDriver>,
-    /// Calls the model; a feature cache may answer for it.
-    pub velocities: Arc<dyn VelocityDriver>,
-    /// Computes what several rows or calls have in common, or takes it from where it was computed.
-    pub reuse: Arc<dyn ReuseDriver>,
-    /// Which kernels answered.
-    pub attention_log: Arc<AttentionLog>,
-}
 
 impl Backends {
     /// Every block runs, backward keeps everything.

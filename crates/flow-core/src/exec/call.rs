@@ -56,3 +56,14 @@ impl CallContext {
         }
     }
 }
+
+/// What a row of a call is computed from, as host data. Absent where whoever opened the call does not know.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct RowKey {
+    /// Bytes that determine the condition, for instance its tokens.
+    pub condition: Option<Arc<[u8]>>,
+    /// The bits of the noise level in f32.
+    pub sigma: Option<u32>,
+    /// Rows of the call with the same number hold the same latent, bit for bit.
+    pub latent: Option<u64>,
+}

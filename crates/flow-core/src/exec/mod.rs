@@ -10,21 +10,19 @@ mod context;
 mod experts;
 mod hooks;
 mod log;
-mod model;
 mod model_ops;
+mod parts;
 mod session;
 
 pub use crate::model::RegionKind;
-pub use backends::Backends;
-pub use call::{CallContext, Stage, TrajectoryId};
-pub use context::Exec;
-pub use experts::{ExpertLayer, Routing};
-pub use hooks::{
-    AttentionKind, AttentionLayer, Block, Body, CallBody, CallModel, ComputeAllLayers, DependsOn, Effect,
-    LayerBody, LayerDriver, NoCheckpointing, NoReuse, RegionEngine, Reusable, ReuseDriver, RowKey, RowsBody,
-    RunAllBlocks, Site, Stack, StackDriver, VelocityDriver,
+pub use call::{CallContext, RowKey, Stage, TrajectoryId};
+pub use context::{
+    Backends, Body, CallBody, Exec, FlowModel, LayerBody, LayerDriver, RegionEngine, ReuseDriver, RowsBody,
+    Stack, StackDriver, VelocityDriver,
 };
+pub use experts::{ExpertLayer, Routing};
+pub use hooks::{Block, CallModel, ComputeAllLayers, NoCheckpointing, NoReuse, RunAllBlocks};
 pub use log::{AttentionLog, AttentionUse};
-pub use model::FlowModel;
 pub use model_ops::{FeedForward, Linear};
+pub use parts::{AttentionKind, AttentionLayer, DependsOn, Effect, Reusable, Site};
 pub use session::{InferencePass, TrainingPass};

@@ -14,7 +14,7 @@ pub use bias::RelativeBias;
 
 use super::Stash;
 use crate::device::ComputeDevice;
-use crate::tensors::RawTensor;
+use crate::tensors::{RawTensor, shape};
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::DType;
 pub use flow_attention_mask::{Mask, Sizes};
@@ -183,9 +183,39 @@ impl AttentionCall {
             bound.map_err(|error| Refusal::because(error.to_string()))?;
         }
         match self.bias.as_ref().filter(|_| self.queries > 0) {
-            Some(bias) => bias.check(self),
+            Some(bias) => self.check_bias(bias.values()),
             None => Ok(()),
         }
+    }
+
+    /// Whether the values of a bias fit.
+    fn check_bias(&self, values: &RawTensor) -> Result<(), Refusal> {
+        let (found, wanted) = (
+            shape(values),
+            [self.heads, (self.queries + self.key_count()).saturating_sub(1)],
+        );
+        if found != wanted {
+            return Err(Refusal::because(format!(
+                "the bias of the scores is {found:?}; {} heads, {} queries and {} keys need {wanted:?}",
+                self.heads,
+                self.queries,
+                self.key_count()
+            )));
+        }
+        let dtype = values.dtype();
+        if dtype != DType::F32 && dtype != self.dtype {
+            return Err(Refusal::because(format!(
+                "the bias of the scores is {dtype:?} and the operands are {:?}; it must be f32 or like them",
+                self.dtype
+            )));
+        }
+        let on_the_host = |place: &Place| matches!(place, Place::Host);
+        if on_the_host(&Place::of(values)) != on_the_host(&self.place) {
+            return Err(Refusal::because(
+                "the bias of the scores is on another device than the operands",
+            ));
+        }
+        Ok(())
     }
 
     /// Keys of both parts.

@@ -1,6 +1,5 @@
 //! Initial values of weights.
 
-use super::{ParamKind, ParamSpec};
 use crate::rng::{Purpose, Stream};
 
 /// How a weight starts. Drawn from the weight's name and the seed, so adding a weight changes no other.
@@ -38,28 +37,6 @@ impl Init {
             Self::Normal(deviation) => (0..count)
                 .map(|_| (draws.normal() * f64::from(deviation)) as f32)
                 .collect(),
-        }
-    }
-}
-
-/// Which weights are drawn from a seed. The others are zeros, for a file that is about to give them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Drawn {
-    /// All.
-    All,
-    /// Adapters.
-    Adapters,
-    /// None.
-    Nothing,
-}
-
-impl Drawn {
-    /// Whether the weight of `spec` is one of them.
-    pub(super) fn has(self, spec: &ParamSpec) -> bool {
-        match self {
-            Self::All => true,
-            Self::Adapters => spec.kind == ParamKind::Adapter,
-            Self::Nothing => false,
         }
     }
 }

@@ -6,6 +6,7 @@
 
 mod block_gradients;
 mod block_weights;
+mod drawn;
 mod init;
 mod layout;
 mod update;
@@ -15,7 +16,8 @@ mod weights;
 
 pub use block_gradients::BlockGradients;
 pub use block_weights::BlockWeights;
-pub use init::{Drawn, Init};
+pub use drawn::Drawn;
+pub use init::Init;
 pub use layout::{Adapter, Handle, LayoutBuilder, ParamKind, ParamLayout, ParamSpec, Rows};
 pub use update::{Changing, WeightStorage, WeightsUpdate};
 pub use version::WeightsVersion;

@@ -357,7 +357,7 @@ pub(super) fn old_policy(draft: &mut Draft<'_>) {
     }
 }
 
-/// `gdpo` normalises over all images whatever `global_std` says, in Flow-Factory as here.
+/// Without `global_std` `gdpo` does not normalise over all images, in Flow-Factory's main branch as here.
 pub(super) fn advantage(draft: &mut Draft<'_>) {
     const TO: &str = "advantage.global_std";
     let aggregation = take_given(draft, "train.advantage_aggregation");
@@ -381,11 +381,12 @@ pub(super) fn advantage(draft: &mut Draft<'_>) {
     }
     let sum = matches!(&chosen, Some(Ok(value)) if value.as_str() == Some("sum"));
     match &global_std {
-        Some(item) if !sum => {
-            let text = "`gdpo` divides by the standard deviation over all images in any case";
-            draft.same(&item.origin, TO, text);
-        }
         Some(item) => match convert::convert(Conversion::Switch, item.node) {
+            Ok(value) if !sum && value.as_bool() == Some(false) => {
+                let text = "the weighted sum of `gdpo` is not normalised over all images, as in Flow-Factory's main branch; at commit \
+                            a0b2bc5 it was whatever this says";
+                draft.set_with_attention(TO, value, &[&item.origin], text);
+            }
             Ok(value) => {
                 let text = "divide by the standard deviation over all images";
                 draft.set(TO, value, &[&item.origin], text);

@@ -6,6 +6,7 @@ mod adapter;
 mod run;
 mod tdm_r1;
 mod train;
+mod trainers;
 
 use crate::rule::{Conversion, Rule};
 
@@ -13,7 +14,7 @@ use crate::rule::{Conversion, Rule};
 pub fn rules() -> impl Iterator<Item = &'static Rule> {
     [run::TOP, run::MODEL, run::DATA, run::SCHEDULER]
         .into_iter()
-        .chain([train::COMMON, train::ALGORITHMS, tdm_r1::WITH_SURROGATE])
+        .chain([trainers::COMMON, train::ALGORITHMS, tdm_r1::WITH_SURROGATE])
         .chain([adapter::READ_BY_ADAPTERS])
         .chain([run::EVAL, run::REWARDS, run::LOG, run::ACCELERATION])
         .flatten()

@@ -34,6 +34,25 @@ fn the_kl_term_takes_kind_factor_and_reference() {
 }
 
 #[test]
+fn gdpo_without_a_global_std_is_not_normalised_over_all_images() {
+    let of = |keys: &str| config(&format!("train: {{trainer_type: grpo, {keys}}}")).advantage;
+    for (keys, is_gdpo, global_std) in [
+        ("global_std: false", true, false),
+        ("advantage_aggregation: gdpo, global_std: false", true, false),
+        ("advantage_aggregation: gdpo, global_std: true", true, true),
+        ("advantage_aggregation: gdpo", true, true),
+        ("advantage_aggregation: sum, global_std: false", false, false),
+    ] {
+        let found = of(keys);
+        let aggregation = found.aggregation == flow_config::Aggregation::Gdpo;
+        assert_eq!((aggregation, found.global_std), (is_gdpo, global_std), "{keys}");
+    }
+    let note = note("train: {global_std: false}", "train.global_std");
+    assert_eq!(note.outcome, Outcome::Converted);
+    assert!(note.to_string().contains("a0b2bc5"), "{note}");
+}
+
+#[test]
 fn keys_of_dppo_awm_and_dpo_become_those_of_flow_train() {
     let params = |yaml: &str| config(yaml).algorithm.params;
     let dppo = params(
@@ -265,6 +284,16 @@ fn keys_of_dmd2_and_tdm_become_those_of_flow_train() {
         (&json!("reverse"), &json!(0.98), &json!("source-uniform"))
     );
     assert_eq!(tdm.scheduler.dynamics, flow_config::Dynamics::Ode);
+    let logit = of(
+        "tdm",
+        "tdm_query_distribution: conditional_logit_normal, tdm_query_logit_mean: 0.5, tdm_query_logit_std: 1.5",
+        "scheduler: {dynamics_type: ODE}",
+    );
+    let params = &logit.algorithm.params;
+    assert_eq!(
+        ["query_distribution", "query_logit_mean", "query_logit_std"].map(|key| &params[key]),
+        [&json!("logit-normal"), &json!(0.5), &json!(1.5)]
+    );
 }
 
 #[test]

@@ -5,10 +5,10 @@ use flow_kernels_cube::activation::{self, Activation};
 use flow_kernels_cube::adamw::{AdamW, AdamWParam, MasterWeight, Rounding};
 use flow_kernels_cube::cast::cast;
 use flow_kernels_cube::gated_residual::Gate;
-use flow_kernels_cube::modulated_layer_norm::ModulatedNorm;
+use flow_kernels_cube::modulated_layer_norm::{ModulatedNorm, NormGradients};
 use flow_kernels_cube::normals::{Drawn, drawn_by};
 use flow_kernels_cube::optimizer::{accumulate, sums_of_squares};
-use flow_kernels_cube::rms_norm::{RmsNorm, RotaryAfterNorm};
+use flow_kernels_cube::rms_norm::{RmsGradients, RmsNorm, RotaryAfterNorm};
 use flow_kernels_cube::rotary::Rotary;
 use flow_kernels_cube::row_codes::RowCodes;
 use flow_kernels_cube::sde::{Latents, Noise, Outcome, Step};
@@ -97,19 +97,26 @@ fn sets<const N: usize>(client: &Client, length: usize, element: Element) -> Vec
 }
 
 fn model(client: &Client, model: &Model, element: Element) -> Result<(), Box<dyn Error>> {
+    println!("{}, {}", model.name, element.name());
+    let length = model.batch * model.tokens * model.heads * model.head_dim;
+    let of = sets::<4>(client, length, element);
+    modulated(client, model, &of)?;
+    norms_of_heads(client, model, &of)?;
+    drop(of);
+    activations(client, model, element)
+}
+
+/// The modulated norm and the gated residual, beside a copy of as many values.
+fn modulated(client: &Client, model: &Model, of: &[[Buffer; 4]]) -> Result<(), Box<dyn Error>> {
     let Model {
         batch,
         tokens,
         heads,
         head_dim,
-        inner,
         ..
     } = *model;
-    println!("{}, {}", model.name, element.name());
-    let (channels, chunks) = (heads * head_dim, CHUNKS);
-    let length = batch * tokens * channels;
-    let size = length * element.bytes();
-    let of = sets::<4>(client, length, element);
+    let (channels, chunks, element) = (heads * head_dim, CHUNKS, of[0][0].element);
+    let size = batch * tokens * channels * element.bytes();
     let modulation = sets::<2>(client, batch * chunks * channels, element);
     let statistics = sets::<1>(client, batch * tokens * 2, Element::F32);
     time(client, "copy", 2 * size, |set| {
@@ -124,7 +131,16 @@ fn model(client: &Client, model: &Model, element: Element) -> Result<(), Box<dyn
         let name = format!("modulated layer norm, backward, modulation {modulated}");
         time(client, &name, 3 * size, |set| {
             let ([x, g, dx, _], [m, dm], [s]) = (&of[set], &modulation[set], &statistics[set]);
-            norm.backward(client, x, m, s, g, None, dx, modulated.then_some(dm))
+            let call = NormGradients {
+                x,
+                modulation: m,
+                statistics: s,
+                gradient: g,
+                added: None,
+                dx,
+                dmodulation: modulated.then_some(dm),
+            };
+            norm.backward(client, call)
         })?;
     }
     let gate = Gate {
@@ -141,7 +157,20 @@ fn model(client: &Client, model: &Model, element: Element) -> Result<(), Box<dyn
     time(client, "gated residual, backward, both", 3 * size, |set| {
         let ([b, g, d, _], [m, dm]) = (&of[set], &modulation[set]);
         gate.backward(client, b, m, g, Some(d), Some(dm))
-    })?;
+    })
+}
+
+/// The RMS norm of queries and keys, their rotation, and both in one kernel.
+fn norms_of_heads(client: &Client, model: &Model, of: &[[Buffer; 4]]) -> Result<(), Box<dyn Error>> {
+    let Model {
+        batch,
+        tokens,
+        heads,
+        head_dim,
+        ..
+    } = *model;
+    let element = of[0][0].element;
+    let size = batch * tokens * heads * head_dim * element.bytes();
     let rms = RmsNorm {
         rows: batch * tokens * heads,
         channels: head_dim,
@@ -178,23 +207,36 @@ fn model(client: &Client, model: &Model, element: Element) -> Result<(), Box<dyn
     })?;
     time(client, "RMS norm of heads and rotary, dx", 3 * size, |set| {
         let ([x, g, d, _], [r]) = (&of[set], &reciprocals[set]);
-        rms.backward(client, x, Some(&weight), Some(turn(set)), r, g, Some(d), None)
+        let call = RmsGradients {
+            x,
+            weight: Some(&weight),
+            turn: Some(turn(set)),
+            reciprocals: r,
+            gradient: g,
+            dx: Some(d),
+            dweight: None,
+        };
+        rms.backward(client, call)
     })?;
     time(client, "RMS norm of heads and rotary, dweight", 2 * size, |set| {
         let ([x, g, ..], [r]) = (&of[set], &reciprocals[set]);
-        rms.backward(
-            client,
+        let call = RmsGradients {
             x,
-            Some(&weight),
-            Some(turn(set)),
-            r,
-            g,
-            None,
-            Some(&dweight),
-        )
-    })?;
-    drop(of);
-    let length = batch * tokens * inner;
+            weight: Some(&weight),
+            turn: Some(turn(set)),
+            reciprocals: r,
+            gradient: g,
+            dx: None,
+            dweight: Some(&dweight),
+        };
+        rms.backward(client, call)
+    })
+}
+
+/// GELU of the inner layer, with the sums of columns that are the gradient of its bias.
+fn activations(client: &Client, model: &Model, element: Element) -> Result<(), Box<dyn Error>> {
+    let inner = model.inner;
+    let length = model.batch * model.tokens * inner;
     let size = length * element.bytes();
     let of = sets::<3>(client, length, element);
     let dbias = Buffer::empty(client, inner, Element::F32);

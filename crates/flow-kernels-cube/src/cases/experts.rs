@@ -239,28 +239,11 @@ fn routing(checker: &mut Checker<'_>, routing: Routing) {
     let rule: Vec<i32> = (got[0].chunks(experts).flat_map(|row| largest(row, top_k))).collect();
     checker.same(&format!("{name}: choices"), &got[1], &as_values(&rule));
     let want = Wanted::new(&routing, &logits.values, &rule);
-    checker.close(
-        &format!("{name}: scores"),
-        &got[0],
-        &want.scores,
-        Element::F32,
-        16,
-    );
-    checker.close(
-        &format!("{name}: weights"),
-        &got[2],
-        &want.weights,
-        Element::F32,
-        16,
-    );
-    checker.close(&format!("{name}: loads"), &got[3], &want.loads, Element::F32, 1);
-    checker.close(
-        &format!("{name}: balance"),
-        &got[4],
-        &want.balance,
-        Element::F32,
-        tokens,
-    );
+    let wide = Element::F32;
+    checker.close(&format!("{name}: scores"), &got[0], &want.scores, wide, 16);
+    checker.close(&format!("{name}: weights"), &got[2], &want.weights, wide, 16);
+    checker.close(&format!("{name}: loads"), &got[3], &want.loads, wide, 1);
+    checker.close(&format!("{name}: balance"), &got[4], &want.balance, wide, tokens);
     for ([of_weights, of_balance], got) in wanted.into_iter().zip(&got[5..]) {
         let gradients = [
             of_weights.then_some(&dweights.values[..]),

@@ -2,8 +2,8 @@
 
 use super::checker::{Checker, Values};
 use super::reference::*;
-use crate::modulated_layer_norm::ModulatedNorm;
-use crate::rms_norm::{RmsNorm, RotaryAfterNorm};
+use crate::modulated_layer_norm::{ModulatedNorm, NormGradients};
+use crate::rms_norm::{RmsGradients, RmsNorm, RotaryAfterNorm};
 use crate::{Buffer, Element};
 
 /// Samples, tokens and channels.
@@ -62,19 +62,27 @@ fn modulated(checker: &mut Checker<'_>, [batch, tokens, channels]: [usize; 3], o
         let statistics = checker.room(rows * 2, Element::F32);
         let done = call.forward(&client, &x, &modulation, &y, &statistics);
         checker.accept(&name, done);
-        let all = call.backward(
-            &client,
-            &x,
-            &modulation,
-            &statistics,
-            &gradient,
-            None,
-            &dx,
-            Some(&dmodulation),
-        );
+        let backward = NormGradients {
+            x: &x,
+            modulation: &modulation,
+            statistics: &statistics,
+            gradient: &gradient,
+            added: None,
+            dx: &dx,
+            dmodulation: Some(&dmodulation),
+        };
+        let all = call.backward(&client, backward);
         checker.accept(&name, all);
         let mut only_x = |added: Option<&Buffer>, to: &Buffer| {
-            let done = call.backward(&client, &x, &modulation, &statistics, &gradient, added, to, None);
+            let done = call.backward(
+                &client,
+                NormGradients {
+                    added,
+                    dx: to,
+                    dmodulation: None,
+                    ..backward
+                },
+            );
             checker.accept(&name, done);
         };
         only_x(None, &dx_alone);
@@ -150,16 +158,16 @@ fn rms(checker: &mut Checker<'_>, [batch, tokens, channels]: [usize; 3], weighte
         let reciprocals = checker.room(rows, Element::F32);
         let done = call.forward(&client, &x, device_weight, None, &y, &reciprocals);
         checker.accept(&name, done);
-        let done = call.backward(
-            &client,
-            &x,
-            device_weight,
-            None,
-            &reciprocals,
-            &gradient,
-            Some(&dx),
-            None,
-        );
+        let backward = RmsGradients {
+            x: &x,
+            weight: device_weight,
+            turn: None,
+            reciprocals: &reciprocals,
+            gradient: &gradient,
+            dx: Some(&dx),
+            dweight: None,
+        };
+        let done = call.backward(&client, backward);
         checker.accept(&name, done);
         vec![checker.download(&y), checker.download(&dx)]
     };
@@ -178,16 +186,16 @@ fn rms(checker: &mut Checker<'_>, [batch, tokens, channels]: [usize; 3], weighte
         checker.accept(&name, done);
         let once = |checker: &mut Checker<'_>| {
             let dweight = checker.room(channels, Element::F32);
-            let done = call.backward(
-                &client,
-                &x,
-                device_weight,
-                None,
-                &reciprocals,
-                &gradient,
-                None,
-                Some(&dweight),
-            );
+            let backward = RmsGradients {
+                x: &x,
+                weight: device_weight,
+                turn: None,
+                reciprocals: &reciprocals,
+                gradient: &gradient,
+                dx: None,
+                dweight: Some(&dweight),
+            };
+            let done = call.backward(&client, backward);
             checker.accept(&name, done);
             checker.download(&dweight)
         };
@@ -261,16 +269,16 @@ fn turned(checker: &mut Checker<'_>, [batch, tokens, heads, head_dim]: [usize; 4
     let dweight: Buffer = checker.room(channels, Element::F32);
     let done = call.forward(&client, &on_x, Some(&on_weight), Some(turn), &y, &reciprocals);
     checker.accept(&name, done);
-    let done = call.backward(
-        &client,
-        &on_x,
-        Some(&on_weight),
-        Some(turn),
-        &reciprocals,
-        &on_gradient,
-        Some(&dx),
-        Some(&dweight),
-    );
+    let backward = RmsGradients {
+        x: &on_x,
+        weight: Some(&on_weight),
+        turn: Some(turn),
+        reciprocals: &reciprocals,
+        gradient: &on_gradient,
+        dx: Some(&dx),
+        dweight: Some(&dweight),
+    };
+    let done = call.backward(&client, backward);
     checker.accept(&name, done);
     let epsilon = f64::from(EPSILON);
     let (mut want_y, mut want_dx, mut want_dweight) = (Vec::new(), Vec::new(), vec![0.0; channels]);

@@ -96,6 +96,32 @@ fn normed(
     };
     let got = run(checker, 0..batch);
     let in_group = channels / groups;
+    let factors = [&weight.values[..], &bias.values[..]];
+    let want = wanted(axes, groups, repeat, factors, at);
+    checker.close_beside(
+        &name,
+        &got,
+        &want,
+        element,
+        frames * rows * columns * in_group,
+        offset,
+    );
+    if batch > 1 {
+        let alone = run(checker, 1..2);
+        let each = got.len() / batch;
+        checker.same(&format!("{name}: a sample alone"), &alone, &got[each..2 * each]);
+    }
+}
+
+/// Group norm, its factors and SiLU of the pixels `at`, enlarged and within a border of one pixel, in f64.
+fn wanted(
+    [batch, frames, rows, columns, channels]: [usize; 5],
+    groups: usize,
+    repeat: usize,
+    [weight, bias]: [&[f64]; 2],
+    at: impl Fn([usize; 5]) -> f64,
+) -> Vec<f64> {
+    let in_group = channels / groups;
     let mut want = Vec::new();
     for sample in 0..batch {
         let moments: Vec<(f64, f64)> = (0..groups)
@@ -126,26 +152,14 @@ fn normed(
                         let (mean, variance) = moments[channel / in_group];
                         let x = at([sample, frame, (row - 1) / repeat, (column - 1) / repeat, channel]);
                         let normed = (x - mean) / (variance + f64::from(EPSILON)).sqrt();
-                        let y = normed * weight.values[channel] + bias.values[channel];
+                        let y = normed * weight[channel] + bias[channel];
                         y / (1.0 + (-y).exp())
                     }));
                 }
             }
         }
     }
-    checker.close_beside(
-        &name,
-        &got,
-        &want,
-        element,
-        frames * rows * columns * in_group,
-        offset,
-    );
-    if batch > 1 {
-        let alone = run(checker, 1..2);
-        let each = got.len() / batch;
-        checker.same(&format!("{name}: a sample alone"), &alone, &got[each..2 * each]);
-    }
+    want
 }
 
 fn shares(checker: &mut Checker<'_>, rows: usize, columns: usize) {

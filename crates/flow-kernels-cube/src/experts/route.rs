@@ -129,6 +129,21 @@ pub(crate) fn weigh(
     }
 }
 
+/// Sizes of the kernel that counts loads, and what counts are multiplied by.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct LoadSizes {
+    /// Samples.
+    pub batch: usize,
+    /// Tokens of a sample.
+    pub tokens: usize,
+    /// Experts.
+    pub experts: usize,
+    /// Experts of a token.
+    pub top_k: usize,
+    /// Load of an expert for each token that chose it: 1 over their number where all are loaded evenly.
+    pub even: f32,
+}
+
 /// A block for an expert in a sample: its load, and its part of the balance.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn load_experts(
@@ -136,26 +151,22 @@ pub(crate) fn load_experts(
     choices: &[i32],
     loads: &mut [f32],
     parts: &mut [f32],
-    batch: usize,
-    tokens: usize,
-    experts: usize,
-    top_k: usize,
-    even: f32,
+    sizes: &LoadSizes,
 ) {
     let mut counts: Shared<[u32]> = Shared::new_slice(THREADS);
     let mut sums: Shared<[f32]> = Shared::new_slice(THREADS);
-    let exists = CUBE_POS < batch * experts;
+    let exists = CUBE_POS < sizes.batch * sizes.experts;
     let pair = select(exists, CUBE_POS, 0usize);
-    let sample = pair / experts;
-    let expert = pair % experts;
+    let sample = pair / sizes.experts;
+    let expert = pair % sizes.experts;
     let mut count = 0u32;
     let mut sum = 0.0f32;
     let mut token = UNIT_POS as usize;
-    while token < tokens {
-        let row = sample * tokens + token;
-        sum += scores[row * experts + expert];
-        for choice in 0..top_k {
-            count += select(choices[row * top_k + choice] == expert as i32, 1u32, 0u32);
+    while token < sizes.tokens {
+        let row = sample * sizes.tokens + token;
+        sum += scores[row * sizes.experts + expert];
+        for choice in 0..sizes.top_k {
+            count += select(choices[row * sizes.top_k + choice] == expert as i32, 1u32, 0u32);
         }
         token += THREADS;
     }
@@ -167,7 +178,7 @@ pub(crate) fn load_experts(
             count += counts[other];
             sum += sums[other];
         }
-        let load = f32::cast_from(count) * even;
+        let load = f32::cast_from(count) * sizes.even;
         loads[pair] = load;
         parts[pair] = load * sum;
     }
@@ -394,11 +405,7 @@ impl Routing {
                 choices()?,
                 shares.loads.argument(),
                 parts.argument(),
-                self.batch,
-                self.tokens,
-                self.experts,
-                self.top_k,
-                even,
+                LoadSizesLaunch::new(self.batch, self.tokens, self.experts, self.top_k, even),
             );
             balance_loads::launch_unchecked(
                 client,

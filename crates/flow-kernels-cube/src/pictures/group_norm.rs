@@ -15,44 +15,59 @@ const ADDERS: usize = 128;
 /// Pieces of a sample that are summed beside one another, at most.
 const PIECES: usize = 256;
 
+/// Sizes of sums over pieces of a sample's pixels; strides are in vectors of channels.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct GroupSumSizes {
+    /// Samples.
+    pub batch: usize,
+    /// Frames of a sample.
+    pub frames: usize,
+    /// Rows of a frame.
+    pub rows: usize,
+    /// Pixels of a row.
+    pub pixels: usize,
+    /// From a sample to the next.
+    pub sample_stride: usize,
+    /// From a frame to the next.
+    pub frame_stride: usize,
+    /// From a row to the next.
+    pub row_stride: usize,
+    /// From a pixel to the next.
+    pub pixel_stride: usize,
+    /// Pixels of a piece.
+    pub piece: usize,
+}
+
 /// Sums of `x - first pixel` and of its squares over pieces of a sample's rows: `partials [B, pieces, 2, C]`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn group_sums<F: Float, N: Size>(
     x: &[Vector<F, N>],
     partials: &mut [Vector<f32, N>],
-    batch: usize,
-    frames: usize,
-    rows: usize,
-    pixels: usize,
-    sample_stride: usize,
-    frame_stride: usize,
-    row_stride: usize,
-    pixel_stride: usize,
-    piece: usize,
+    sizes: &GroupSumSizes,
     #[comptime] columns: Columns,
 ) {
     let mut shared: Shared<[Vector<f32, N>]> = Shared::new_slice(THREADS);
     let blocks = comptime!(columns.blocks());
-    let all = frames * rows * pixels;
-    let pieces = all.div_ceil(piece);
+    let all = sizes.frames * sizes.rows * sizes.pixels;
+    let pieces = all.div_ceil(sizes.piece);
     let number = CUBE_POS / blocks;
     let sample = number / pieces;
-    let first = number % pieces * piece;
+    let first = number % pieces * sizes.piece;
     let (column, share) = place(CUBE_POS % blocks, columns);
-    let end = min(first + piece, all);
-    let exists = column < columns.vectors && sample < batch;
+    let end = min(first + sizes.piece, all);
+    let exists = column < columns.vectors && sample < sizes.batch;
     let mut sums = Vector::<f32, N>::new(0.0f32);
     let mut squares = Vector::<f32, N>::new(0.0f32);
     if exists {
-        let of_sample = sample * sample_stride + column;
+        let of_sample = sample * sizes.sample_stride + column;
         let pivot = Vector::<f32, N>::cast_from(x[of_sample]);
-        for step in 0..piece / columns.down {
+        for step in 0..sizes.piece / columns.down {
             let number = first + step * columns.down + share;
             if number < end {
                 let at = of_sample
-                    + number / pixels / rows * frame_stride
-                    + number / pixels % rows * row_stride
-                    + number % pixels * pixel_stride;
+                    + number / sizes.pixels / sizes.rows * sizes.frame_stride
+                    + number / sizes.pixels % sizes.rows * sizes.row_stride
+                    + number % sizes.pixels * sizes.pixel_stride;
                 let difference = Vector::<f32, N>::cast_from(x[at]) - pivot;
                 sums += difference;
                 squares += difference * difference;
@@ -207,15 +222,17 @@ impl GroupNorm {
                 width,
                 x.buffer.argument(),
                 partials.argument(),
-                batch,
-                frames,
-                rows,
-                pixels,
-                sample_stride,
-                frame_stride,
-                row_stride,
-                pixel_stride,
-                piece,
+                GroupSumSizesLaunch::new(
+                    batch,
+                    frames,
+                    rows,
+                    pixels,
+                    sample_stride,
+                    frame_stride,
+                    row_stride,
+                    pixel_stride,
+                    piece,
+                ),
                 columns,
             );
         });

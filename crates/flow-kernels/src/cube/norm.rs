@@ -7,8 +7,8 @@ use burn::tensor::Tensor;
 use flow_core::ops::NormChunks;
 use flow_core::tensors::stacked;
 use flow_core::{RawTensor, autograd};
-use flow_kernels_cube::modulated_layer_norm::ModulatedNorm;
-use flow_kernels_cube::rms_norm::{RmsNorm, RotaryAfterNorm};
+use flow_kernels_cube::modulated_layer_norm::{ModulatedNorm, NormGradients};
+use flow_kernels_cube::rms_norm::{RmsGradients, RmsNorm, RotaryAfterNorm};
 use flow_kernels_cube::{Buffer, Element};
 use std::sync::Arc;
 
@@ -133,13 +133,15 @@ impl Normed {
         let dmodulation = want_modulation.then(|| self.modulation.empty(&self.modulation.shape(), self.sums));
         let backward = self.call.backward(
             dx.client(),
-            &self.x.buffer(),
-            &self.modulation.buffer(),
-            &statistics.buffer(),
-            &gradient.buffer(),
-            added.map(Operand::buffer).as_ref(),
-            &dx.buffer(),
-            dmodulation.as_ref().map(Operand::buffer).as_ref(),
+            NormGradients {
+                x: &self.x.buffer(),
+                modulation: &self.modulation.buffer(),
+                statistics: &statistics.buffer(),
+                gradient: &gradient.buffer(),
+                added: added.map(Operand::buffer).as_ref(),
+                dx: &dx.buffer(),
+                dmodulation: dmodulation.as_ref().map(Operand::buffer).as_ref(),
+            },
         );
         expect_launched(NORM, backward);
         let dmodulation = dmodulation.map(|dmodulation| dmodulation.into_plain_as(self.of[1]));
@@ -280,13 +282,15 @@ pub(super) fn rms_norm(
             let dweight = dweight.map(|weight| weight.empty(&weight.shape(), Element::F32));
             let backward = call.backward(
                 x.client(),
-                &x.buffer(),
-                weight.as_ref().map(Operand::buffer).as_ref(),
-                turn(&tables.as_ref().map(Tables::buffers), &shape),
-                &reciprocals.buffer(),
-                &gradient.buffer(),
-                dx.as_ref().map(Operand::buffer).as_ref(),
-                dweight.as_ref().map(Operand::buffer).as_ref(),
+                RmsGradients {
+                    x: &x.buffer(),
+                    weight: weight.as_ref().map(Operand::buffer).as_ref(),
+                    turn: turn(&tables.as_ref().map(Tables::buffers), &shape),
+                    reciprocals: &reciprocals.buffer(),
+                    gradient: &gradient.buffer(),
+                    dx: dx.as_ref().map(Operand::buffer).as_ref(),
+                    dweight: dweight.as_ref().map(Operand::buffer).as_ref(),
+                },
             );
             expect_launched(NAME, backward);
             let mut gradients = vec![dx.map(|dx| dx.into_plain_as(of))];

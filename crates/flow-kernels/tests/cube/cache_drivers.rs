@@ -6,7 +6,7 @@ use flow_attention::cube::PortableAttention;
 use flow_cache::{
     Auto, DbCache, EasyCache, ExactReuse, FasterAttention, FasterGuidance, FirstBlock, Forecast,
     GuidanceCache, LayerCache, MagnitudeRatios, OnCall, Pyramid, Reused, Rules, SignalChanges, StackCache,
-    Tally, TaylorSeer, TeaCache, Timesteps, VelocityCache,
+    CallCounters, TaylorSeer, TeaCache, Timesteps, VelocityCache,
 };
 use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
@@ -271,23 +271,23 @@ fn every_kind_of_cache_decides_and_answers_on_the_device_as_on_the_processor() {
     let exact = sides[0].sample(sides[0].plan.clone());
     for (name, place) in caches() {
         let [(expected, decided), (found, decided_there)] = sides.each_ref().map(|side| {
-            let tallies = Arc::new(Mutex::new(Vec::<Tally>::new()));
+            let of_calls = Arc::new(Mutex::new(Vec::<CallCounters>::new()));
             let count = || -> OnCall {
-                let tallies = tallies.clone();
-                Box::new(move |tally: &Tally| {
-                    tallies.lock().expect("no panic").push(Tally {
+                let of_calls = of_calls.clone();
+                Box::new(move |counters: &CallCounters| {
+                    of_calls.lock().expect("no panic").push(CallCounters {
                         predicted: Vec::new(),
-                        ..tally.clone()
+                        ..counters.clone()
                     });
                 })
             };
             let latents = side.sample(place(side.plan.clone(), &count));
-            let tallies = std::mem::take(&mut *tallies.lock().expect("no panic"));
-            (latents, tallies)
+            let of_calls = std::mem::take(&mut *of_calls.lock().expect("no panic"));
+            (latents, of_calls)
         });
         assert_eq!(decided, decided_there, "{name}: decisions");
-        let (answered, rows) = decided.iter().fold((0, 0), |(answered, rows), tally| {
-            (answered + tally.answered, rows + tally.rows)
+        let (answered, rows) = decided.iter().fold((0, 0), |(answered, rows), counters| {
+            (answered + counters.answered, rows + counters.rows)
         });
         let length = |values: &[f32]| values.iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt();
         let apart = |a: &[f32], b: &[f32]| {

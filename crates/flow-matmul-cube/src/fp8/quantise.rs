@@ -37,36 +37,59 @@ fn load_four<F: Float, N: Size>(
     }
 }
 
-/// `threads_per_row` threads quantise a row. `stride` is in vectors of `width` numbers; a row of codes is `row_words` words long, of
-/// which the first `words` hold codes and the others become zeros.
+/// Sizes of what is quantised.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct QuantiseSizes {
+    /// Rows.
+    pub rows: usize,
+    /// Numbers of a row.
+    pub columns: usize,
+    /// From a row of numbers to the next, in vectors.
+    pub stride: usize,
+    /// Words of a row that hold codes.
+    pub words: usize,
+    /// From a row of codes to the next, in words.
+    pub row_words: usize,
+    /// The scale of the first row.
+    pub scale_start: usize,
+}
+
+/// How rows are quantised, known at compile time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct QuantiseKind {
+    /// Threads that share a row.
+    pub threads_per_row: usize,
+    /// Numbers of a vector: 4 or 1.
+    pub width: usize,
+    /// Whether the device converts to e4m3 itself.
+    pub native: bool,
+}
+
+/// `threads_per_row` threads quantise a row. A row of codes is `row_words` words long, of which the first `words` hold codes and the
+/// others become zeros.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn quantise_kernel<F: Float, N: Size>(
     x: &[Vector<F, N>],
     codes: &mut [u32],
     scales: &mut [f32],
-    rows: usize,
-    columns: usize,
-    stride: usize,
-    words: usize,
-    row_words: usize,
-    scale_start: usize,
-    #[comptime] threads_per_row: usize,
-    #[comptime] width: usize,
-    #[comptime] native: bool,
+    sizes: &QuantiseSizes,
+    #[comptime] kind: QuantiseKind,
 ) {
+    let threads_per_row = comptime!(kind.threads_per_row);
+    let width = comptime!(kind.width);
     let mut shared: Shared<[u32]> = Shared::new_slice(THREADS);
     let unit = UNIT_POS as usize;
     let thread = unit % threads_per_row;
     let row = CUBE_POS * comptime!(THREADS / threads_per_row) + unit / threads_per_row;
-    let exists = row < rows;
+    let exists = row < sizes.rows;
     // Threads behind the last row read the first, so that all come to the barriers.
-    let from = select(exists, row, 0usize) * stride;
+    let from = select(exists, row, 0usize) * sizes.stride;
     let mut four = Array::<f32>::new(4usize);
 
     let mut largest = 0u32;
     let mut word = thread;
-    while word < words {
-        load_four::<F, N>(x, &mut four, from, word, columns, width);
+    while word < sizes.words {
+        load_four::<F, N>(x, &mut four, from, word, sizes.columns, width);
         #[unroll]
         for lane in 0..4usize {
             let value = four[lane];
@@ -90,17 +113,17 @@ pub(crate) fn quantise_kernel<F: Float, N: Size>(
     let scale = scale_of(largest_of_row);
     if exists {
         if thread == 0 {
-            scales[scale_start + row] = scale;
+            scales[sizes.scale_start + row] = scale;
         }
         let mut word = thread;
-        while word < row_words {
-            let has_codes = word < words;
+        while word < sizes.row_words {
+            let has_codes = word < sizes.words;
             load_four::<F, N>(
                 x,
                 &mut four,
                 from,
                 select(has_codes, word, 0usize),
-                columns,
+                sizes.columns,
                 width,
             );
             let code = encode_four(
@@ -108,9 +131,9 @@ pub(crate) fn quantise_kernel<F: Float, N: Size>(
                 four[1usize] / scale,
                 four[2usize] / scale,
                 four[3usize] / scale,
-                native,
+                comptime!(kind.native),
             );
-            codes[row * row_words + word] = select(has_codes, code, 0u32);
+            codes[row * sizes.row_words + word] = select(has_codes, code, 0u32);
             word += threads_per_row;
         }
     }
@@ -211,15 +234,19 @@ fn launch<F: Float>(client: &Client, x: &Matrix, element: Element, codes: &Matri
             BufferArg::from_raw_parts(x.handle.clone(), x.elements() / width),
             BufferArg::from_raw_parts(codes.handle.clone(), codes.rows * codes.stride / CODES),
             BufferArg::from_raw_parts(scales.handle.clone(), scales.start + x.rows),
-            x.rows,
-            x.columns,
-            x.stride / width,
-            words,
-            codes.stride / CODES,
-            scales.start,
-            threads,
-            width,
-            is_native(client),
+            QuantiseSizesLaunch::new(
+                x.rows,
+                x.columns,
+                x.stride / width,
+                words,
+                codes.stride / CODES,
+                scales.start,
+            ),
+            QuantiseKind {
+                threads_per_row: threads,
+                width,
+                native: is_native(client),
+            },
         );
     }
 }

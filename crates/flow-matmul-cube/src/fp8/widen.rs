@@ -9,28 +9,38 @@ use flow_cube::e4m3::decode;
 use flow_cube::launch::grid;
 use half::{bf16, f16};
 
-/// A thread widens the four codes of a word. `code_stride` is in words, `value_stride` in vectors of four; `scaled`: values are times
-/// the scale of their row.
+/// Sizes of what is widened.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct WidenSizes {
+    /// Words of all rows that hold codes.
+    pub words: usize,
+    /// Words of a row that hold codes.
+    pub row_words: usize,
+    /// From a row of codes to the next, in words.
+    pub code_stride: usize,
+    /// From a row of values to the next, in vectors of four.
+    pub value_stride: usize,
+    /// The scale of the first row.
+    pub scale_start: usize,
+}
+
+/// A thread widens the four codes of a word. `scaled`: values are times the scale of their row.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn widen_kernel<F: Float, N: Size>(
     codes: &[u32],
     scales: &[f32],
     values: &mut [Vector<F, N>],
-    words: usize,
-    row_words: usize,
-    code_stride: usize,
-    value_stride: usize,
-    scale_start: usize,
+    sizes: &WidenSizes,
     #[comptime] scaled: bool,
 ) {
     let at = ABSOLUTE_POS;
-    if at < words {
-        let row = at / row_words;
-        let place = at % row_words;
-        let word = codes[row * code_stride + place];
+    if at < sizes.words {
+        let row = at / sizes.row_words;
+        let place = at % sizes.row_words;
+        let word = codes[row * sizes.code_stride + place];
         let mut scale = 1.0f32;
         if comptime!(scaled) {
-            scale = scales[scale_start + row];
+            scale = scales[sizes.scale_start + row];
         }
         let mut value = Vector::<f32, N>::empty();
         #[unroll]
@@ -38,7 +48,7 @@ pub(crate) fn widen_kernel<F: Float, N: Size>(
             let code = (word >> comptime!((8 * lane) as u32)) & 0xFFu32;
             value.insert(lane, decode(code) * scale);
         }
-        values[row * value_stride + place] = Vector::cast_from(value);
+        values[row * sizes.value_stride + place] = Vector::cast_from(value);
     }
 }
 
@@ -80,11 +90,13 @@ fn launch<F: Float>(client: &Client, codes: &Matrix, scales: Option<&Scales>, va
             BufferArg::from_raw_parts(codes.handle.clone(), codes.elements().div_ceil(CODES)),
             BufferArg::from_raw_parts(scale_handle.clone(), scale_length),
             BufferArg::from_raw_parts(values.handle.clone(), length / CODES),
-            words,
-            row_words,
-            codes.stride / CODES,
-            values.stride / CODES,
-            scale_start,
+            WidenSizesLaunch::new(
+                words,
+                row_words,
+                codes.stride / CODES,
+                values.stride / CODES,
+                scale_start,
+            ),
             scales.is_some(),
         );
     }

@@ -9,7 +9,7 @@ mod metrics;
 mod pictures;
 mod report;
 mod run_directory;
-mod setback;
+mod reward_regression;
 mod statistics;
 mod traces;
 mod video;

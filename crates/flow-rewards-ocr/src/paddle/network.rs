@@ -1,4 +1,4 @@
-//! The seam to `rten`: an ONNX file with one input and one output of f32, run by one thread at a time.
+//! The interface to `rten`: an ONNX file with one input and one output of f32, run by one thread at a time.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};

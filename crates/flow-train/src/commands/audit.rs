@@ -9,7 +9,7 @@ mod pairs;
 mod table;
 
 use super::nearest::did_you_mean;
-use super::{Loaded, survey::Use, tokens};
+use super::{CommandContext, config_report::ConfigUse, tokens};
 use crate::arguments::AuditArguments;
 use crate::failure::{Failure, OrFailure};
 use crate::{progress, terminal};
@@ -148,15 +148,15 @@ fn narrow(combinations: Vec<Combination>, only: &[String]) -> Result<Vec<Combina
 
 /// Runs the combinations, prints the table, and fails unless every deviation is exactly 0.
 pub fn run(arguments: &AuditArguments, quiet: bool) -> Result<(), Failure> {
-    let loaded = Loaded::read(&arguments.config, Use::Looking)?;
-    if loaded.config().scheduler.dynamics == Dynamics::Ode {
+    let context = CommandContext::read(&arguments.config, ConfigUse::Inspection)?;
+    if context.config().scheduler.dynamics == Dynamics::Ode {
         return Err(Failure::Input(
             "`scheduler.dynamics = \"ode\"` has no stochastic step, so there is no ratio to audit. Add `--set \
              scheduler.dynamics=flow-sde`"
                 .into(),
         ));
     }
-    let all = narrow(combinations(&loaded).or_bad_input()?, &arguments.only)?;
+    let all = narrow(combinations(&context).or_bad_input()?, &arguments.only)?;
     let in_all = all.len();
     let combinations = if arguments.all {
         all
@@ -176,7 +176,7 @@ pub fn run(arguments: &AuditArguments, quiet: bool) -> Result<(), Failure> {
     }
     let table = Table::new(&combinations)?;
     let mut progress = progress::Count::new("combinations", combinations.len() as u64, quiet);
-    let found = loaded.compute_several(|| audited(&loaded, &combinations, &table, &mut progress))?;
+    let found = context.compute_several(|| audited(&context, &combinations, &table, &mut progress))?;
     drop(progress);
     terminal::line("")?;
     let count = combinations.len();
@@ -201,7 +201,7 @@ pub fn run(arguments: &AuditArguments, quiet: bool) -> Result<(), Failure> {
     if !wrong.is_empty() {
         return Err(Failure::Run(wrong.join(". ")));
     }
-    if undone > 0 && loaded.config().acceleration.strict {
+    if undone > 0 && context.config().acceleration.strict {
         return Err(Failure::Run(format!(
             "in {undone} of {count} combinations an accelerator did not do what it is in force for; the lines below them in the \
              table say what to change. Or set `acceleration.strict = false` to make this a warning"
@@ -240,7 +240,7 @@ impl Found {
 
 /// Runs the combinations one after the other.
 fn audited(
-    loaded: &Loaded,
+    context: &CommandContext,
     combinations: &[Combination],
     table: &Table,
     progress: &mut progress::Count,
@@ -248,14 +248,14 @@ fn audited(
     // Every combination would fail for want of the file.
     if let Some(config) = combinations.first().map(|one| &one.config)
         && let Some(path) = &config.model.weights
-        && !loaded.base.join(path).exists()
+        && !context.base.join(path).exists()
     {
-        setup::model(config, &loaded.environment(config)?).or_bad_input()?;
+        setup::model(config, &context.environment(config)?).or_bad_input()?;
     }
     let mut outcome = Outcome::default();
     let mut between = Between::default();
     for combination in combinations {
-        let found = between.compute(loaded, &combination.config);
+        let found = between.compute(context, &combination.config);
         progress.print_above(|| match &found {
             Ok(found) => table.row(combination, found),
             Err(why) => table.failed(combination, why),
@@ -282,7 +282,7 @@ struct Between {
 
 impl Between {
     /// Runs one combination. A panic (memory that ran out) is its failure, and costs the others nothing.
-    fn compute(&mut self, loaded: &Loaded, config: &Config) -> Result<Found, Failure> {
+    fn compute(&mut self, context: &CommandContext, config: &Config) -> Result<Found, Failure> {
         let of = (config.model.finetune, config.device.dtype);
         // Before the next is loaded: a device may have no room for both.
         if self.model.as_ref().is_some_and(|(before, _)| *before != of) {
@@ -290,7 +290,7 @@ impl Between {
             self.release();
         }
         let found =
-            stopped::caught(|| self.run(loaded, config, of)).unwrap_or_else(|why| Err(Failure::from(why)));
+            stopped::caught(|| self.run(context, config, of)).unwrap_or_else(|why| Err(Failure::from(why)));
         if found.is_err() {
             // A device that failed may have lost them.
             self.model = None;
@@ -299,8 +299,13 @@ impl Between {
         found
     }
 
-    fn run(&mut self, loaded: &Loaded, config: &Config, of: (Finetune, DType)) -> Result<Found, Failure> {
-        let environment = loaded.environment(config)?;
+    fn run(
+        &mut self,
+        context: &CommandContext,
+        config: &Config,
+        of: (Finetune, DType),
+    ) -> Result<Found, Failure> {
+        let environment = context.environment(config)?;
         self.device = Some(environment.device.clone());
         let tokens = tokens(config, &environment).or_bad_input()?;
         let parts = match &self.model {
@@ -331,18 +336,18 @@ impl Between {
 }
 
 /// Everything lossless that the config's model and device can be computed by.
-fn combinations(loaded: &Loaded) -> Result<Vec<Combination>, EnvironmentError> {
-    let config = loaded.config();
+fn combinations(context: &CommandContext) -> Result<Vec<Combination>, EnvironmentError> {
+    let config = context.config();
     // Its name is that of the backend which computes without an accelerator.
     let without = config.device.kind.name();
-    let plans = plans(config, &loaded.registries)?;
+    let plans = plans(config, &context.registries)?;
     let entry = |name: &str, key: &str, value: &str| AcceleratorEntry {
         name: name.into(),
         params: [(key.to_owned(), value.into())].into(),
     };
     let mut found = Vec::new();
-    for attention in loaded.registries.attention.names() {
-        let backend = loaded.registries.attention.get(attention)?;
+    for attention in context.registries.attention.names() {
+        let backend = context.registries.attention.get(attention)?;
         // What cannot be in force on this device is no combination: `check` says why if a config asks for it.
         let served: Vec<&(DType, Backends)> = plans
             .iter()
@@ -395,7 +400,11 @@ fn combinations(loaded: &Loaded) -> Result<Vec<Combination>, EnvironmentError> {
                     config,
                 }
             };
-            found.extend(settings(config, &loaded.catalog, &dtypes).iter().map(accelerated));
+            found.extend(
+                settings(config, &context.catalog, &dtypes)
+                    .iter()
+                    .map(accelerated),
+            );
         }
     }
     // Those that share weights stand together; what else tells combinations apart keeps its order.

@@ -1,6 +1,6 @@
 //! `calibrate`: what `magcache` and `teacache` must know of a model, measured in one rollout of the config.
 
-use super::{Loaded, survey::Use, tokens};
+use super::{CommandContext, config_report::ConfigUse, tokens};
 use crate::arguments::{CalibrateArguments, MeasuredPolicy};
 use crate::failure::{Failure, OrFailure};
 use crate::interrupt::Interrupt;
@@ -23,9 +23,9 @@ pub fn run(arguments: &CalibrateArguments, quiet: bool) -> Result<(), Failure> {
     let policy = arguments.there.on_exists;
     let output = arguments.out.as_ref();
     let output = output.map(|path| Output::at(path, "--out", policy)).transpose()?;
-    let loaded = Loaded::read(&arguments.config, Use::Looking)?;
-    let config = loaded.config();
-    let values = loaded.compute(config, |environment| {
+    let context = CommandContext::read(&arguments.config, ConfigUse::Inspection)?;
+    let config = context.config();
+    let values = context.compute(config, |environment| {
         let tokens = tokens(config, environment).or_bad_input()?;
         let measuring = Measuring {
             config,

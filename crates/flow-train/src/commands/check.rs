@@ -1,7 +1,7 @@
 //! `check`: is a config right, and do its parts fit together?
 
-use super::survey::{Survey, Target, Use};
-use super::{Loaded, buckets, json_report, memory, pretrain, refusal, tokens};
+use super::config_report::{ConfigReport, ConfigUse, Target};
+use super::{CommandContext, buckets, json_report, memory, pretrain, setup_diagnostics, tokens};
 use crate::arguments::{CheckArguments, Format, Purpose};
 use crate::failure::{Failure, OrFailure, settle};
 use crate::terminal;
@@ -17,39 +17,41 @@ pub fn run(arguments: &CheckArguments) -> Result<(), Failure> {
     let config = &arguments.config.config;
     if arguments.format == Format::Json {
         return json_report::print(config, || {
-            let (Survey { report, memory, .. }, buckets) = examine(arguments)?;
+            let (ConfigReport { report, memory, .. }, buckets) = examine(arguments)?;
             let memory = memory.as_ref().map_or(Value::Null, memory::json);
             let buckets = buckets.as_ref().map_or(Value::Null, buckets::json);
             Ok((report, vec![("memory", memory), ("buckets", buckets)]))
         });
     }
-    let (survey, buckets) = examine(arguments)?;
-    let Survey {
+    let (found, buckets) = examine(arguments)?;
+    let ConfigReport {
         report,
-        loaded,
+        context,
         memory,
-    } = survey;
+    } = found;
     // Of models that others made, whose sizes nobody chose: also where it does not fit.
-    if let (Some(table), Some(loaded)) = (&memory, &loaded)
-        && memory::is_of_published_models(loaded.config())
+    if let (Some(table), Some(context)) = (&memory, &context)
+        && memory::is_of_published_models(context.config())
     {
-        let device = match loaded.target {
+        let device = match context.target {
             Target::Here => "the device".to_owned(),
             elsewhere => elsewhere.to_string(),
         };
         terminal::print(&memory::text(table, &device))?;
     }
-    if let (Some(buckets), Some(loaded)) = (&buckets, &loaded) {
-        terminal::print(&buckets::text(buckets, loaded.config().pretrain.batch))?;
+    if let (Some(buckets), Some(context)) = (&buckets, &context) {
+        terminal::print(&buckets::text(buckets, context.config().pretrain.batch))?;
     }
     settle(&report)?;
-    let sources = loaded.iter().flat_map(|loaded| loaded.resolved.sources.values());
+    let sources = context
+        .iter()
+        .flat_map(|context| context.resolved.sources.values());
     let (mut given, mut all) = (0, 0);
     for source in sources {
         given += usize::from(*source != flow_config::Source::Default);
         all += 1;
     }
-    let place = loaded.map_or(Target::Here, |loaded| loaded.target);
+    let place = context.map_or(Target::Here, |context| context.target);
     let place = match place {
         Target::Here => String::new(),
         elsewhere => format!(
@@ -61,61 +63,61 @@ pub fn run(arguments: &CheckArguments) -> Result<(), Failure> {
 }
 
 /// Everything that is wrong, and which sizes pictures are fitted to, if to several.
-fn examine(arguments: &CheckArguments) -> Result<(Survey, Option<PictureBuckets>), Failure> {
+fn examine(arguments: &CheckArguments) -> Result<(ConfigReport, Option<PictureBuckets>), Failure> {
     let wanted = match arguments.purpose {
-        Purpose::Train => Use::Training,
-        Purpose::Pretrain => Use::Pretraining,
+        Purpose::Train => ConfigUse::Training,
+        Purpose::Pretrain => ConfigUse::Pretraining,
     };
     let folders = PipelineFolders::default();
     let ranks = usize::from(arguments.ranks);
-    let Survey {
+    let ConfigReport {
         mut report,
-        loaded,
+        context,
         memory,
-    } = Survey::of(&arguments.config, (wanted, ranks), &arguments.target, &folders)?;
-    if let (Some(loaded), false) = (&loaded, report.has_errors()) {
-        let more = loaded.refused_on(ranks, arguments.purpose);
+    } = ConfigReport::of(&arguments.config, (wanted, ranks), &arguments.target, &folders)?;
+    if let (Some(context), false) = (&context, report.has_errors()) {
+        let more = context.refused_on(ranks, arguments.purpose);
         let found = report.diagnostics.iter().cloned().chain(more);
-        report = loaded.resolved.located(found.collect::<Vec<_>>());
+        report = context.resolved.located(found.collect::<Vec<_>>());
     }
     let mut buckets = None;
-    if let (Some(loaded), false) = (&loaded, report.has_errors()) {
+    if let (Some(context), false) = (&context, report.has_errors()) {
         // What only the parts themselves know: files, and what is in them.
-        match build(loaded, arguments.purpose)? {
+        match build(context, arguments.purpose)? {
             Ok(found) => buckets = found,
             Err(more) => {
                 let found = report.diagnostics.iter().cloned().chain(more);
-                report = loaded.resolved.located(found.collect::<Vec<_>>());
+                report = context.resolved.located(found.collect::<Vec<_>>());
             }
         }
     }
-    let survey = Survey {
+    let found = ConfigReport {
         report,
-        loaded,
+        context,
         memory,
     };
-    Ok((survey, buckets))
+    Ok((found, buckets))
 }
 
 /// What the parts of a run say of their pictures, or refuse.
 type Built = Result<Option<PictureBuckets>, Vec<Diagnostic>>;
 
 /// Builds the parts of a run and drops them.
-fn build(loaded: &Loaded, purpose: Purpose) -> Result<Built, Failure> {
+fn build(context: &CommandContext, purpose: Purpose) -> Result<Built, Failure> {
     let config = match purpose {
-        Purpose::Train => loaded.config().clone(),
-        Purpose::Pretrain => pretrain::fresh(loaded.config()),
+        Purpose::Train => context.config().clone(),
+        Purpose::Pretrain => pretrain::fresh(context.config()),
     };
-    let config = loaded.stand_in(&config);
+    let config = context.stand_in(&config);
     let pool = flow_train::worker_pool(&config).or_bad_input()?;
     pool.install(|| {
-        let environment = loaded.try_environment(&config);
+        let environment = context.try_environment(&config);
         let environment = match environment {
             Ok(environment) => environment,
-            Err(error) => return Ok(Err(refusal::of_environment(&error))),
+            Err(error) => return Ok(Err(setup_diagnostics::of_environment(&error))),
         };
         let environment = &environment;
-        let built = match (loaded.target, purpose) {
+        let built = match (context.target, purpose) {
             (Target::Here, Purpose::Train) => tokens(&config, environment).and_then(|tokens| {
                 let build = Build {
                     config: &config,
@@ -127,10 +129,10 @@ fn build(loaded: &Loaded, purpose: Purpose) -> Result<Built, Failure> {
             (Target::Here, Purpose::Pretrain) => setup::common(&config, environment)
                 .and_then(|common| setup::has_examples(&config, environment, &*common.dataset)),
             (Target::Elsewhere { .. }, _) => {
-                build_for_elsewhere((&config, loaded.config()), environment, purpose)
+                build_for_elsewhere((&config, context.config()), environment, purpose)
             }
         };
-        Ok(built.map_err(|error| refusal::diagnostics(&error)))
+        Ok(built.map_err(|error| setup_diagnostics::diagnostics(&error)))
     })
 }
 

@@ -1,6 +1,6 @@
 //! `decode`: latents of a diffusers folder to pictures and videos.
 
-use super::{Loaded, survey::Use};
+use super::{CommandContext, config_report::ConfigUse};
 use crate::arguments::{ConfigArguments, DecodeArguments, ExistingFile};
 use crate::failure::{Failure, OrFailure};
 use crate::output::{self, Output};
@@ -38,7 +38,7 @@ pub fn run(arguments: &DecodeArguments, quiet: bool) -> Result<(), Failure> {
         height: 8 * latents.shape.height,
         frames: 1 + 4 * (latents.shape.frames - 1),
     };
-    let whole = Loaded::read(&with_size(&arguments.config, usual), Use::Looking)?;
+    let whole = CommandContext::read(&with_size(&arguments.config, usual), ConfigUse::Inspection)?;
     let pipeline = setup::pipeline(whole.config(), &whole.base, &whole.folders).or_bad_input()?;
     latents.fit(&arguments.latents, &pipeline)?;
     let size = pipeline.decoded_size(latents.shape);
@@ -51,9 +51,9 @@ pub fn run(arguments: &DecodeArguments, quiet: bool) -> Result<(), Failure> {
             gif.path().with_extension("png").display()
         )));
     }
-    let loaded = Loaded::read(&with_size(&arguments.config, size), Use::Looking)?;
-    let config = loaded.config();
-    loaded.compute(config, |environment| {
+    let context = CommandContext::read(&with_size(&arguments.config, size), ConfigUse::Inspection)?;
+    let config = context.config();
+    context.compute(config, |environment| {
         let device = &environment.device;
         let autoencoder = pipeline.autoencoder(device).or_bad_input()?;
         let decoder = ImageDecoder::autoencoder(latents.shape, autoencoder, &environment.plan);

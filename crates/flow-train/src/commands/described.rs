@@ -1,8 +1,8 @@
 //! A config together with what its weights and its adapter say of their model.
 
-use super::survey::Use;
+use super::config_report::ConfigUse;
 use super::weights::Given;
-use super::{refusal, weights};
+use super::{setup_diagnostics, weights};
 use crate::arguments::ConfigArguments;
 use crate::failure::Failure;
 use flow_config::{Catalog, Config, Diagnostic, Inspection, Resolved, Severity, Source, WeightsLayer};
@@ -16,7 +16,7 @@ use std::path::Path;
 /// its diffusers folder.
 pub fn inspect(
     arguments: &ConfigArguments,
-    wanted: Use,
+    wanted: ConfigUse,
     (models, catalog): (&ModelRegistry, &Catalog),
     folders: &PipelineFolders,
 ) -> Result<Inspection, Failure> {
@@ -32,7 +32,7 @@ pub fn inspect(
         .partial
         .as_ref()
         .is_some_and(|it| it.config.model.path.is_some());
-    if wanted != Use::Pretraining || is_folder {
+    if wanted != ConfigUse::Pretraining || is_folder {
         let base = flow_config::base_dir(&arguments.config);
         let ask: [&Ask<'_>; 3] = [
             &|config: &Config| said_by_folder(config, &base, folders),
@@ -64,7 +64,7 @@ pub fn inspect(
                         flow_config::inspect_over(catalog, &arguments.config, &arguments.set, &layers);
                 }
                 Err(error) => {
-                    found.extend(refusal::diagnostics(&error));
+                    found.extend(setup_diagnostics::diagnostics(&error));
                     // What follows from the config alone would hide the reason, or mislead: without what the files say it is another model.
                     resolved
                         .report

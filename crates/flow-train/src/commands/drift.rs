@@ -1,7 +1,7 @@
 //! `drift`: what the accelerators of the rollout change and save, or weights in low precision, on the config's own model, prompts and
 //! rewards.
 
-use super::{Loaded, full_precision, survey::Use, tokens};
+use super::{CommandContext, config_report::ConfigUse, full_precision, tokens};
 use crate::arguments::DriftArguments;
 use crate::failure::{Failure, OrFailure};
 use crate::interrupt::Interrupt;
@@ -17,8 +17,8 @@ use std::collections::BTreeSet;
 
 /// Compares, and prints what was found.
 pub fn run(arguments: &DriftArguments, quiet: bool) -> Result<(), Failure> {
-    let loaded = Loaded::read(&arguments.config, Use::Looking)?;
-    let mut config = loaded.config().clone();
+    let context = CommandContext::read(&arguments.config, ConfigUse::Inspection)?;
+    let mut config = context.config().clone();
     if config.rewards.is_empty() {
         return Err(Failure::Input(
             "there is no reward to compare by. Add a `[[rewards]]` table with its `kind`".into(),
@@ -28,7 +28,7 @@ pub fn run(arguments: &DriftArguments, quiet: bool) -> Result<(), Failure> {
         true => {
             // What they change is not what weights do.
             config.acceleration.rollout.clear();
-            let accelerators = &loaded.registries.accelerators;
+            let accelerators = &context.registries.accelerators;
             Some(full_precision::of(&config, accelerators, "--low-precision")?)
         }
         false => None,
@@ -41,7 +41,7 @@ pub fn run(arguments: &DriftArguments, quiet: bool) -> Result<(), Failure> {
                 .into(),
         ));
     }
-    let (runs, layers) = loaded.compute(config, |environment| {
+    let (runs, layers) = context.compute(config, |environment| {
         let tokens = tokens(config, environment).or_bad_input()?;
         let comparing = Comparing {
             config,

@@ -1,6 +1,6 @@
 //! `encode`: pictures to the latents of a diffusers folder, and prompts to its embeddings.
 
-use super::{Loaded, prompts, survey::Use};
+use super::{CommandContext, config_report::ConfigUse, prompts};
 use crate::arguments::{ConfigArguments, EncodeArguments, ExistingFile};
 use crate::failure::{Failure, OrFailure};
 use crate::output::Output;
@@ -49,9 +49,9 @@ pub fn run(arguments: &EncodeArguments, quiet: bool) -> Result<(), Failure> {
     };
     let output = Output::at(path, "--out", policy)?;
     let frames = if arguments.video { files.len() } else { 1 };
-    let loaded = Loaded::read(&with_options(arguments, frames), Use::Looking)?;
-    let config = loaded.config();
-    let (tensors, metadata) = loaded.compute(config, |environment| {
+    let context = CommandContext::read(&with_options(arguments, frames), ConfigUse::Inspection)?;
+    let config = context.config();
+    let (tensors, metadata) = context.compute(config, |environment| {
         let pipeline = setup::pipeline(config, environment.base, &environment.folders).or_bad_input()?;
         let mut tensors = Vec::new();
         let mut metadata = BTreeMap::from([

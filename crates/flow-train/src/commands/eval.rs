@@ -1,6 +1,6 @@
 //! `eval`: a model on the held-out prompts, with the noise of `evaluation.seed`.
 
-use super::{Loaded, full_precision, survey::Use, weights};
+use super::{CommandContext, config_report::ConfigUse, full_precision, weights};
 use crate::arguments::EvalArguments;
 use crate::failure::{Failure, OrFailure};
 use crate::interrupt::Interrupt;
@@ -12,21 +12,21 @@ use flow_trainer::trainer::Subject;
 /// Measures and prints one row per prompt, and the mean of each reward with its 95 % interval.
 pub fn run(arguments: &EvalArguments, quiet: bool) -> Result<(), Failure> {
     let place = weights::instead(&arguments.config, arguments.weights.as_deref());
-    let loaded = Loaded::read(&place, Use::Looking)?;
+    let context = CommandContext::read(&place, ConfigUse::Inspection)?;
     let full = match arguments.without_low_precision {
         true => {
-            let accelerators = &loaded.registries.accelerators;
+            let accelerators = &context.registries.accelerators;
             Some(full_precision::of(
-                loaded.config(),
+                context.config(),
                 accelerators,
                 "--without-low-precision",
             )?)
         }
         false => None,
     };
-    let config = full.as_ref().unwrap_or(loaded.config());
+    let config = full.as_ref().unwrap_or(context.config());
     weights::expect(config)?;
-    let text = loaded.compute(config, |environment| {
+    let text = context.compute(config, |environment| {
         let common = setup::common(config, environment).or_bad_input()?;
         let common = common.set_up().or_bad_input()?;
         let scored = ScoredPrompts {

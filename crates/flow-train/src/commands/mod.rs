@@ -5,6 +5,8 @@ mod buckets;
 mod calibrate;
 mod check;
 mod completions;
+mod config_report;
+mod context;
 mod decode;
 mod described;
 mod doctor;
@@ -26,27 +28,18 @@ mod nearest;
 mod plan;
 mod pretrain;
 mod prompts;
-mod refusal;
 mod report;
 mod sample;
 mod schema;
-mod survey;
+mod setup_diagnostics;
 mod target;
 mod train;
 mod weights;
 
-use crate::arguments::{Arguments, Command, ConfigArguments, Purpose, TargetArguments};
-use crate::failure::{Failure, OrFailure, settle};
-use crate::terminal;
-use flow_config::{Catalog, Config, DeviceKind, Diagnostic, Resolved, Severity};
-use flow_exchange::Exchange;
-use flow_runtime::Applied;
-use flow_train::{EnvironmentError, Registries, distributed};
-use flow_trainer::TrainError;
-use flow_trainer::setup::{Environment, PipelineFolders};
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
-use survey::{Survey, Target, Use};
+use crate::arguments::{Arguments, Command};
+use crate::failure::Failure;
+use context::{CommandContext, tokens};
+use std::path::Path;
 
 /// Says what is wrong with a command line as a JSON document.
 ///
@@ -88,154 +81,4 @@ pub fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Fetch(arguments) => fetch::run(&arguments, quiet),
         Command::Completions { shell } => completions::run(shell),
     }
-}
-
-/// A config that was read, with what stands around it.
-struct Loaded {
-    resolved: Resolved,
-    /// Where its relative paths start from.
-    base: PathBuf,
-    registries: Registries,
-    /// What a config may say of their plug-ins.
-    catalog: Catalog,
-    /// Options of the runtimes that are in force, once something was computed.
-    options: OnceLock<Vec<Applied>>,
-    /// The device that the config was judged for.
-    target: Target,
-    /// Diffusers folders that were opened.
-    folders: PipelineFolders,
-    /// To the other processes of the run, if there are any.
-    exchange: Arc<dyn Exchange>,
-}
-
-impl Loaded {
-    /// Reads a config and shows its warnings, or everything that is wrong with it, also for this build and machine.
-    fn read(arguments: &ConfigArguments, wanted: Use) -> Result<Self, Failure> {
-        Self::read_with(arguments, wanted, &PipelineFolders::default())
-    }
-
-    /// As [`read`](Self::read), with the diffusers folders that were opened before.
-    fn read_with(
-        arguments: &ConfigArguments,
-        wanted: Use,
-        folders: &PipelineFolders,
-    ) -> Result<Self, Failure> {
-        let here = TargetArguments::default();
-        // What is wrong with the launcher's variables, `join` says.
-        let launch = distributed::launched().ok().flatten();
-        let wanted = (wanted, launch.map_or(1, |launch| launch.ranks));
-        let Survey { report, loaded, .. } = Survey::of(arguments, wanted, &here, folders)?;
-        settle(&report)?;
-        loaded.ok_or_else(|| Failure::Input(report.render()))
-    }
-
-    /// Meets the other processes of the run, if the launcher started several.
-    fn join(&mut self, purpose: Purpose) -> Result<(), Failure> {
-        let launch = distributed::launched().or_bad_input()?;
-        let ranks = launch.as_ref().map_or(1, |launch| launch.ranks);
-        let mut report = self.resolved.located(self.refused_on(ranks, purpose));
-        // Warnings were shown when the config was read.
-        report.diagnostics.retain(|one| one.severity == Severity::Error);
-        settle(&report)?;
-        self.exchange = distributed::join(launch, self.config(), &self.base).or_failed()?;
-        self.tell_order();
-        Ok(())
-    }
-
-    /// What of the config is not right on so many `ranks`, for the command that it is meant for.
-    fn refused_on(&self, ranks: usize, purpose: Purpose) -> Vec<Diagnostic> {
-        let config = self.config();
-        match purpose {
-            Purpose::Train => distributed::refused_on(config, ranks, &self.registries),
-            Purpose::Pretrain => {
-                let refused = flow_validate::sharded_pretraining(config.distributed.shard, ranks);
-                refused.into_iter().collect()
-            }
-        }
-    }
-
-    /// Says how gradients are added, where that is worth a word.
-    fn tell_order(&self) {
-        let world = self.exchange.world();
-        let notice = distributed::notice(self.config(), world).filter(|_| world.is_first());
-        if let Some(notice) = notice {
-            terminal::note(&format!("note: {notice}"));
-        }
-    }
-
-    fn config(&self) -> &Config {
-        &self.resolved.config
-    }
-
-    /// `config`, this one's or a variant, with a device that is here; see [`Target::stand_in`].
-    fn stand_in(&self, config: &Config) -> Config {
-        self.target.stand_in(config)
-    }
-
-    /// Computes in the config's worker threads, with its device and plans, for `config`: this one's or a variant. Before
-    /// that, and once, the options of the runtimes are made effective.
-    fn compute<T: Send>(
-        &self,
-        config: &Config,
-        task: impl FnOnce(&Environment<'_>) -> Result<T, Failure> + Send,
-    ) -> Result<T, Failure> {
-        self.compute_several(|| task(&self.environment(config)?))
-    }
-
-    /// Computes in the config's worker threads, all of `task` on one of them: a GPU orders what one thread asks for, and what
-    /// several configs share (weights) should be used by the thread that made it. The environments are for `task` to open.
-    fn compute_several<T: Send>(
-        &self,
-        task: impl FnOnce() -> Result<T, Failure> + Send,
-    ) -> Result<T, Failure> {
-        if self.options.get().is_none() {
-            let applied = flow_train::apply_runtime_options(&self.resolved, &self.base).or_bad_input()?;
-            self.options.get_or_init(|| applied);
-        }
-        flow_train::worker_pool_beside(self.config(), self.exchange.world().local_ranks)
-            .or_bad_input()?
-            .install(task)
-    }
-
-    /// Device and plans of `config`: this one's or a variant. To be called in worker threads.
-    fn environment(&self, config: &Config) -> Result<Environment<'_>, Failure> {
-        self.try_environment(config).or_bad_input()
-    }
-
-    /// As [`environment`](Self::environment), with the error that names a key.
-    fn try_environment(&self, config: &Config) -> Result<Environment<'_>, EnvironmentError> {
-        let own = distributed::own_device(config, self.exchange.world());
-        let mut environment = Environment {
-            folders: self.folders.clone(),
-            exchange: self.exchange.clone(),
-            ..flow_train::environment(&own, &self.base, &self.registries)?
-        };
-        if config.device.kind == DeviceKind::Cpu {
-            environment.gauge = Some(Arc::new(&crate::MEMORY));
-        }
-        Ok(environment)
-    }
-
-    /// Options of the runtimes that are in force.
-    fn options(&self) -> &[Applied] {
-        self.options.get().map_or(&[], Vec::as_slice)
-    }
-
-    /// As [`compute`](Self::compute), but the options of the runtimes are checked only, and none are in force: for commands that
-    /// run no model.
-    fn inspect<T: Send>(
-        &self,
-        config: &Config,
-        task: impl FnOnce(&Environment<'_>) -> Result<T, Failure> + Send,
-    ) -> Result<T, Failure> {
-        flow_train::apply_no_runtime_options().or_bad_input()?;
-        let pool = flow_train::worker_pool(config).or_bad_input()?;
-        pool.install(|| task(&self.environment(config)?))
-    }
-}
-
-/// Tokens of one image in the model that the config describes.
-fn tokens(config: &Config, environment: &Environment<'_>) -> Result<usize, TrainError> {
-    let outline = flow_trainer::setup::outline(config, &environment.plugins.models, &environment.device)?;
-    Ok(outline.model.spec().tokens)
 }

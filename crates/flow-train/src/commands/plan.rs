@@ -5,8 +5,8 @@ mod cost;
 mod described;
 mod json;
 
-use super::survey::{Survey, Target, Use};
-use super::{Loaded, json_report, memory, tokens};
+use super::config_report::{ConfigReport, ConfigUse, Target};
+use super::{CommandContext, json_report, memory, tokens};
 use crate::arguments::{ExistingFile, Format, PlanArguments};
 use crate::failure::{Failure, OrFailure, settle};
 use crate::output::{self, Output};
@@ -16,7 +16,7 @@ use flow_config::Config;
 use flow_train::checkpoint::{Policy, planner::PlanRecord};
 use flow_trainer::Trainer;
 use flow_trainer::algorithm::Algorithm;
-use flow_trainer::geometry::Geometry;
+use flow_trainer::geometry::BatchGeometry;
 use flow_trainer::setup::{self, Environment, PipelineFolders};
 use flow_validate::{Load, TrainerKind, checkpoint_policy};
 use serde_json::Value;
@@ -25,30 +25,37 @@ use std::path::Path;
 /// Prints the plan. The weights need not exist yet.
 pub fn run(arguments: &PlanArguments) -> Result<(), Failure> {
     let folders = PipelineFolders::default();
-    let survey = || Survey::of(&arguments.config, (Use::Looking, 1), &arguments.target, &folders);
+    let found = || {
+        ConfigReport::of(
+            &arguments.config,
+            (ConfigUse::Inspection, 1),
+            &arguments.target,
+            &folders,
+        )
+    };
     if arguments.format == Format::Json {
         return json_report::print(&arguments.config.config, || {
-            let Survey { report, loaded, .. } = survey()?;
-            let plan = match loaded {
-                Some(loaded) if !report.has_errors() => planned(arguments, &loaded)?.json,
+            let ConfigReport { report, context, .. } = found()?;
+            let plan = match context {
+                Some(context) if !report.has_errors() => planned(arguments, &context)?.json,
                 _ => Value::Null,
             };
             Ok((report, vec![("plan", plan)]))
         });
     }
-    let Survey { report, loaded, .. } = survey()?;
+    let ConfigReport { report, context, .. } = found()?;
     settle(&report)?;
-    let loaded = loaded.ok_or_else(|| Failure::Input(report.render()))?;
-    terminal::print(&planned(arguments, &loaded)?.text)
+    let context = context.ok_or_else(|| Failure::Input(report.render()))?;
+    terminal::print(&planned(arguments, &context)?.text)
 }
 
 /// Makes the plan, and writes its files if there are to be some.
-fn planned(arguments: &PlanArguments, loaded: &Loaded) -> Result<Planned, Failure> {
-    let mut config = loaded.config().clone();
+fn planned(arguments: &PlanArguments, context: &CommandContext) -> Result<Planned, Failure> {
+    let mut config = context.config().clone();
     config.model.weights = None;
     config.model.adapter = None;
     let policy = checkpoint_policy(&config);
-    let measures = matches!(policy, Policy::Budget { .. }) && loaded.target == Target::Here;
+    let measures = matches!(policy, Policy::Budget { .. }) && context.target == Target::Here;
     if let (Some(folder), false) = (&arguments.out, measures) {
         return Err(Failure::Input(nothing_to_write(folder, &policy)));
     }
@@ -62,22 +69,22 @@ fn planned(arguments: &PlanArguments, loaded: &Loaded) -> Result<Planned, Failur
         Ok((folder, place("plan.json")?, place("plan.svg")?))
     });
     let files = files.transpose()?;
-    let stand_in = loaded.stand_in(&config);
+    let stand_in = context.stand_in(&config);
     let describe = |environment: &Environment<'_>| {
         let tokens = tokens(&stand_in, environment).or_bad_input()?;
         let describe = Describe {
             config: &config,
             stand_in: &stand_in,
             environment,
-            target: loaded.target,
+            target: context.target,
             measures,
         };
         describe.with(setup::algorithm(&config, environment.plugins, tokens).or_bad_input()?)
     };
     let planned = if measures {
-        loaded.compute(&config, describe)?
+        context.compute(&config, describe)?
     } else {
-        loaded.inspect(&stand_in, describe)?
+        context.inspect(&stand_in, describe)?
     };
     if let (Some(record), Some((folder, json, svg))) = (&planned.record, &files) {
         json.make_room_and_say()?;
@@ -157,7 +164,7 @@ impl Describe<'_> {
             spec,
             layout: &outline.layout,
             trained: &outline.trained,
-            geometry: &Geometry::from_config(&config.sampling, &config.optimizer).or_bad_input()?,
+            geometry: &BatchGeometry::from_config(&config.sampling, &config.optimizer).or_bad_input()?,
             schedule: &setup::schedule(config, spec.tokens).or_bad_input()?,
             data: dataset.name(),
             prompts: dataset.train_prompts().len(),

@@ -1,12 +1,15 @@
 //! `pretrain`: flow matching on the data set, and the classifier that serves as reward.
 
-use super::{Loaded, nearest, refusal, survey::Use};
+mod description;
+
+use super::{CommandContext, config_report::ConfigUse, nearest, setup_diagnostics};
 use crate::arguments::{ExistingFile, PretrainArguments, Purpose};
 use crate::failure::{Failure, OrFailure};
 use crate::interrupt::Interrupt;
 use crate::output::Output;
 use crate::progress::Count;
 use crate::{command_line, progress, terminal};
+use description::{file_metadata, metadata, state_description};
 use flow_accelerators::LowPrecisionAccelerator;
 use flow_config::{Config, DType, Finetune};
 use flow_data::{CaptionedImages, CaptionedPictures, Dataset, Digits};
@@ -16,7 +19,6 @@ use flow_models::weights::{MODEL_CONFIG_KEY, config_json};
 use flow_pipeline::Size;
 use flow_report::{Stopwatch, human_duration};
 use flow_rewards::classifier::{ClassifierTraining, train_classifier};
-use flow_trainer::description::Description;
 use flow_trainer::distributed::Distribution;
 use flow_trainer::optimizer::{AdamWSettings, FloatDType, RateSchedule};
 use flow_trainer::pretrain::{
@@ -25,29 +27,30 @@ use flow_trainer::pretrain::{
 use flow_trainer::setup::{self, Environment, PipelineFolders};
 use flow_trainer::shared_checkpoint::{self, Offer};
 use flow_trainer::undone::{settle, shortfalls};
-use serde_json::{Value, json};
-use std::collections::BTreeMap;
 use std::fs;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Trains and writes the weights.
 pub fn run(arguments: &PretrainArguments, quiet: bool) -> Result<(), Failure> {
-    let mut loaded = Loaded::read(&arguments.config, Use::Pretraining)?;
-    loaded.join(Purpose::Pretrain)?;
-    let exchange = loaded.exchange.clone();
+    let mut context = CommandContext::read(&arguments.config, ConfigUse::Pretraining)?;
+    context.join(Purpose::Pretrain)?;
+    let exchange = context.exchange.clone();
     let quiet = quiet || !exchange.world().is_first();
     // The others wait for this one.
-    train_and_write(arguments, &loaded, quiet).inspect_err(|failure| exchange.abort(&failure.to_string()))
+    train_and_write(arguments, &context, quiet).inspect_err(|failure| exchange.abort(&failure.to_string()))
 }
 
-fn train_and_write(arguments: &PretrainArguments, loaded: &Loaded, quiet: bool) -> Result<(), Failure> {
-    let config = fresh(loaded.config());
+fn train_and_write(
+    arguments: &PretrainArguments,
+    context: &CommandContext,
+    quiet: bool,
+) -> Result<(), Failure> {
+    let config = fresh(context.config());
     let watch = Stopwatch::start();
-    let files = Files::of(&config, &loaded.base, &loaded.folders);
-    let begin = files.begin_together(arguments, &config, &*loaded.exchange)?;
+    let files = Files::of(&config, &context.base, &context.folders);
+    let begin = files.begin_together(arguments, &config, &*context.exchange)?;
     let interrupt = Interrupt::listen()?;
     let mut text = String::new();
     if let Some((from, weights)) = begin.weights {
@@ -62,10 +65,10 @@ fn train_and_write(arguments: &PretrainArguments, loaded: &Loaded, quiet: bool) 
             path: files.state.clone(),
             every: Duration::from_secs(arguments.save_every),
             clock: Box::new(Stopwatch::start()),
-            description: state_description(&config, &loaded.base, &loaded.folders)?,
+            description: state_description(&config, &context.base, &context.folders)?,
             from,
         };
-        let (loss, steps) = weights_of(loaded, &config, &keeping, weights.as_ref(), quiet, interrupt)?;
+        let (loss, steps) = weights_of(context, &config, &keeping, weights.as_ref(), quiet, interrupt)?;
         let Some(weights) = weights else {
             // The first process writes and speaks.
             return match steps < config.pretrain.steps {
@@ -92,7 +95,7 @@ fn train_and_write(arguments: &PretrainArguments, loaded: &Loaded, quiet: bool) 
     if let Some(output) = begin.classifier {
         text.push_str(&classifier(&config, &output)?);
     }
-    if !loaded.exchange.world().is_first() {
+    if !context.exchange.world().is_first() {
         return Ok(());
     }
     if text.is_empty() {
@@ -107,7 +110,7 @@ fn train_and_write(arguments: &PretrainArguments, loaded: &Loaded, quiet: bool) 
 /// Trains the weights and writes them; gives the final loss and the steps that were taken. An interrupted pretraining leaves
 /// its state, and a finished one removes it.
 fn weights_of(
-    loaded: &Loaded,
+    context: &CommandContext,
     config: &Config,
     keeping: &Keeping,
     output: Option<&Output>,
@@ -115,7 +118,7 @@ fn weights_of(
     interrupt: Interrupt,
 ) -> Result<(f64, usize), Failure> {
     parent(&keeping.path)?;
-    loaded.compute(config, |environment| {
+    context.compute(config, |environment| {
         let dataset = setup::dataset(config, environment).or_bad_input()?;
         // Pictures first: their autoencoder is dropped before the transformer is loaded.
         let LearntFrom {
@@ -368,7 +371,8 @@ impl Files {
             )));
         }
         let described = state_description(config, &self.base, &self.folders)?;
-        let from = PretrainCheckpoint::open(path, &described).map_err(|error| refusal::of_state(&error))?;
+        let from = PretrainCheckpoint::open(path, &described)
+            .map_err(|error| setup_diagnostics::of_state(&error))?;
         Ok(Begin {
             weights: Some((Some(from), Some(place(&self.weights, weights_key, overwrite)?))),
             classifier: classifier.transpose()?,
@@ -444,107 +448,6 @@ fn settings(config: &Config) -> PretrainSettings {
             moments: FloatDType::F32,
             seed: pretrain.seed,
         },
-    }
-}
-
-/// Everything that decides the weights. Where the files lie does not matter to what is in them.
-fn description(config: &Config) -> Value {
-    let mut relevant = json!({ "model": config.model, "data": config.data, "pretrain": config.pretrain });
-    if let Some(section) = relevant["pretrain"].as_object_mut() {
-        section.remove("output");
-        section.remove("classifier");
-    }
-    if config.model.path.is_some() {
-        // A published model's text, guidance and adapters are the config's.
-        relevant["text"] = json!(config.text);
-        relevant["embedded_guidance_scale"] = json!(config.sampling.embedded_guidance_scale);
-        if config.model.finetune == Finetune::Lora {
-            relevant["lora"] = json!(config.lora);
-        }
-    }
-    if config.model.own_autoencoder().is_some() {
-        relevant["text"] = json!(config.text);
-    } else {
-        remove(&mut relevant["model"], "autoencoder");
-    }
-    if relevant["data"]["buckets"].is_null() {
-        remove(&mut relevant["data"], "buckets");
-    }
-    // Nor does what the model does not have. These came later, and weights made before keep their hash.
-    remove(&mut relevant["model"], "adapter");
-    for later in ["flux", "qwen-image", "wan"] {
-        if config.model.architecture != later {
-            remove(&mut relevant["model"], later);
-        }
-    }
-    if relevant["model"]["dit"]["moe"]["experts"] == 0 {
-        remove(&mut relevant["model"]["dit"], "moe");
-        remove(&mut relevant["pretrain"], "balance_weight");
-    }
-    relevant
-}
-
-/// As [`description`], for the state: of a diffusers folder the contents count, too, since weights that are not trained are in it and
-/// not in the state.
-fn state_description(config: &Config, base: &Path, folders: &PipelineFolders) -> Result<Value, Failure> {
-    let mut described = description(config);
-    if config.model.works_in_latents() {
-        let contents = Description::of(config, base, folders).or_bad_input()?.contents;
-        // Where the folder lies does not matter.
-        remove(&mut described["model"], "path");
-        remove(&mut described["model"], "autoencoder");
-        remove(&mut described["model"], "weights");
-        remove(&mut described["data"], "cache");
-        // Nor where the text encoder lies of a model that is of none.
-        let has_own = config.model.own_autoencoder().is_some();
-        if has_own {
-            remove(&mut described["text"], "path");
-        }
-        let named = |key: &str| key.starts_with("model.") || (has_own && key.starts_with("text."));
-        let contents = contents
-            .unwrap_or_default()
-            .into_iter()
-            .filter(|(key, _)| named(key));
-        let contents: BTreeMap<String, String> = contents
-            .map(|(key, hash)| (key, hash.short().to_string()))
-            .collect();
-        described["contents"] = json!(contents);
-    }
-    Ok(described)
-}
-
-/// What made the weights, so that they can be made again and compared.
-fn metadata(config: &Config, steps: usize, final_loss: f64) -> BTreeMap<String, String> {
-    let pairs = [
-        ("flow-train.version", env!("CARGO_PKG_VERSION").to_owned()),
-        (
-            "flow-train.config_blake3",
-            blake3::hash(description(config).to_string().as_bytes())
-                .to_hex()
-                .to_string(),
-        ),
-        ("flow-train.seed", config.pretrain.seed.to_string()),
-        ("flow-train.steps", steps.to_string()),
-        ("flow-train.final_loss", format!("{final_loss:.9}")),
-    ];
-    pairs.map(|(key, value)| (key.to_owned(), value)).into()
-}
-
-/// What a safetensors file says of itself; nothing if it is none.
-fn file_metadata(path: &Path) -> Option<BTreeMap<String, String>> {
-    /// Of a header; that of weights with a thousand tensors has 0.1 MB.
-    const MOST_BYTES: u64 = 1 << 24;
-    let mut file = fs::File::open(path).ok()?;
-    let mut length = [0; 8];
-    file.read_exact(&mut length).ok()?;
-    let length = u64::from_le_bytes(length);
-    let header: Value = serde_json::from_reader(file.take(length.min(MOST_BYTES))).ok()?;
-    serde_json::from_value(header["__metadata__"].clone()).ok()
-}
-
-fn remove(table: &mut Value, key: &str) {
-    if let Some(table) = table.as_object_mut() {
-        table.shift_remove(key);
     }
 }
 

@@ -2,7 +2,7 @@
 
 mod folder;
 
-use super::{Loaded, survey::Use, weights};
+use super::{CommandContext, config_report::ConfigUse, weights};
 use crate::arguments::{ConfigArguments, ExistingFile, SampleArguments};
 use crate::failure::{Failure, OrFailure};
 use crate::output::{self, Output};
@@ -23,10 +23,10 @@ pub fn run(arguments: &SampleArguments, quiet: bool) -> Result<(), Failure> {
     // What a config says is set; a diffusers folder has its own scheduler.
     let is_folder = place.config.is_dir();
     let place = with_options(place, arguments, is_folder);
-    let loaded = Loaded::read(&place, Use::Looking)?;
-    let config = loaded.config();
+    let context = CommandContext::read(&place, ConfigUse::Inspection)?;
+    let config = context.config();
     weights::expect(config)?;
-    if arguments.gif && frames(&loaded)? == 1 {
+    if arguments.gif && frames(&context)? == 1 {
         return Err(Failure::Input(
             "`--gif` is for videos, and this makes pictures; leave it out, or set `model.frames` if the model makes videos".into(),
         ));
@@ -34,7 +34,7 @@ pub fn run(arguments: &SampleArguments, quiet: bool) -> Result<(), Failure> {
     let count = usize::from(arguments.count);
     if is_folder {
         let seed = arguments.seed.unwrap_or(config.evaluation.seed);
-        loaded.compute(config, |environment| {
+        context.compute(config, |environment| {
             let made = folder::make(config, environment, arguments, seed)?;
             let prompts: Vec<Prompt> = arguments
                 .prompt
@@ -45,7 +45,7 @@ pub fn run(arguments: &SampleArguments, quiet: bool) -> Result<(), Failure> {
         })?;
         return files.say();
     }
-    let text = loaded.compute(config, |environment| {
+    let text = context.compute(config, |environment| {
         let mut common = setup::common(config, environment).or_bad_input()?;
         if let Some(seed) = arguments.seed {
             common.evaluation.sampler.seed = seed;
@@ -57,7 +57,7 @@ pub fn run(arguments: &SampleArguments, quiet: bool) -> Result<(), Failure> {
             .map(|text| common.dataset.parse_prompt(text))
             .collect::<Result<_, _>>()
             .or_bad_input()?;
-        let workers = workers(&loaded, environment, &*common.dataset, &prompts)?;
+        let workers = workers(&context, environment, &*common.dataset, &prompts)?;
         let wanted: Vec<Prompt> = prompts
             .iter()
             .flat_map(|prompt| vec![prompt.clone(); count])
@@ -86,12 +86,12 @@ pub fn run(arguments: &SampleArguments, quiet: bool) -> Result<(), Failure> {
 }
 
 /// Frames of what the model makes.
-fn frames(loaded: &Loaded) -> Result<usize, Failure> {
-    let config = loaded.config();
+fn frames(context: &CommandContext) -> Result<usize, Failure> {
+    let config = context.config();
     if config.model.path.is_none() {
         return Ok(1);
     }
-    let pipeline = setup::pipeline(config, &loaded.base, &loaded.folders).or_bad_input()?;
+    let pipeline = setup::pipeline(config, &context.base, &context.folders).or_bad_input()?;
     Ok(setup::folder_size(config, &pipeline).frames)
 }
 
@@ -125,12 +125,12 @@ fn with_options(mut place: ConfigArguments, arguments: &SampleArguments, is_fold
 
 /// The config's rewards, if it has some and they can score images of these prompts. Asked before images are made.
 fn workers(
-    loaded: &Loaded,
+    context: &CommandContext,
     environment: &Environment<'_>,
     dataset: &dyn Dataset,
     prompts: &[Prompt],
 ) -> Result<Option<RewardWorkers>, Failure> {
-    let rewards = loaded.config().effective_eval_rewards();
+    let rewards = context.config().effective_eval_rewards();
     if rewards.is_empty() {
         return Ok(None);
     }

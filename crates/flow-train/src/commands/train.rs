@@ -4,7 +4,7 @@ mod defaults;
 mod finish;
 mod open;
 
-use super::{Loaded, plan, survey::Use, tokens};
+use super::{CommandContext, config_report::ConfigUse, plan, tokens};
 use crate::arguments::{Purpose, TrainArguments};
 use crate::failure::{Failure, OrFailure};
 use crate::interrupt::Interrupt;
@@ -25,38 +25,43 @@ pub fn run(arguments: &TrainArguments, quiet: bool) -> Result<(), Failure> {
     }
     let folders = PipelineFolders::default();
     let goes_on = open::compare(arguments, &folders)?;
-    let mut loaded = Loaded::read_with(&arguments.config, Use::Training, &folders)?;
+    let mut context = CommandContext::read_with(&arguments.config, ConfigUse::Training, &folders)?;
     if !arguments.dry_run {
-        loaded.join(Purpose::Train)?;
+        context.join(Purpose::Train)?;
     }
-    let exchange = loaded.exchange.clone();
+    let exchange = context.exchange.clone();
     // The others wait for this one.
-    train(arguments, goes_on, loaded, quiet || !exchange.world().is_first())
+    train(arguments, goes_on, context, quiet || !exchange.world().is_first())
         .inspect_err(|failure| exchange.abort(&failure.to_string()))
 }
 
-fn train(arguments: &TrainArguments, goes_on: bool, loaded: Loaded, quiet: bool) -> Result<(), Failure> {
+fn train(
+    arguments: &TrainArguments,
+    goes_on: bool,
+    context: CommandContext,
+    quiet: bool,
+) -> Result<(), Failure> {
     let interrupt = if arguments.dry_run {
         Interrupt::default()
     } else {
         Interrupt::listen()?
     };
     let task = |environment: &Environment<'_>| {
-        let tokens = tokens(loaded.config(), environment).or_bad_input()?;
+        let tokens = tokens(context.config(), environment).or_bad_input()?;
         let train = Train {
             arguments,
             goes_on,
             quiet,
-            loaded: &loaded,
+            context: &context,
             environment,
             interrupt,
         };
-        train.with(setup::algorithm(loaded.config(), environment.plugins, tokens).or_bad_input()?)
+        train.with(setup::algorithm(context.config(), environment.plugins, tokens).or_bad_input()?)
     };
     if arguments.dry_run {
-        loaded.inspect(loaded.config(), task)
+        context.inspect(context.config(), task)
     } else {
-        loaded.compute(loaded.config(), task)
+        context.compute(context.config(), task)
     }
 }
 
@@ -65,7 +70,7 @@ struct Train<'a> {
     /// Whether there is a checkpoint, which holds the weights of files that are not there any more.
     goes_on: bool,
     quiet: bool,
-    loaded: &'a Loaded,
+    context: &'a CommandContext,
     environment: &'a Environment<'a>,
     interrupt: Interrupt,
 }
@@ -73,8 +78,8 @@ struct Train<'a> {
 impl Train<'_> {
     fn observer(&self) -> Result<Box<dyn Observer>, Failure> {
         let (iterations, every) = (
-            self.loaded.config().run.steps as u64,
-            self.loaded.config().logging.every as u64,
+            self.context.config().run.steps as u64,
+            self.context.config().logging.every as u64,
         );
         #[cfg(feature = "tui")]
         if self.arguments.tui {
@@ -96,9 +101,9 @@ impl Train<'_> {
 
 impl Train<'_> {
     fn with(self, algorithm: Box<dyn Algorithm>) -> Result<(), Failure> {
-        let (config, environment) = (self.loaded.config(), self.environment);
+        let (config, environment) = (self.context.config(), self.environment);
         let mut trainer = setup::trainer(config, environment, algorithm).or_bad_input()?;
-        let is_first = self.loaded.exchange.world().is_first();
+        let is_first = self.context.exchange.world().is_first();
         // Where the first process may send a checkpoint, that is asked when it is known.
         let may_receive = !is_first && open::goes_on(self.arguments, config);
         if !self.goes_on && !may_receive {
@@ -126,12 +131,12 @@ impl Train<'_> {
                 self.tell(&mut *observer, directory.notices());
                 self.tell(&mut *observer, &notices);
                 observer.notice(&format!("run: {}", directory.path().display()));
-                let manifest = open::manifest(&directory, self.loaded, environment, &trainer.acceleration)?;
+                let manifest = open::manifest(&directory, self.context, environment, &trainer.acceleration)?;
                 trainer.start(directory, &manifest).or_failed()?
             }
             Start::Resume(directory, from) => {
                 self.tell(&mut *observer, directory.notices());
-                let manifest = open::manifest(&directory, self.loaded, environment, &trainer.acceleration)?;
+                let manifest = open::manifest(&directory, self.context, environment, &trainer.acceleration)?;
                 let resumed = trainer.resume(directory, from.as_deref(), manifest, &mut *observer);
                 let trainer = match resumed {
                     // Another process failed: nothing is wrong with what this one was given.
@@ -150,8 +155,8 @@ impl Train<'_> {
         if let Some(record) = &checkpoint_plan {
             plan::checkpoint::write(record, trainer.directory().path())?;
         }
-        if self.loaded.exchange.world().is_several() {
-            observer.notice(&format!("processes: {}", self.loaded.exchange.world().ranks));
+        if self.context.exchange.world().is_several() {
+            observer.notice(&format!("processes: {}", self.context.exchange.world().ranks));
         }
         let outcome = trainer.train(&mut *observer);
         // The terminal is the shell's again before anything else is said.
@@ -183,7 +188,7 @@ impl Train<'_> {
     /// Takes part in the run that the first process writes.
     fn join(&self, trainer: Trainer<Box<dyn Algorithm>>) -> Result<(), Failure> {
         let mut observer = self.observer()?;
-        let config = self.loaded.config();
+        let config = self.context.config();
         let directory = config.run.dir.join(&config.run.name);
         let goes_on = open::goes_on_from_newest(self.arguments, config);
         let mut trainer = trainer.join(&directory, goes_on).or_failed()?;

@@ -46,7 +46,7 @@ pub struct Training<'a> {
     base: PathBuf,
     registries: Option<&'a Registries>,
     observer: Option<&'a mut dyn Observer>,
-    gauge: Option<Arc<dyn MemoryProbe>>,
+    memory_probe: Option<Arc<dyn MemoryProbe>>,
     exchange: Arc<dyn Exchange>,
 }
 
@@ -58,7 +58,7 @@ impl<'a> Training<'a> {
             base: PathBuf::from("."),
             registries: None,
             observer: None,
-            gauge: None,
+            memory_probe: None,
             exchange: Arc::new(Alone),
         }
     }
@@ -84,8 +84,8 @@ impl<'a> Training<'a> {
 
     /// What measures memory on the processor: a [`flow_checkpoint::CountingAllocator`] that the program has as its global
     /// allocator. Without it, `checkpointing.policy = "budget"` is refused there.
-    pub fn gauge(mut self, gauge: Arc<dyn MemoryProbe>) -> Self {
-        self.gauge = Some(gauge);
+    pub fn memory_probe(mut self, memory_probe: Arc<dyn MemoryProbe>) -> Self {
+        self.memory_probe = Some(memory_probe);
         self
     }
 
@@ -107,7 +107,7 @@ impl<'a> Training<'a> {
             base,
             registries,
             observer,
-            gauge,
+            memory_probe,
             exchange,
         } = self;
         let exchange = crate::distributed::with_blocks(exchange, config);
@@ -118,7 +118,7 @@ impl<'a> Training<'a> {
             let environment = &Environment {
                 device: environment.device.clone(),
                 plan: environment.plan.clone(),
-                gauge: environment.gauge.clone().or(gauge),
+                memory_probe: environment.memory_probe.clone().or(memory_probe),
                 folders: environment.folders.clone(),
                 exchange,
                 ..*environment

@@ -26,6 +26,16 @@ pub fn export(workload: &Workload, folder: &Path, options: &Options) -> Result<(
     if !options.made {
         flow_models::save(&job.weights, &file, options.store, &BTreeMap::new())?;
     }
+    std::fs::write(folder.join("workload.json"), described(workload, &job, options)?)?;
+    given(&job, options)?.write(&folder.join("given.safetensors"))?;
+    if !options.tiny {
+        return Ok(());
+    }
+    wanted(&mut job)?.write(&folder.join("wanted.safetensors"))
+}
+
+/// What the workload is, as JSON.
+fn described(workload: &Workload, job: &Job, options: &Options) -> Result<String, Failure> {
     let Workload {
         name,
         architecture,
@@ -47,11 +57,11 @@ pub fn export(workload: &Workload, folder: &Path, options: &Options) -> Result<(
         let names: Vec<&str> = layout.specs().iter().map(|spec| spec.name.as_str()).collect();
         described["weights"] = json!(names);
     }
-    std::fs::write(
-        folder.join("workload.json"),
-        serde_json::to_string_pretty(&described)?,
-    )?;
+    Ok(serde_json::to_string_pretty(&described)?)
+}
 
+/// Inputs, noise and coefficients of steps, and a recorded step.
+fn given(job: &Job, options: &Options) -> Result<Arrays, Failure> {
     let (batch, values) = (job.samples.len(), job.values());
     let sampler = job.sampler();
     let mut given = Arrays::default();
@@ -90,14 +100,14 @@ pub fn export(workload: &Workload, folder: &Path, options: &Options) -> Result<(
         given.plain("record.x_next", &record.x_next);
         given.plain("record.log_prob", &record.log_prob);
     }
-    given.write(&folder.join("given.safetensors"))?;
-    if !options.tiny {
-        return Ok(());
-    }
+    Ok(given)
+}
 
+/// Results: of a forward pass, of a rollout, of a loss and of a step with it.
+fn wanted(job: &mut Job) -> Result<Arrays, Failure> {
     let mut wanted = Arrays::default();
     wanted.plain("velocity", &job.forward(job.input()));
-    wanted.plain("clean", &job.roll_out(&sampler).clean);
+    wanted.plain("clean", &job.roll_out(&job.sampler()).clean);
     let (loss, gradients) = job.loss(&job.learnt()?);
     wanted.floats("loss", &[1], &cpu::to_host(&loss));
     for (spec, gradient) in job.weights.layout().specs().iter().zip(&gradients) {
@@ -118,5 +128,5 @@ pub fn export(workload: &Workload, folder: &Path, options: &Options) -> Result<(
             wanted.plain(&format!("stepped.{name}"), &value);
         }
     }
-    wanted.write(&folder.join("wanted.safetensors"))
+    Ok(wanted)
 }

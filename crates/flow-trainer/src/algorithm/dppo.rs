@@ -13,8 +13,8 @@
 use super::forward::detached;
 use super::grpo::{facts, recorded_positions, replay, with_reference};
 use super::{
-    Algorithm, AlgorithmFactory, AlgorithmRegistry, KlConfig, LossContext, Position, ReferenceWeights,
-    StepWeights, UnitLoss, mean_over_rows,
+    Algorithm, AlgorithmFactory, AlgorithmRegistry, KlConfig, LossContext, LossPoint, ReferenceWeights,
+    StepWeights, PointLoss, mean_over_rows,
 };
 use crate::scheduler::{Schedule, StepCoefficients};
 use burn::tensor::Tensor;
@@ -116,6 +116,12 @@ fn kept(
     (beyond * (up + down)).neg() + 1.0
 }
 
+/// `-A r` of each row that counts, 0 of each that is dropped, `[B]`, with the gradient in the log-ratio.
+fn counted(log_ratio_b: Tensor<1>, advantages_b: &Tensor<1>, keep_b: &Tensor<1>) -> Tensor<1> {
+    // Before the exponential: the ratio of a dropped row may be infinite, and infinity times 0 is not a number.
+    (log_ratio_b * keep_b.clone()).exp() * (advantages_b.clone() * keep_b.clone()).neg()
+}
+
 impl Algorithm for Dppo {
     fn name(&self) -> &str {
         NAME
@@ -141,11 +147,11 @@ impl Algorithm for Dppo {
         self.advantage_clip as f32
     }
 
-    fn positions(&self, schedule: &Schedule, _seed: u64, iteration: u64, _pass: usize) -> Vec<Position> {
+    fn positions(&self, schedule: &Schedule, _seed: u64, iteration: u64, _pass: usize) -> Vec<LossPoint> {
         recorded_positions(schedule, iteration)
     }
 
-    fn loss(&self, context: &LossContext<'_, '_>, position: Position) -> UnitLoss {
+    fn loss(&self, context: &LossContext<'_, '_>, position: LossPoint) -> PointLoss {
         let replayed = replay(context, position);
         let (record, advantages) = (replayed.record, &context.advantages);
         let log_ratio = replayed.log_prob_b.clone() - Tensor::from_dispatch(record.log_prob.clone());
@@ -154,8 +160,7 @@ impl Algorithm for Dppo {
         let distance = (context.kernels.ops().loss).mean_squared_distance(&mean, &record.mean);
         let divergence = Tensor::<1>::from_dispatch(distance) * self.mask.factor(&record.step) as f32;
         let keep = kept(&divergence, &ratio, advantages, self.mask_threshold as f32);
-        // Before the exponential: the ratio of a dropped row may be infinite, and infinity times 0 is not a number.
-        let counted = (log_ratio * keep.clone()).exp() * (advantages.clone() * keep.clone()).neg();
+        let counted = counted(log_ratio, advantages, &keep);
         let weight = self.step_weights.of(&record.step, &context.batch.trained);
         let policy = mean_over_rows(counted) * weight as f32;
         let terms = vec![
@@ -200,5 +205,23 @@ mod tests {
         }
         assert!(!is_kept(0.125, 2.0, 1.0, 0.125), "the threshold itself is beyond");
         assert!(is_kept(0.125, 2.0, 1.0, 0.125_f32.next_up()));
+    }
+
+    #[test]
+    fn a_row_that_is_dropped_has_no_loss_even_where_its_ratio_is_infinite() {
+        let device = ComputeDevice::cpu();
+        let tensor = |values: &[f32]| -> Tensor<1> { device.tensor(values.to_vec(), [values.len()]) };
+        let log_ratios = [0.01, 0.01, -0.01, -0.01, 200.0];
+        let advantages = tensor(&[1.0, -1.0, 1.0, -1.0, 1.0]);
+        let log_ratio = tensor(&log_ratios);
+        let keep = kept(&tensor(&[5e-5; 5]), &log_ratio.clone().exp(), &advantages, 1e-6);
+        let found = cpu::to_host(&counted(log_ratio, &advantages, &keep).into_dispatch());
+        let expected = [0.0, 1.010_050_167_1, -0.990_049_833_7, 0.0, 0.0];
+        for ((found, expected), log_ratio) in found.iter().zip(expected).zip(log_ratios) {
+            assert!(
+                (f64::from(*found) - expected).abs() < 2e-6,
+                "{log_ratio}: {found}"
+            );
+        }
     }
 }

@@ -3,7 +3,7 @@
 //! Legend: `B` rows, `N` values of one latent. `x = (1 - sigma) x0 + sigma e`, whose velocity is `e - x0` (Lipman et al. 2023,
 //! arXiv 2210.02747; Liu et al. 2023, arXiv 2209.03003).
 
-use super::{LossContext, Position, RowTimesConfig};
+use super::{LossContext, LossPoint, RowTimesConfig};
 use crate::policy::{CallSite, Conditions, Policy};
 use burn::tensor::Tensor;
 use flow_core::tensors::plain;
@@ -23,8 +23,8 @@ pub(super) struct Forward {
 }
 
 impl Forward {
-    pub(super) fn new(context: &LossContext<'_, '_>, position: Position) -> Self {
-        let Position::Time { sigma, .. } = position else {
+    pub(super) fn new(context: &LossContext<'_, '_>, position: LossPoint) -> Self {
+        let LossPoint::Time { sigma, .. } = position else {
             unreachable!("decoupled algorithms take their loss at drawn times");
         };
         let sigmas = vec![sigma as f32; context.batch.samples.len()];
@@ -34,11 +34,11 @@ impl Forward {
     /// With the times that `times` draws for the rows at `addresses`.
     pub(super) fn of_rows(
         context: &LossContext<'_, '_>,
-        position: Position,
+        position: LossPoint,
         times: &RowTimesConfig,
         addresses: &[u64],
     ) -> Self {
-        let Position::EachRow { seed, draw } = position else {
+        let LossPoint::EachRow { seed, draw } = position else {
             unreachable!("algorithms that learn from records give each row a time");
         };
         let sigmas = addresses.iter().map(|row| times.sigma(seed, *row, draw) as f32);

@@ -7,8 +7,8 @@
 
 use super::reference::check_clip_range;
 use super::{
-    Algorithm, AlgorithmFactory, AlgorithmRegistry, KlConfig, KlKind, LossContext, Position,
-    ReferenceWeights, StepWeights, UnitLoss, mean_over_rows,
+    Algorithm, AlgorithmFactory, AlgorithmRegistry, KlConfig, KlKind, LossContext, LossPoint,
+    ReferenceWeights, StepWeights, PointLoss, mean_over_rows,
 };
 use crate::audit::{Distribution, ReplayedStep};
 use crate::policy::{CallSite, Conditions, Policy};
@@ -97,8 +97,8 @@ pub(super) struct Replayed<'a> {
 }
 
 /// Computes a recorded step again, through the same kernels, on the same batch.
-pub(super) fn replay<'a>(context: &'a LossContext<'_, '_>, position: Position) -> Replayed<'a> {
-    let Position::Recorded(index) = position else {
+pub(super) fn replay<'a>(context: &'a LossContext<'_, '_>, position: LossPoint) -> Replayed<'a> {
+    let LossPoint::Recorded(index) = position else {
         unreachable!("coupled algorithms take their loss at recorded steps");
     };
     let record = &context.batch.records[index];
@@ -230,7 +230,7 @@ pub(super) fn finish(
     clip_range: [f64; 2],
     weight: f32,
     kl: &KlConfig,
-) -> UnitLoss {
+) -> PointLoss {
     let (policy_b, decided_b) = clipped_loss(ratio_b.clone(), context.advantages.clone(), clip_range);
     let terms = vec![("clip_fraction", decided_b.into_dispatch())];
     let policy = mean_over_rows(policy_b) * weight;
@@ -246,7 +246,7 @@ pub(super) fn with_reference(
     policy: Tensor<1>,
     mut terms: Vec<(&'static str, RawTensor)>,
     kl: &KlConfig,
-) -> UnitLoss {
+) -> PointLoss {
     let values = |tensor: DispatchTensor| plain(&tensor);
     let replayed_step = ReplayedStep {
         ratio: values(ratio_b.into_dispatch()),
@@ -262,7 +262,7 @@ pub(super) fn with_reference(
         terms.push(("kl", plain(&distance.clone().into_dispatch())));
         loss = loss + distance * kl.beta as f32;
     }
-    UnitLoss {
+    PointLoss {
         loss,
         replayed: Some(replayed_step),
         terms,
@@ -270,9 +270,9 @@ pub(super) fn with_reference(
 }
 
 /// Every recorded step of the iteration.
-pub(super) fn recorded_positions(schedule: &Schedule, iteration: u64) -> Vec<Position> {
+pub(super) fn recorded_positions(schedule: &Schedule, iteration: u64) -> Vec<LossPoint> {
     (0..schedule.trained_steps(iteration).len())
-        .map(Position::Recorded)
+        .map(LossPoint::Recorded)
         .collect()
 }
 
@@ -301,11 +301,11 @@ impl Algorithm for Grpo {
         self.advantage_clip as f32
     }
 
-    fn positions(&self, schedule: &Schedule, _seed: u64, iteration: u64, _pass: usize) -> Vec<Position> {
+    fn positions(&self, schedule: &Schedule, _seed: u64, iteration: u64, _pass: usize) -> Vec<LossPoint> {
         recorded_positions(schedule, iteration)
     }
 
-    fn loss(&self, context: &LossContext<'_, '_>, position: Position) -> UnitLoss {
+    fn loss(&self, context: &LossContext<'_, '_>, position: LossPoint) -> PointLoss {
         let replayed = replay(context, position);
         let old = Tensor::from_dispatch(replayed.record.log_prob.clone());
         let ratio = (replayed.log_prob_b.clone() - old).exp();

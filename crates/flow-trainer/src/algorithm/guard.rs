@@ -8,8 +8,8 @@
 use super::grpo::{facts, finish, recorded_positions, replay};
 use super::reference::check_clip_range;
 use super::{
-    Algorithm, AlgorithmFactory, AlgorithmRegistry, Grpo, KlConfig, LossContext, Position, ReferenceWeights,
-    UnitLoss,
+    Algorithm, AlgorithmFactory, AlgorithmRegistry, Grpo, KlConfig, LossContext, LossPoint, ReferenceWeights,
+    PointLoss,
 };
 use crate::scheduler::Schedule;
 use burn::tensor::Tensor;
@@ -102,11 +102,11 @@ impl Algorithm for GrpoGuard {
         self.advantage_clip as f32
     }
 
-    fn positions(&self, schedule: &Schedule, _seed: u64, iteration: u64, _pass: usize) -> Vec<Position> {
+    fn positions(&self, schedule: &Schedule, _seed: u64, iteration: u64, _pass: usize) -> Vec<LossPoint> {
         recorded_positions(schedule, iteration)
     }
 
-    fn loss(&self, context: &LossContext<'_, '_>, position: Position) -> UnitLoss {
+    fn loss(&self, context: &LossContext<'_, '_>, position: LossPoint) -> PointLoss {
         let replayed = replay(context, position);
         let step = &replayed.record.step;
         let q = step.guard_scale();

@@ -78,7 +78,7 @@ use flow_core::{InferencePass, Kernels, RawTensor, TrainingPass};
 
 /// Where on a trajectory a loss is taken.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Position {
+pub enum LossPoint {
     /// At a recorded step, by its place among the records: a stochastic one, or one that [`Algorithm::keeps_step`] asks for.
     Recorded(usize),
     /// On the straight path between image and fresh noise.
@@ -138,7 +138,7 @@ pub struct LossContext<'a, 'w> {
     pub advantages: Tensor<1>,
     /// Gates of [`Algorithm::weigh`], `[B]`: how much each row is pulled towards the reference; none if it gave none.
     pub gates: Option<Tensor<1>>,
-    /// Noise for [`Position::Time`], [`Position::EachRow`] and [`Position::Step`], `[B, N]`; drawn by the loop.
+    /// Noise for [`LossPoint::Time`], [`LossPoint::EachRow`] and [`LossPoint::Step`], `[B, N]`; drawn by the loop.
     pub noise: Option<RawTensor>,
     /// What [`Algorithm::before`] gave for this micro-batch and position, `[B]`.
     pub before: Option<RawTensor>,
@@ -150,7 +150,7 @@ pub struct LossContext<'a, 'w> {
 
 /// A loss and what is worth logging about it.
 #[derive(Debug)]
-pub struct UnitLoss {
+pub struct PointLoss {
     /// Mean over the micro-batch, `[1]`.
     pub loss: Tensor<1>,
     /// What it computed again of the recorded step, if the algorithm is coupled: the on-policy audit compares it with the
@@ -189,10 +189,10 @@ pub trait Algorithm: Sync + std::fmt::Debug + Send {
     fn advantage_clip(&self) -> f32;
 
     /// Where the loss of each micro-batch is taken in this pass.
-    fn positions(&self, schedule: &Schedule, seed: u64, iteration: u64, pass: usize) -> Vec<Position>;
+    fn positions(&self, schedule: &Schedule, seed: u64, iteration: u64, pass: usize) -> Vec<LossPoint>;
 
     /// The loss at one position.
-    fn loss(&self, context: &LossContext<'_, '_>, position: Position) -> UnitLoss;
+    fn loss(&self, context: &LossContext<'_, '_>, position: LossPoint) -> PointLoss;
 
     /// Whether a slower copy of the weights is kept: to sample with, or to compare with.
     fn keeps(&self, copy: SlowCopy) -> bool {
@@ -242,7 +242,7 @@ pub trait Algorithm: Sync + std::fmt::Debug + Send {
     }
 
     /// Where such a network's loss is taken in its step number `turn` before a step of the student, of the student's positions.
-    fn network_positions(&self, _role: NetworkRole, _positions: &[Position], _turn: usize) -> Vec<Position> {
+    fn network_positions(&self, _role: NetworkRole, _positions: &[LossPoint], _turn: usize) -> Vec<LossPoint> {
         Vec::new()
     }
 
@@ -251,8 +251,8 @@ pub trait Algorithm: Sync + std::fmt::Debug + Send {
         &self,
         _role: NetworkRole,
         context: &LossContext<'_, '_>,
-        position: Position,
-    ) -> UnitLoss {
+        position: LossPoint,
+    ) -> PointLoss {
         self.loss(context, position)
     }
 
@@ -279,7 +279,7 @@ pub trait Algorithm: Sync + std::fmt::Debug + Send {
 
     /// One number per row, `[B]`, computed at every micro-batch and position before the first optimizer step of a pass, for
     /// instance the log-probability under the weights that sampled. Not differentiated.
-    fn before(&self, _context: &LossContext<'_, '_>, _position: Position) -> Option<RawTensor> {
+    fn before(&self, _context: &LossContext<'_, '_>, _position: LossPoint) -> Option<RawTensor> {
         None
     }
 
@@ -290,7 +290,7 @@ pub trait Algorithm: Sync + std::fmt::Debug + Send {
     }
 
     /// Some numbers per row, each `[B]`, under the weights from which the optimizer step is taken. Not differentiated.
-    fn row_numbers(&self, _context: &LossContext<'_, '_>, _position: Position) -> Vec<RawTensor> {
+    fn row_numbers(&self, _context: &LossContext<'_, '_>, _position: LossPoint) -> Vec<RawTensor> {
         Vec::new()
     }
 
@@ -335,11 +335,11 @@ impl Algorithm for Box<dyn Algorithm> {
         (**self).advantage_clip()
     }
 
-    fn positions(&self, schedule: &Schedule, seed: u64, iteration: u64, pass: usize) -> Vec<Position> {
+    fn positions(&self, schedule: &Schedule, seed: u64, iteration: u64, pass: usize) -> Vec<LossPoint> {
         (**self).positions(schedule, seed, iteration, pass)
     }
 
-    fn loss(&self, context: &LossContext<'_, '_>, position: Position) -> UnitLoss {
+    fn loss(&self, context: &LossContext<'_, '_>, position: LossPoint) -> PointLoss {
         (**self).loss(context, position)
     }
 
@@ -371,11 +371,11 @@ impl Algorithm for Box<dyn Algorithm> {
         (**self).network(role)
     }
 
-    fn network_positions(&self, role: NetworkRole, positions: &[Position], turn: usize) -> Vec<Position> {
+    fn network_positions(&self, role: NetworkRole, positions: &[LossPoint], turn: usize) -> Vec<LossPoint> {
         (**self).network_positions(role, positions, turn)
     }
 
-    fn network_loss(&self, role: NetworkRole, context: &LossContext<'_, '_>, position: Position) -> UnitLoss {
+    fn network_loss(&self, role: NetworkRole, context: &LossContext<'_, '_>, position: LossPoint) -> PointLoss {
         (**self).network_loss(role, context, position)
     }
 
@@ -395,7 +395,7 @@ impl Algorithm for Box<dyn Algorithm> {
         (**self).looks_before()
     }
 
-    fn before(&self, context: &LossContext<'_, '_>, position: Position) -> Option<RawTensor> {
+    fn before(&self, context: &LossContext<'_, '_>, position: LossPoint) -> Option<RawTensor> {
         (**self).before(context, position)
     }
 
@@ -403,7 +403,7 @@ impl Algorithm for Box<dyn Algorithm> {
         (**self).compares_rows(role)
     }
 
-    fn row_numbers(&self, context: &LossContext<'_, '_>, position: Position) -> Vec<RawTensor> {
+    fn row_numbers(&self, context: &LossContext<'_, '_>, position: LossPoint) -> Vec<RawTensor> {
         (**self).row_numbers(context, position)
     }
 

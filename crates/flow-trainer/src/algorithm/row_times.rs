@@ -4,7 +4,7 @@
 //! `sigma = 1 - f`, and a shift above 1 moves times towards the image. A time is a function of the seed, the row's address and the draw
 //! alone, so that neither micro-batches nor ranks change it.
 
-use super::Position;
+use super::LossPoint;
 use crate::timesteps::shifted;
 use flow_config::Rules;
 use flow_config::codes::RULE_TRAIN_TIMESTEPS;
@@ -65,10 +65,10 @@ impl RowTimesConfig {
     }
 
     /// The positions of a pass.
-    pub(super) fn positions(&self, seed: u64, pass: usize) -> Vec<Position> {
+    pub(super) fn positions(&self, seed: u64, pass: usize) -> Vec<LossPoint> {
         let first = pass * self.count;
         let draws = (first..first + self.count).map(|draw| draw as u32);
-        draws.map(|draw| Position::EachRow { seed, draw }).collect()
+        draws.map(|draw| LossPoint::EachRow { seed, draw }).collect()
     }
 
     /// The noise level of the row with the address `row`.

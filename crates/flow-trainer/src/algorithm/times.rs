@@ -1,7 +1,7 @@
 //! The times at which forward-process losses are taken, and the slower policy that some of them keep: settings and rules that several
 //! algorithms have.
 
-use super::{Moment, Position};
+use super::{Moment, LossPoint};
 use crate::ema::EmaSchedule;
 use crate::timesteps::TimestepSampler;
 use flow_config::codes::RULE_TRAIN_TIMESTEPS;
@@ -232,14 +232,14 @@ pub(super) fn drawn_positions(
     seed: u64,
     iteration: u64,
     pass: usize,
-) -> Vec<Position> {
+) -> Vec<LossPoint> {
     let mut draws = Stream::new(seed, Purpose::Timesteps).at(iteration, pass as u32);
     let sigmas = timesteps.sample(&mut draws);
     let base = pass * sigmas.len();
     sigmas
         .into_iter()
         .enumerate()
-        .map(|(index, sigma)| Position::Time {
+        .map(|(index, sigma)| LossPoint::Time {
             sigma,
             draw: (base + index) as u32,
         })

@@ -228,6 +228,8 @@ pub const RULES: &[(&str, Rule)] = &[
     ("algorithm.query_interval", LOSS),
     ("algorithm.query_max_sigma", LOSS),
     ("algorithm.query_distribution", LOSS),
+    ("algorithm.query_logit_mean", LOSS),
+    ("algorithm.query_logit_std", LOSS),
     ("algorithm.tdm_weight", LOSS),
     ("algorithm.cfg_reward_scale", LOSS),
     ("algorithm.surrogate.learning_rate", STEP),

@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The lanes of an update's units on this rank.
 #[derive(Clone, Debug)]
-pub(crate) struct UnitLanes {
+pub(crate) struct LossTermLanes {
     /// All lanes of the update.
     pub lanes: Lanes,
     /// This rank's.
@@ -41,7 +41,7 @@ pub(crate) struct BlockSums {
     exchange: Arc<dyn Exchange>,
     layout: Arc<ParamLayout>,
     shards: Shards,
-    units: UnitLanes,
+    units: LossTermLanes,
     /// Places in the order of the exchange, by stack and block.
     places: BTreeMap<(String, usize), usize>,
     state: Mutex<State>,
@@ -80,7 +80,7 @@ impl BlockSums {
         shards: &Shards,
         exchange: &Arc<dyn Exchange>,
         (kernels, device): (&Arc<dyn Kernels>, &ComputeDevice),
-        units: UnitLanes,
+        units: LossTermLanes,
     ) -> Self {
         let mut of_blocks: Vec<((String, usize), Vec<usize>)> = Vec::new();
         for (index, weight) in layout.specs().iter().enumerate() {

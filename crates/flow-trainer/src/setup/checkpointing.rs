@@ -104,16 +104,16 @@ impl TrainingSteps<'_> {
     /// What a planner is told.
     ///
     /// # Errors
-    /// [`TrainError::Setting`] if the environment has no gauge of the device's memory.
+    /// [`TrainError::Setting`] if the environment has no probe of the device's memory.
     pub fn planner<'s>(&'s self, environment: &'s Environment<'_>) -> Result<Planner<'s>, TrainError> {
-        let gauge = environment.gauge.clone().ok_or_else(|| {
+        let memory_probe = environment.memory_probe.clone().ok_or_else(|| {
             TrainError::setting(
                 "`checkpointing.policy = \"budget\"` needs a measure of the device's memory, and this program has none",
             )
             .with_help("choose another policy")
             .about("checkpointing.policy")
         })?;
-        let (start, waiting) = (Instant::now(), gauge.clone());
+        let (start, waiting) = (Instant::now(), memory_probe.clone());
         let workload = Workload {
             spec: self.model.model.spec(),
             plan: &environment.plan,
@@ -121,9 +121,9 @@ impl TrainingSteps<'_> {
             step: Box::new(|plan| self.step(plan)),
             passes: self.passes,
             reserved_bytes: self.reserved_bytes,
-            gauge,
+            memory_probe,
             clock: Arc::new(move || {
-                // A GPU works by itself; its gauge waits for it.
+                // A GPU works by itself; its probe waits for it.
                 waiting.in_use_bytes();
                 start.elapsed()
             }),

@@ -3,7 +3,7 @@
 use super::Environment;
 use super::schedule::{euler, schedule};
 use crate::error::TrainError;
-use crate::geometry::Geometry;
+use crate::geometry::BatchGeometry;
 use crate::sizes::AtSize;
 use crate::trainer::Explorer;
 use flow_accel::Arrangement;
@@ -14,8 +14,8 @@ use flow_validate::resolve_exploration;
 ///
 /// # Errors
 /// Numbers that do not divide, or no more candidates than a group holds.
-pub(super) fn geometry(config: &Config) -> Result<Geometry, TrainError> {
-    let geometry = Geometry::from_config(&config.sampling, &config.optimizer)?;
+pub(super) fn geometry(config: &Config) -> Result<BatchGeometry, TrainError> {
+    let geometry = BatchGeometry::from_config(&config.sampling, &config.optimizer)?;
     match config.exploration.is_on() {
         true => Ok(geometry.with_candidates(config.exploration.candidates)?),
         false => Ok(geometry),

@@ -44,7 +44,7 @@ use crate::description::Description;
 use crate::distributed::Distribution;
 use crate::error::TrainError;
 use crate::frozen::FrozenWeights;
-use crate::geometry::{Geometry, PromptSampler};
+use crate::geometry::{BatchGeometry, PromptSampler};
 use crate::geometry_history::GeometryHistory;
 use crate::optimizer::AdamW;
 use crate::plugins::Plugins;
@@ -80,7 +80,7 @@ pub struct Environment<'a> {
     /// Folder that relative paths of the config start from.
     pub base: &'a Path,
     /// Measures the device's memory, which a budget of activation checkpointing needs.
-    pub gauge: Option<Arc<dyn MemoryProbe>>,
+    pub memory_probe: Option<Arc<dyn MemoryProbe>>,
     /// Diffusers folders that were opened.
     pub folders: PipelineFolders,
     /// To the other ranks of a run on several processes.
@@ -97,7 +97,7 @@ impl Environment<'_> {
         Self {
             device: self.device.clone(),
             plan: Arc::new(plan),
-            gauge: self.gauge.clone(),
+            memory_probe: self.memory_probe.clone(),
             folders: self.folders.clone(),
             exchange: self.exchange.clone(),
             ..*self
@@ -445,21 +445,15 @@ pub fn trainer_with_model<A: Algorithm>(
     let others = sizes::others_of_rollouts(config, environment, own, &evaluation.sizes)?;
     let explorer = exploration::explorer(config, environment, &acceleration, (tokens, &others[..]))?;
     let average = average(config)?;
-    // Averages are f32, in one piece.
-    let slow = || model.weights.whole(&*environment.plan.kernels);
-    let networks = networks::networks(config, environment, &algorithm, &model);
-    let weights = PolicyWeights {
-        average: average.as_ref().map(|_| slow()),
-        old: algorithm.keeps(SlowCopy::Old).then(slow),
-        sampling: algorithm.keeps(SlowCopy::Sampling).then(slow),
-        reference: (algorithm.reference() == Some(ReferenceWeights::Snapshot)).then(|| model.weights.clone()),
-        previous: None,
-        teachers: teachers::teachers(config, environment, &model, algorithm.teachers())?,
-        current: model.weights,
-    };
-    let layout = weights.current.layout();
-    let shards = distribution.shards(&weights.current, &model.trained);
-    let optimizer = AdamW::sharded(optimizer_settings(config), layout, model.trained, shards, device);
+    let absent = model.absent.clone();
+    let state = first_state(
+        config,
+        environment,
+        &algorithm,
+        model,
+        &distribution,
+        average.is_some(),
+    )?;
     let scored = (&prompts[..], &evaluation);
     let (rewards, evaluation_rewards) =
         rewards::of_run(config, environment, &*dataset, scored, records.is_some())?;
@@ -471,7 +465,7 @@ pub fn trainer_with_model<A: Algorithm>(
         algorithm,
         acceleration,
         notices,
-        absent: model.absent,
+        absent,
         checkpoint_plan,
         sampler,
         schedule,
@@ -488,16 +482,44 @@ pub fn trainer_with_model<A: Algorithm>(
         rewards,
         evaluation_rewards,
         evaluation,
-        state: TrainState {
-            iteration: 0,
-            weights,
-            optimizer,
-            networks,
-            memory: Memory::default(),
-        },
+        state,
         distribution,
         progress: Progress::begun(),
         files: None,
+    })
+}
+
+/// What a run begins with: the policy's weights with the copies that are kept of them, their optimizer, and the networks beside them.
+fn first_state<A: Algorithm>(
+    config: &Config,
+    environment: &Environment<'_>,
+    algorithm: &A,
+    model: ModelParts,
+    distribution: &Distribution,
+    has_average: bool,
+) -> Result<TrainState, TrainError> {
+    // Averages are f32, in one piece.
+    let slow = || model.weights.whole(&*environment.plan.kernels);
+    let networks = networks::networks(config, environment, algorithm, &model);
+    let weights = PolicyWeights {
+        average: has_average.then(slow),
+        old: algorithm.keeps(SlowCopy::Old).then(slow),
+        sampling: algorithm.keeps(SlowCopy::Sampling).then(slow),
+        reference: (algorithm.reference() == Some(ReferenceWeights::Snapshot)).then(|| model.weights.clone()),
+        previous: None,
+        teachers: teachers::teachers(config, environment, &model, algorithm.teachers())?,
+        current: model.weights,
+    };
+    let layout = weights.current.layout();
+    let shards = distribution.shards(&weights.current, &model.trained);
+    let device = &environment.device;
+    let optimizer = AdamW::sharded(optimizer_settings(config), layout, model.trained, shards, device);
+    Ok(TrainState {
+        iteration: 0,
+        weights,
+        optimizer,
+        networks,
+        memory: Memory::default(),
     })
 }
 
@@ -530,7 +552,7 @@ fn losses_of_update(
     config: &Config,
     algorithm: &impl Algorithm,
     schedule: &Schedule,
-    geometry: &Geometry,
+    geometry: &BatchGeometry,
 ) -> usize {
     let positions = algorithm.positions(schedule, config.run.seed, 0, 0);
     let branches = Branches::new(&config.sampling.branching, geometry.group_size(), schedule, 0);

@@ -1,7 +1,7 @@
 //! Numbers and switches of a run.
 
 use crate::ema::EmaPlan;
-use crate::geometry::Geometry;
+use crate::geometry::BatchGeometry;
 use crate::trainer::{AuditMode, TrainerSettings, WatchSettings};
 use flow_config::{Config, OnPolicyAudit};
 use std::num::NonZeroUsize;
@@ -9,7 +9,7 @@ use std::num::NonZeroUsize;
 /// The numbers and switches of a config; `lossless` says whether the accelerators promise bit-exact ratios.
 pub(super) fn settings(
     config: &Config,
-    geometry: Geometry,
+    geometry: BatchGeometry,
     average: Option<EmaPlan>,
     lossless: bool,
 ) -> TrainerSettings {

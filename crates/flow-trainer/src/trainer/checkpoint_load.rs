@@ -157,7 +157,7 @@ impl Checkpoint {
                     "Use another checkpoint",
                 ));
             }
-            None => GeometryHistory::after_samples(meta.iteration, meta.tally.images(), &geometry),
+            None => GeometryHistory::after_samples(meta.iteration, meta.run_counters.images(), &geometry),
         };
         history.change(meta.iteration, &geometry);
         if !trainer.distribution.lanes_given {

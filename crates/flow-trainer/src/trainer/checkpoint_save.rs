@@ -1,8 +1,8 @@
 //! A checkpoint of a run: what stands in it, and how it is written.
 
 use super::Trainer;
+use super::run_counters::RunCounters;
 use super::state::PolicyWeights;
-use super::tally::Tally;
 use crate::algorithm::{Algorithm, Memory, NetworkRole};
 use crate::description::Description;
 use crate::error::TrainError;
@@ -29,7 +29,8 @@ pub(super) struct Meta {
     pub metrics: MetricsPosition,
     #[serde(default)]
     pub timing: Option<MetricsPosition>,
-    pub tally: Tally,
+    #[serde(rename = "tally")]
+    pub run_counters: RunCounters,
     /// The config and the contents of its files, of the process that wrote the checkpoint.
     #[serde(default)]
     pub description: Option<Description>,
@@ -88,7 +89,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         let watch = Stopwatch::start();
         files.metrics.sync()?;
         files.timing.sync()?;
-        self.progress.tally.process_memory();
+        self.progress.run_counters.process_memory();
         if let Some(events) = &mut files.events {
             events.sync()?;
         }
@@ -103,7 +104,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
             weights: layout_of(layout),
             metrics: files.metrics.position(),
             timing: Some(files.timing.position()),
-            tally: self.progress.tally.clone(),
+            run_counters: self.progress.run_counters.clone(),
             description: Some(self.description.clone()),
             geometry: Some(self.prompt_sampler.history().clone()),
             lanes: self.distribution.lanes.count(),
@@ -145,9 +146,9 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         let saved = saved?;
         let iteration = state.iteration;
         drop(writer);
-        self.progress.tally.saved(&saved);
+        self.progress.run_counters.saved(&saved);
         let save_s = watch.wall_s();
-        self.progress.tally.add_wall("checkpoints", save_s);
+        self.progress.run_counters.add_wall("checkpoints", save_s);
         let record = MetricRecord::new(iteration, CHECKPOINT_RECORD).with("checkpoint_s", save_s);
         Ok(files.timing.append(&record)?)
     }

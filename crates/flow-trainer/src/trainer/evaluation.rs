@@ -320,7 +320,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         let did = self.acceleration.take_activity();
         let within = format!("the evaluation after iteration {step}");
         self.name_undone(shortfalls(&did, &within), observer)?;
-        self.tell_of_falls(observer);
+        self.tell_of_regressions(observer);
         self.tell_of_exploits(observer);
         // Whoever looks at the run's page before its end, or after the process was killed, sees how far it came.
         self.write_outcome(RunStatus::Unfinished, observer)?;

@@ -7,7 +7,7 @@ use super::mean::Mean;
 use super::micro_batches::Counted;
 use super::offline_batches::OfflineBatches;
 use super::stale_rollout::RolledAhead;
-use super::tally::DRIVER;
+use super::run_counters::DRIVER;
 use super::update::UpdateOutcome;
 use crate::algorithm::Algorithm;
 use crate::error::TrainError;
@@ -120,7 +120,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         watch.lap_s();
         let (rolled, audit) = self.rollout_of_iteration(kept, ahead, observer)?;
         let rollout_s = watch.lap_s();
-        let rollout_gib = (self.progress.tally).device_memory("rollouts", self.sampler.device.taken_bytes());
+        let rollout_gib = (self.progress.run_counters).device_memory("rollouts", self.sampler.device.taken_bytes());
 
         // Score: what is not in yet is waited for.
         let scores = self.score(rolled.tickets, &rolled.batches, observer)?;
@@ -151,14 +151,14 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         };
         let update_s = watch.lap_s();
         let device = &self.sampler.device;
-        let update_gib = (self.progress.tally).device_memory("updates", device.taken_bytes());
-        let driver_gib = (self.progress.tally).device_memory(DRIVER, device.driver_bytes());
+        let update_gib = (self.progress.run_counters).device_memory("updates", device.taken_bytes());
+        let driver_gib = (self.progress.run_counters).device_memory(DRIVER, device.driver_bytes());
 
         // Record.
         self.state.iteration += 1;
         let images = rolled.groups.len();
         let audit = outcome.audit.as_ref();
-        self.progress.tally.add(images, audit, &self.state);
+        self.progress.run_counters.add(images, audit, &self.state);
         let advantages = &compared.advantages.metrics;
         self.record_iteration(
             Some(advantages),
@@ -216,12 +216,12 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         self.name_kernels()?;
         let update_s = watch.lap_s();
         let device = &self.sampler.device;
-        (self.progress.tally).device_memory("updates", device.taken_bytes());
-        (self.progress.tally).device_memory(DRIVER, device.driver_bytes());
+        (self.progress.run_counters).device_memory("updates", device.taken_bytes());
+        (self.progress.run_counters).device_memory(DRIVER, device.driver_bytes());
 
         // Record.
         self.state.iteration += 1;
-        self.progress.tally.add(images, None, &self.state);
+        self.progress.run_counters.add(images, None, &self.state);
         self.record_iteration(None, &outcome, &activity, None, None, None)?;
         let wall_s = acquire_s + update_s;
         self.record_timing(&[("acquire_s", acquire_s), ("update_s", update_s)])?;

@@ -202,7 +202,9 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         let mut record = MetricRecord::new(self.state.iteration, "timing");
         for (name, wall_s) in parts {
             record = record.with(name, *wall_s);
-            self.progress.tally.add_wall(name.trim_end_matches("_s"), *wall_s);
+            self.progress
+                .run_counters
+                .add_wall(name.trim_end_matches("_s"), *wall_s);
         }
         self.write_timing(record)
     }
@@ -259,19 +261,19 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         status: RunStatus,
         observer: &mut dyn Observer,
     ) -> Result<Option<PathBuf>, TrainError> {
-        self.progress.tally.process_memory();
+        self.progress.run_counters.process_memory();
         let Some(RunFiles { directory, .. }) = &self.files else {
             return Ok(None);
         };
         let metrics = directory.read_metrics()?;
         let settings = &self.settings;
-        let mut notes = self.progress.tally.notes();
-        let comparable = metrics.since(self.progress.tally.comparable_from());
+        let mut notes = self.progress.run_counters.notes();
+        let comparable = metrics.since(self.progress.run_counters.comparable_from());
         let rewards = self.reward_changes(&comparable).unwrap_or_else(|error| {
             notes.push(format!("no comparison of evaluations: {error}"));
             Vec::new()
         });
-        match self.falls(&comparable) {
+        match self.regressions(&comparable) {
             Ok(falls) => notes.extend(in_words(&falls)),
             Err(error) => notes.push(format!("no comparison with the best evaluation: {error}")),
         }
@@ -284,19 +286,20 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         let summary = RunSummary {
             status,
             steps: self.state.iteration,
-            images: self.progress.tally.images(),
+            images: self.progress.run_counters.images(),
             rewards,
             trained: TrainedReward::of(&metrics, self.trained_terms()),
-            processes: self.progress.tally.processes(),
-            wall_s: self.progress.tally.wall_s(),
-            wall_parts: self.progress.tally.wall_parts(),
-            images_per_s: self.progress.tally.images_per_s(),
-            reward_s: self.progress.tally.reward_s(),
-            peak_memory_gib: self.progress.tally.peak_memory_gib(),
-            audit: self
-                .progress
-                .tally
-                .audit(settings.audit, self.algorithm.paradigm(), settings.lossless),
+            processes: self.progress.run_counters.processes(),
+            wall_s: self.progress.run_counters.wall_s(),
+            wall_parts: self.progress.run_counters.wall_parts(),
+            images_per_s: self.progress.run_counters.images_per_s(),
+            reward_s: self.progress.run_counters.reward_s(),
+            peak_memory_gib: self.progress.run_counters.peak_memory_gib(),
+            audit: self.progress.run_counters.audit(
+                settings.audit,
+                self.algorithm.paradigm(),
+                settings.lossless,
+            ),
             notes,
             prompts: self.prompt_texts(),
         };

@@ -1,8 +1,8 @@
 //! The micro-batches of an update: those of the rollout, or rows that the algorithm arranged anew.
 
-use crate::algorithm::Position;
+use crate::algorithm::LossPoint;
 use crate::branching::EdgeCredits;
-use crate::geometry::Geometry;
+use crate::geometry::BatchGeometry;
 use crate::rollout::Trajectories;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -46,10 +46,10 @@ pub(super) struct PassBatches<'a> {
 
 impl MicroBatch<'_> {
     /// What a loss at `position` weighs each row by: its advantage there, within `bound`.
-    pub(super) fn advantages_at(&self, position: Position, bound: f32) -> Vec<f32> {
+    pub(super) fn advantages_at(&self, position: LossPoint, bound: f32) -> Vec<f32> {
         let credits = match position {
-            Position::Recorded(record) => self.credits.get(record),
-            Position::Time { .. } | Position::EachRow { .. } | Position::Step { .. } => None,
+            LossPoint::Recorded(record) => self.credits.get(record),
+            LossPoint::Time { .. } | LossPoint::EachRow { .. } | LossPoint::Step { .. } => None,
         };
         let clamped = |value: &f32| value.clamp(-bound, bound);
         match credits {
@@ -65,7 +65,7 @@ impl MicroBatch<'_> {
 
 impl<'a> PassBatches<'a> {
     /// Takes over the credits of `counted` and, unless rows were arranged anew, its gates.
-    pub(super) fn count(&mut self, counted: Counted<'_>, geometry: &Geometry) {
+    pub(super) fn count(&mut self, counted: Counted<'_>, geometry: &BatchGeometry) {
         self.credit(counted.credits, geometry);
         if !self.arranged {
             self.gate(counted.gates, geometry);
@@ -73,7 +73,7 @@ impl<'a> PassBatches<'a> {
     }
 
     /// Lets these credits, with values for all images of the rollout, count in the place of advantages.
-    fn credit(&mut self, credits: &[EdgeCredits], geometry: &Geometry) {
+    fn credit(&mut self, credits: &[EdgeCredits], geometry: &BatchGeometry) {
         let size = geometry.micro_batch_size();
         for (index, micro_batch) in &mut self.micro_batches {
             let rows = index * size..index * size + micro_batch.advantages.len();
@@ -86,7 +86,7 @@ impl<'a> PassBatches<'a> {
     }
 
     /// Takes over `gates`, which has a value for each image of the rollout, or none where the algorithm has no gates.
-    fn gate(&mut self, gates: &[f32], geometry: &Geometry) {
+    fn gate(&mut self, gates: &[f32], geometry: &BatchGeometry) {
         if gates.is_empty() {
             return;
         }
@@ -106,7 +106,7 @@ impl<'a> PassBatches<'a> {
     pub(super) fn as_rolled_out(
         batches: &'a BTreeMap<usize, Trajectories>,
         advantages: &[f32],
-        geometry: &Geometry,
+        geometry: &BatchGeometry,
         shared_noise: Option<u64>,
     ) -> Self {
         let size = geometry.micro_batch_size();
@@ -174,14 +174,14 @@ mod tests {
             noise_of: Cow::Owned(vec![100, 101]),
             weight: 1.0,
         };
-        assert_eq!(micro_batch.advantages_at(Position::Recorded(0), 4.0), [-2.0, 6.0]);
-        let drawn = Position::Time { sigma: 0.5, draw: 0 };
+        assert_eq!(micro_batch.advantages_at(LossPoint::Recorded(0), 4.0), [-2.0, 6.0]);
+        let drawn = LossPoint::Time { sigma: 0.5, draw: 0 };
         assert_eq!(micro_batch.advantages_at(drawn, 4.0), [4.0, -0.5]);
     }
 
     #[test]
     fn each_image_has_the_gate_that_it_was_given() {
-        let geometry = Geometry::new(GeometryRequest {
+        let geometry = BatchGeometry::new(GeometryRequest {
             prompts_per_step: 2,
             group_size: 3,
             micro_batch: 2,
@@ -204,7 +204,7 @@ mod tests {
 
     #[test]
     fn images_of_a_group_take_the_noise_of_its_first_one_where_they_share_it() {
-        let geometry = Geometry::new(GeometryRequest {
+        let geometry = BatchGeometry::new(GeometryRequest {
             prompts_per_step: 2,
             group_size: 3,
             micro_batch: 2,

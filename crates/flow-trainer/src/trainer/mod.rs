@@ -31,12 +31,12 @@ mod reward_regressions;
 mod reward_times;
 mod rollout;
 mod row_comparison;
+mod run_counters;
 mod run_files;
 mod scoring;
 mod settings;
 mod stale_rollout;
 mod state;
-mod tally;
 mod teachers;
 mod update;
 mod watch;
@@ -46,10 +46,10 @@ pub use evaluation::{Evaluation, Subject};
 pub use exploration::Explorer;
 pub use layer_drift::LayerDrift;
 use resume::Beginning;
+use run_counters::RunCounters;
 use run_files::RunFiles;
 pub use settings::{AuditMode, EvaluationSettings, RewardWeight, TrainerSettings, WeightedRewards};
 pub use state::{PolicyWeights, TrainState, TrainedNetwork};
-use tally::Tally;
 pub use watch::WatchSettings;
 
 use crate::absent_file::AbsentFile;
@@ -133,7 +133,7 @@ pub struct Trainer<A, S = Arrangement> {
 /// What is carried from iteration to iteration beside the [`TrainState`].
 #[derive(Default)]
 pub(crate) struct Progress {
-    tally: Tally,
+    run_counters: RunCounters,
     /// Until when the time of rewards was counted.
     rewards_counted_to: Option<Instant>,
     resumed: bool,
@@ -146,7 +146,7 @@ pub(crate) struct Progress {
     /// Accelerators, and what a person has been told that they did not do; none for nothing at all.
     named_undone: BTreeSet<(String, Option<Cow<'static, str>>)>,
     /// Rewards of which a person has been told that they fell.
-    named_falls: BTreeSet<String>,
+    named_regressions: BTreeSet<String>,
     /// Signs of an exploited reward that a person has been told of.
     named_signs: BTreeSet<String>,
     /// Kinds of attention call that the manifest names.
@@ -159,7 +159,7 @@ impl Progress {
     /// Of a run that begins.
     pub(crate) fn begun() -> Self {
         Self {
-            tally: Tally::begun(),
+            run_counters: RunCounters::begun(),
             ..Self::default()
         }
     }

@@ -1,10 +1,10 @@
 //! The turns of the networks that are trained beside the student: their optimizer steps before one of its own.
 
 use super::Trainer;
-use super::update::{Learner, Pass, Positions, UpdateOutcome};
-use crate::algorithm::{Algorithm, NetworkRole, Position};
+use super::update::{Learner, Pass, LossPoints, UpdateOutcome};
+use crate::algorithm::{Algorithm, NetworkRole, LossPoint};
 use crate::audit::OnPolicyAudit;
-use crate::distributed::{Lanes, UnitSeen, UpdateSeen};
+use crate::distributed::{Lanes, LossTermSeen, UpdateSeen};
 use crate::error::TrainError;
 use crate::optimizer::Accumulated;
 use flow_accel::Acceleration;
@@ -16,7 +16,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
     pub(super) fn learn_networks(
         &mut self,
         pass: &Pass<'_>,
-        positions: &[Vec<Position>],
+        positions: &[Vec<LossPoint>],
         (update, mine): (&Range<usize>, Range<usize>),
         rows: (&[f32], &[u64]),
         outcome: &mut UpdateOutcome,
@@ -27,7 +27,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
                 let of_sizes = positions
                     .iter()
                     .map(|all| self.algorithm.network_positions(role, all, turn));
-                let positions = Positions(of_sizes.collect());
+                let positions = LossPoints(of_sizes.collect());
                 self.learn_network(role, (pass, &positions), (update, mine.clone()), rows, outcome)?;
             }
         }
@@ -38,7 +38,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
     fn learn_network(
         &mut self,
         role: NetworkRole,
-        (pass, positions): (&Pass<'_>, &Positions),
+        (pass, positions): (&Pass<'_>, &LossPoints),
         (update, mine): (&Range<usize>, Range<usize>),
         rows: (&[f32], &[u64]),
         outcome: &mut UpdateOutcome,
@@ -55,7 +55,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         };
         let compared = self.compared(learner, pass, &sites, update, rows)?;
         self.for_each_unit(learner, &sites, pass, (&compared, None), |_, site, unit| {
-            seen.units.push(UnitSeen::new(&unit.loss_values, &unit.terms));
+            seen.units.push(LossTermSeen::new(&unit.loss_values, &unit.terms));
             let lane = (site.micro_batch - update.start) * lanes.count() / update.len();
             accumulated.add_to(lane, &*kernels, unit.gradients);
         })?;

@@ -4,7 +4,7 @@ use super::rollout::RolloutOutcome;
 use super::row_comparison::Compared;
 use super::update::Learner;
 use super::{AuditMode, Trainer};
-use crate::algorithm::{Algorithm, LossContext, Position};
+use crate::algorithm::{Algorithm, LossContext, LossPoint};
 use crate::audit::{Distribution, OnPolicyAudit, ReplayedStep};
 use crate::error::TrainError;
 use crate::observer::{Observer, Phase};
@@ -107,15 +107,15 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         &self,
         audit: &mut OnPolicyAudit,
         batch: &Trajectories,
-        position: Position,
+        position: LossPoint,
         replayed: &ReplayedStep,
     ) {
         let recorded = match position {
-            Position::Recorded(index) => batch.records.get(index).map(|record| Distribution {
+            LossPoint::Recorded(index) => batch.records.get(index).map(|record| Distribution {
                 log_prob: record.log_prob.clone(),
                 mean: record.mean.clone(),
             }),
-            Position::Time { .. } | Position::EachRow { .. } | Position::Step { .. } => None,
+            LossPoint::Time { .. } | LossPoint::EachRow { .. } | LossPoint::Step { .. } => None,
         };
         let site = self.position_site(batch, position);
         audit.check(site, &batch.samples, replayed, recorded.as_ref());

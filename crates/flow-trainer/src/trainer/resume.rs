@@ -4,8 +4,11 @@
 //! stops before anything is changed.
 
 use super::checkpoint_load::Checkpoint;
+use super::run_counters::RunCounters;
 use super::{Progress, RunFiles, Trainer};
+use crate::absent_file::AbsentFile;
 use crate::algorithm::Algorithm;
+use crate::description::Change;
 use crate::description::rules::Rule;
 use crate::distributed::Distribution;
 use crate::error::TrainError;
@@ -13,8 +16,8 @@ use crate::observer::Observer;
 use crate::shared_checkpoint::{self, Offer};
 use flow_accel::Acceleration;
 use flow_report::{
-    CheckpointStore, Continuation, ContinuedTiming, Manifest, ManifestFound, Opened, RunDirectory, RunStamp,
-    Traces,
+    CheckpointStore, Continuation, ContinuedMetrics, ContinuedTiming, Manifest, ManifestFound, Opened,
+    RunDirectory, RunStamp, Traces,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -57,19 +60,7 @@ impl<A: Algorithm> Trainer<A> {
 
         // From here on files are changed.
         let is_branch = *directory.opened() == Opened::Created;
-        told.extend(
-            checkpoint
-                .skipped
-                .iter()
-                .map(|problem| format!("a checkpoint was passed over: {problem}")),
-        );
-        told.extend(trainer.absent.iter().map(|absent| {
-            let (key, file) = absent.named();
-            format!(
-                "there is nothing at `{}`, which `{key}` names; its weights are taken from the checkpoint",
-                file.display()
-            )
-        }));
+        told.extend(passed_over(&checkpoint, &trainer.absent));
         let mut own = own_manifest(
             &directory,
             &traces,
@@ -83,21 +74,7 @@ impl<A: Algorithm> Trainer<A> {
             ..own.stamp()
         };
         told.extend(clear_the_way(&directory, &traces, &store, &run, step)?);
-        if is_branch {
-            directory.copy_metrics(checkpoint.reader.path(), checkpoint.meta.metrics)?;
-        }
-        let metrics = directory.continue_metrics(checkpoint.meta.metrics, step)?;
-        let timing = if is_branch {
-            ContinuedTiming::begun(directory.timing()?)
-        } else {
-            directory.continue_timing(checkpoint.meta.timing)?
-        };
-        if metrics.lost {
-            // They were made of records that there are no more.
-            for name in ["summary.json", "report.html"] {
-                directory.supersede_file(name)?;
-            }
-        }
+        let (metrics, timing) = continued_logs(&directory, &checkpoint, is_branch, step)?;
         told.extend(metrics.notices.into_iter().chain(timing.notices));
         told.extend(
             changes
@@ -106,20 +83,10 @@ impl<A: Algorithm> Trainer<A> {
         );
         told.iter().for_each(|notice| observer.notice(notice));
 
-        let mut tally = checkpoint.meta.tally.clone();
-        let knew_no_time = checkpoint.meta.timing.is_none();
-        tally.resumed(own.resumes.len() as u64 + 2, step, &timing.after, knew_no_time);
-        if changes
-            .iter()
-            .any(|change| matches!(change.rule, Rule::Measures(_)))
-        {
-            tally.evaluations_change(step);
-        }
-        if metrics.lost {
-            tally.note(format!(
-                "metrics up to iteration {step} were lost; there is no comparison with evaluations before"
-            ));
-        }
+        let processes = own.resumes.len() as u64 + 2;
+        let mut run_counters = checkpoint.meta.run_counters.clone();
+        run_counters.resumed(processes, step, &timing.after, checkpoint.meta.timing.is_none());
+        note_changes(&mut run_counters, &changes, metrics.lost, step);
         let here = std::env::current_dir().unwrap_or_default();
         let place = checkpoint.reader.path().display().to_string();
         let notices = directory.notices().iter().cloned().chain(told).collect();
@@ -135,13 +102,67 @@ impl<A: Algorithm> Trainer<A> {
         files.describe(&own, &trainer.evaluation_rewards.weights)?;
         trainer.files = Some(files);
         trainer.progress = Progress {
-            tally,
+            run_counters,
             resumed: true,
             unsaved,
             evaluation_due: checkpoint.meta.evaluation_due,
             ..Progress::default()
         };
         Ok(trainer)
+    }
+}
+
+/// What is said of checkpoints that cannot be used, and of files that the checkpoint stands in for.
+fn passed_over(checkpoint: &Checkpoint, absent: &[AbsentFile]) -> Vec<String> {
+    let skipped = checkpoint.skipped.iter();
+    let skipped = skipped.map(|problem| format!("a checkpoint was passed over: {problem}"));
+    let absent = absent.iter().map(|absent| {
+        let (key, file) = absent.named();
+        format!(
+            "there is nothing at `{}`, which `{key}` names; its weights are taken from the checkpoint",
+            file.display()
+        )
+    });
+    skipped.chain(absent).collect()
+}
+
+/// The logs of the run, opened to go on after `step`. A branch takes over metrics and begins its times.
+fn continued_logs(
+    directory: &RunDirectory,
+    checkpoint: &Checkpoint,
+    is_branch: bool,
+    step: u64,
+) -> Result<(ContinuedMetrics, ContinuedTiming), TrainError> {
+    if is_branch {
+        directory.copy_metrics(checkpoint.reader.path(), checkpoint.meta.metrics)?;
+    }
+    let metrics = directory.continue_metrics(checkpoint.meta.metrics, step)?;
+    let timing = if is_branch {
+        ContinuedTiming::begun(directory.timing()?)
+    } else {
+        directory.continue_timing(checkpoint.meta.timing)?
+    };
+    if metrics.lost {
+        // They were made of records that there are no more.
+        for name in ["summary.json", "report.html"] {
+            directory.supersede_file(name)?;
+        }
+    }
+    Ok((metrics, timing))
+}
+
+/// What the summary says of changes of the config, and of metrics that are `lost`.
+fn note_changes(run_counters: &mut RunCounters, changes: &[Change], lost: bool, step: u64) {
+    if changes
+        .iter()
+        .any(|change| matches!(change.rule, Rule::Measures(_)))
+    {
+        run_counters.evaluations_change(step);
+    }
+    if lost {
+        run_counters.note(format!(
+            "metrics up to iteration {step} were lost; there is no comparison with evaluations before"
+        ));
     }
 }
 

@@ -4,43 +4,43 @@ use super::Trainer;
 use crate::algorithm::Algorithm;
 use crate::observer::Observer;
 use flow_accel::Acceleration;
-use flow_report::{Metrics, Setback, StatisticsError};
+use flow_report::{Metrics, RewardRegression, StatisticsError};
 use std::collections::BTreeSet;
 
 /// A reward, and what was lost of it.
-type Fall = (String, Setback);
+type Regression = (String, RewardRegression);
 
 impl<A: Algorithm> Trainer<A, Acceleration> {
     /// Rewards that had been clearly better in an earlier evaluation than in the last one.
-    pub(super) fn falls(&self, metrics: &Metrics) -> Result<Vec<Fall>, StatisticsError> {
+    pub(super) fn regressions(&self, metrics: &Metrics) -> Result<Vec<Regression>, StatisticsError> {
         let rewards = self.evaluation_rewards.weights.iter();
         rewards
             .filter_map(|reward| {
-                let setback = Setback::of(metrics, &reward.name).transpose()?;
-                Some(setback.map(|mut setback| {
-                    setback.difference = setback.difference.of_values_within(reward.range);
-                    (reward.name.clone(), setback)
+                let regression = RewardRegression::of(metrics, &reward.name).transpose()?;
+                Some(regression.map(|mut regression| {
+                    regression.difference = regression.difference.of_values_within(reward.range);
+                    (reward.name.clone(), regression)
                 }))
             })
             .collect()
     }
 
     /// After an evaluation: a notice of what fell, once for each fall. What cannot be read or compared stops no run: the summary says so.
-    pub(super) fn tell_of_falls(&mut self, observer: &mut dyn Observer) {
+    pub(super) fn tell_of_regressions(&mut self, observer: &mut dyn Observer) {
         let metrics = self
             .files
             .as_ref()
             .and_then(|files| files.directory.read_metrics().ok());
         let Some(mut falls) = metrics.and_then(|metrics| {
-            self.falls(&metrics.since(self.progress.tally.comparable_from()))
+            self.regressions(&metrics.since(self.progress.run_counters.comparable_from()))
                 .ok()
         }) else {
             return;
         };
         let fallen: BTreeSet<String> = falls.iter().map(|(name, _)| name.clone()).collect();
-        falls.retain(|(name, _)| !self.progress.named_falls.contains(name));
+        falls.retain(|(name, _)| !self.progress.named_regressions.contains(name));
         // What recovered may fall again.
-        self.progress.named_falls = fallen;
+        self.progress.named_regressions = fallen;
         if let Some(text) = in_words(&falls) {
             observer.notice(&text);
         }
@@ -48,7 +48,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
 }
 
 /// All falls in a sentence, and what helps.
-pub(super) fn in_words(falls: &[Fall]) -> Option<String> {
+pub(super) fn in_words(falls: &[Regression]) -> Option<String> {
     let described: Vec<String> = falls
         .iter()
         .map(|(name, fall)| {

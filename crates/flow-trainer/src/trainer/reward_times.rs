@@ -91,7 +91,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         let counted_to = self.progress.rewards_counted_to;
         let (ran_s, hidden_s) = times.ran_and_hidden(counted_to);
         self.progress.rewards_counted_to = times.counted_to(counted_to);
-        self.progress.tally.add_reward_times(ran_s, hidden_s);
+        self.progress.run_counters.add_reward_times(ran_s, hidden_s);
         let mut record = MetricRecord::new(self.state.iteration, "reward_time")
             .with("ran_s", ran_s)
             .with("hidden_s", hidden_s);

@@ -5,7 +5,7 @@ use crate::advantage::AdvantageOptions;
 use crate::decoder::ImageDecoder;
 use crate::ema::EmaPlan;
 use crate::error::TrainError;
-use crate::geometry::Geometry;
+use crate::geometry::BatchGeometry;
 use crate::rollout::Sampler;
 use crate::scheduler::Schedule;
 use crate::sizes::{AtSize, PromptSizes};
@@ -91,7 +91,7 @@ pub struct TrainerSettings {
     /// Iterations in all.
     pub iterations: u64,
     /// Prompts, group size, micro-batches.
-    pub geometry: Geometry,
+    pub geometry: BatchGeometry,
     /// Whether the members of a group start from the same latent.
     pub initial_noise: InitialNoise,
     /// Where the members of a group part.

@@ -6,14 +6,14 @@ use super::row_comparison::Compared;
 use super::stale_rollout::ratio_deviation;
 use super::{AuditMode, Trainer};
 use crate::algorithm::{
-    Algorithm, LossContext, Moment, NetworkRole, Position, ReferenceWeights, RolledOut, SamplingWeights,
+    Algorithm, LossContext, Moment, NetworkRole, LossPoint, ReferenceWeights, RolledOut, SamplingWeights,
     SlowCopy,
 };
 use crate::audit::{OnPolicyAudit, ReplayedStep};
-use crate::distributed::{UnitSeen, UpdateSeen, on_some_rank};
+use crate::distributed::{LossTermSeen, UpdateSeen, on_some_rank};
 use crate::error::TrainError;
 use crate::observer::{Observer, Phase};
-use crate::optimizer::{Accumulated, BlockSums, StepReport, UnitLanes};
+use crate::optimizer::{Accumulated, BlockSums, StepReport, LossTermLanes};
 use crate::policy::CallSite;
 use crate::rollout::Trajectories;
 use flow_accel::{Acceleration, Paradigm};
@@ -33,7 +33,7 @@ pub(super) struct UpdateOutcome {
 }
 
 /// One loss and its gradients.
-pub(super) struct Unit {
+pub(super) struct LossTerm {
     loss: f32,
     pub loss_values: RawTensor,
     pub replayed: Option<ReplayedStep>,
@@ -66,15 +66,15 @@ impl Learner {
 #[derive(Clone, Copy)]
 pub(super) struct Site {
     pub micro_batch: usize,
-    pub position: Position,
+    pub position: LossPoint,
     /// Its place among all of the pass.
     pub number: usize,
 }
 
 /// The positions of a pass, as many for each size of the run.
-pub(super) struct Positions(pub Vec<Vec<Position>>);
+pub(super) struct LossPoints(pub Vec<Vec<LossPoint>>);
 
-impl Positions {
+impl LossPoints {
     /// How many a micro-batch has.
     pub fn count(&self) -> usize {
         self.0.first().map_or(0, Vec::len)
@@ -128,7 +128,7 @@ impl Pass<'_> {
 /// What a loss is given beside the weights.
 pub(super) struct Given<'a> {
     micro_batch: &'a MicroBatch<'a>,
-    position: Position,
+    position: LossPoint,
     sampling: SamplingWeights,
     before: Option<RawTensor>,
     pub compared: Vec<RawTensor>,
@@ -140,14 +140,14 @@ pub(super) struct Given<'a> {
 
 impl<A: Algorithm> Trainer<A, Acceleration> {
     /// The positions of pass `inner` of this iteration.
-    pub(super) fn positions(&self, inner: usize) -> Result<Positions, TrainError> {
+    pub(super) fn positions(&self, inner: usize) -> Result<LossPoints, TrainError> {
         let (seed, iteration) = (self.settings.seed, self.state.iteration);
         let schedules = std::iter::once(&self.schedule).chain(self.others.iter().map(|at| &at.schedule));
         let branches = self.branches();
         let of = |schedule| branches.positions(self.algorithm.positions(schedule, seed, iteration, inner));
-        let positions: Vec<Vec<Position>> = schedules.map(of).collect();
+        let positions: Vec<Vec<LossPoint>> = schedules.map(of).collect();
         match positions.iter().all(|of_size| of_size.len() == positions[0].len()) {
-            true => Ok(Positions(positions)),
+            true => Ok(LossPoints(positions)),
             false => Err(TrainError::setting(
                 "pictures of different sizes have different numbers of training times, since their noise levels are shifted by their \
                  tokens",
@@ -170,6 +170,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         let advantages = counted.advantages;
         let audited = self.algorithm.paradigm() == Paradigm::Coupled && self.settings.audit != AuditMode::Off;
         let is_behind = ahead.is_some();
+        let rows = (advantages, groups);
         let mut outcome = UpdateOutcome {
             audit: audited.then(OnPolicyAudit::default),
             ..UpdateOutcome::default()
@@ -178,73 +179,16 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         let sampling = self.algorithm.sampling_weights(self.state.optimizer.steps());
         for inner in 0..self.algorithm.inner_epochs() {
             let positions = self.positions(inner)?;
-            let mut pass = self.pass(batches, (advantages, groups), (inner, &positions), sampling)?;
+            let mut pass = self.pass(batches, rows, (inner, &positions), sampling)?;
             pass.batches.count(counted, &self.settings.geometry);
             let count = pass.batches.micro_batches.len();
             observer.phase(Phase::Update, count * positions.count());
             for update in pass.batches.steps.clone() {
-                let (lanes, mine) = (self.distribution.lanes, self.distribution.of_update(&update));
-                let all = update.len() * positions.count();
-                if all == 0 {
+                if update.len() * positions.count() == 0 {
                     continue;
                 }
-                let (own, rows) = ((&update, mine.clone()), (advantages, groups));
-                self.learn_networks(&pass, &positions.0, own, rows, &mut outcome)?;
-                let sites = positions.sites(mine, |number| pass.batches.size(number));
-                let mut accumulated = Accumulated::in_lanes(all, lanes);
-                let mut seen = UpdateSeen {
-                    units: Vec::with_capacity(sites.len()),
-                    audit: ahead.take().unwrap_or_default(),
-                    present: Vec::new(),
-                };
-                let kernels = self.training_plan().kernels.clone();
-                let compared = self.compared(Learner::Student, &pass, &sites, &update, rows)?;
-                let weights = self.state.weights.current.layout().specs().len();
-                // Rows that were arranged anew may be fewer micro-batches than lanes.
-                let own_lanes = self.distribution.own_lanes();
-                let sums = self.block_sums(&sites, &update, all);
-                let mut next_lane = own_lanes.start;
-                self.for_each_unit(
-                    Learner::Student,
-                    &sites,
-                    &pass,
-                    (&compared, sums.as_ref()),
-                    |batch, site, mut unit| {
-                        if outcome.steps.is_empty()
-                            && let Some(replayed) = &unit.replayed
-                        {
-                            match is_behind {
-                                true => unit.terms.push(ratio_deviation(replayed)),
-                                false if audited => {
-                                    self.check_unit(&mut seen.audit, batch, site.position, replayed);
-                                }
-                                false => {}
-                            }
-                        }
-                        seen.units.push(UnitSeen::new(&unit.loss_values, &unit.terms));
-                        let lane = self.lane_of(&site, &update);
-                        (next_lane..lane).for_each(|lane| accumulated.add_none_to(lane, &*kernels, weights));
-                        accumulated.add_to(lane, &*kernels, unit.gradients);
-                        next_lane = lane + 1;
-                        observer.advance(1);
-                    },
-                )?;
-                (next_lane..own_lanes.end).for_each(|lane| accumulated.add_none_to(lane, &*kernels, weights));
-                sums.map_or(Ok(()), |sums| sums.finish(&mut accumulated))?;
-                seen.present = accumulated.present(&*kernels);
-                let present = self.take_in(Learner::Student, seen, &mut outcome)?;
-                let layout = self.state.weights.current.layout();
-                let exchange = (&*self.distribution.exchange, lanes);
-                let on = (&*kernels, &self.sampler.device, self.state.optimizer.shards());
-                accumulated.exchange(exchange, layout, &present, on)?;
-                if outcome.steps.is_empty()
-                    && let Some(audit) = &outcome.audit
-                {
-                    self.judge(audit, observer)?;
-                }
-                outcome.steps.push(self.optimizer_step(accumulated, &present)?);
-                let steps = self.state.optimizer.steps();
-                self.follow_at(None, Moment::Step { steps });
+                let audits = (is_behind, ahead.take().unwrap_or_default());
+                self.learn((&pass, &positions), &update, rows, audits, &mut outcome, observer)?;
             }
         }
         if outcome.steps.is_empty() && self.positions(0)?.count() == 0 {
@@ -262,6 +206,73 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         Ok(outcome)
     }
 
+    /// One optimizer step of the networks and of the policy, from the micro-batches `update` of a pass. `seen_before` is what this rank saw
+    /// of the audit of a rollout that may be an update behind.
+    fn learn(
+        &mut self,
+        (pass, positions): (&Pass<'_>, &LossPoints),
+        update: &Range<usize>,
+        rows: (&[f32], &[u64]),
+        (is_behind, seen_before): (bool, OnPolicyAudit),
+        outcome: &mut UpdateOutcome,
+        observer: &mut dyn Observer,
+    ) -> Result<(), TrainError> {
+        let (lanes, mine) = (self.distribution.lanes, self.distribution.of_update(update));
+        let all = update.len() * positions.count();
+        self.learn_networks(pass, &positions.0, (update, mine.clone()), rows, outcome)?;
+        let sites = positions.sites(mine, |number| pass.batches.size(number));
+        let mut accumulated = Accumulated::in_lanes(all, lanes);
+        let mut seen = UpdateSeen {
+            units: Vec::with_capacity(sites.len()),
+            audit: seen_before,
+            present: Vec::new(),
+        };
+        let kernels = self.training_plan().kernels.clone();
+        let compared = self.compared(Learner::Student, pass, &sites, update, rows)?;
+        let weights = self.state.weights.current.layout().specs().len();
+        // Rows that were arranged anew may be fewer micro-batches than lanes.
+        let own_lanes = self.distribution.own_lanes();
+        let sums = self.block_sums(&sites, update, all);
+        let mut next_lane = own_lanes.start;
+        let beside = (&compared, sums.as_ref());
+        self.for_each_unit(Learner::Student, &sites, pass, beside, |batch, site, mut unit| {
+            if outcome.steps.is_empty()
+                && let Some(replayed) = &unit.replayed
+            {
+                match is_behind {
+                    true => unit.terms.push(ratio_deviation(replayed)),
+                    false if outcome.audit.is_some() => {
+                        self.check_unit(&mut seen.audit, batch, site.position, replayed);
+                    }
+                    false => {}
+                }
+            }
+            seen.units.push(LossTermSeen::new(&unit.loss_values, &unit.terms));
+            let lane = self.lane_of(&site, update);
+            (next_lane..lane).for_each(|lane| accumulated.add_none_to(lane, &*kernels, weights));
+            accumulated.add_to(lane, &*kernels, unit.gradients);
+            next_lane = lane + 1;
+            observer.advance(1);
+        })?;
+        (next_lane..own_lanes.end).for_each(|lane| accumulated.add_none_to(lane, &*kernels, weights));
+        sums.map_or(Ok(()), |sums| sums.finish(&mut accumulated))?;
+        seen.present = accumulated.present(&*kernels);
+        let present = self.take_in(Learner::Student, seen, outcome)?;
+        let layout = self.state.weights.current.layout();
+        let exchange = (&*self.distribution.exchange, lanes);
+        let on = (&*kernels, &self.sampler.device, self.state.optimizer.shards());
+        accumulated.exchange(exchange, layout, &present, on)?;
+        if outcome.steps.is_empty()
+            && let Some(audit) = &outcome.audit
+        {
+            self.judge(audit, observer)?;
+        }
+        outcome.steps.push(self.optimizer_step(accumulated, &present)?);
+        let steps = self.state.optimizer.steps();
+        self.follow_at(None, Moment::Step { steps });
+        Ok(())
+    }
+
     /// The lane of a unit of an update.
     fn lane_of(&self, site: &Site, update: &Range<usize>) -> usize {
         (site.micro_batch - update.start) * self.distribution.lanes.count() / update.len()
@@ -271,7 +282,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
     fn block_sums(&self, sites: &[Site], update: &Range<usize>, all_units: usize) -> Option<Arc<BlockSums>> {
         let state = &self.state;
         let shards = state.optimizer.shards().filter(|_| state.has_trained_parts())?;
-        let units = UnitLanes {
+        let units = LossTermLanes {
             lanes: self.distribution.lanes,
             own: self.distribution.own_lanes(),
             of_units: sites.iter().map(|site| self.lane_of(site, update)).collect(),
@@ -320,7 +331,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         &self,
         batches: &'a BTreeMap<usize, Trajectories>,
         (advantages, groups): (&[f32], &[u64]),
-        (inner, positions): (usize, &Positions),
+        (inner, positions): (usize, &LossPoints),
         sampling: SamplingWeights,
     ) -> Result<Pass<'a>, TrainError> {
         let geometry = &self.settings.geometry;
@@ -382,7 +393,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         sites: &[Site],
         pass: &Pass<'_>,
         (compared, sums): (&Compared, Option<&Arc<BlockSums>>),
-        mut visit: impl FnMut(&Trajectories, Site, Unit),
+        mut visit: impl FnMut(&Trajectories, Site, LossTerm),
     ) -> Result<(), TrainError> {
         let device = &self.sampler.device;
         let micro_batches = &pass.batches.micro_batches;
@@ -411,7 +422,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         Ok(())
     }
 
-    fn unit(&self, given: Given<'_>) -> Unit {
+    fn unit(&self, given: Given<'_>) -> LossTerm {
         let (position, weight) = (given.position, given.micro_batch.weight);
         let learner = given.learner;
         let (unit, pass) = self.in_context(given, |context| match learner {
@@ -424,7 +435,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         };
         let loss_values = flow_core::tensors::plain(&loss.clone().into_dispatch());
         let gradients = pass.gradients(&loss);
-        Unit {
+        LossTerm {
             loss: cpu::to_host(&loss_values)[0],
             loss_values,
             replayed: unit.replayed,
@@ -479,8 +490,8 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         let teachers = self.taught(&micro_batch.batch.samples, teachers);
         let (sampler, _) = self.at_size(micro_batch.batch.size);
         let noise = match position {
-            Position::Recorded(_) => None,
-            Position::Time { draw, .. } | Position::EachRow { draw, .. } | Position::Step { draw, .. } => {
+            LossPoint::Recorded(_) => None,
+            LossPoint::Time { draw, .. } | LossPoint::EachRow { draw, .. } | LossPoint::Step { draw, .. } => {
                 let values = sampler.policy.model.spec().latent.values();
                 Some(sampler.noise(Purpose::ForwardNoise, &micro_batch.noise_of, draw, values))
             }
@@ -521,10 +532,10 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
             .collect()
     }
 
-    pub(super) fn position_site(&self, batch: &Trajectories, position: Position) -> CallSite {
+    pub(super) fn position_site(&self, batch: &Trajectories, position: LossPoint) -> CallSite {
         let step = match position {
-            Position::Recorded(index) | Position::Step { index, .. } => batch.records[index].step.step as u32,
-            Position::Time { .. } | Position::EachRow { .. } => 0,
+            LossPoint::Recorded(index) | LossPoint::Step { index, .. } => batch.records[index].step.step as u32,
+            LossPoint::Time { .. } | LossPoint::EachRow { .. } => 0,
         };
         CallSite {
             step,
@@ -534,20 +545,20 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
 
     fn check_loss(
         &self,
-        unit: &Unit,
+        unit: &LossTerm,
         micro_batch: usize,
         batch: &Trajectories,
-        position: Position,
+        position: LossPoint,
     ) -> Result<(), TrainError> {
         if unit.loss.is_finite() {
             return Ok(());
         }
         let position = match position {
-            Position::Recorded(index) | Position::Step { index, .. } => {
+            LossPoint::Recorded(index) | LossPoint::Step { index, .. } => {
                 format!("step {}", batch.records[index].step.step)
             }
-            Position::Time { sigma, .. } => format!("sigma {sigma:.4}"),
-            Position::EachRow { draw, .. } => format!("draw {draw} of the rows' times"),
+            LossPoint::Time { sigma, .. } => format!("sigma {sigma:.4}"),
+            LossPoint::EachRow { draw, .. } => format!("draw {draw} of the rows' times"),
         };
         let iteration = self.state.iteration + 1;
         Err(TrainError::NonFiniteLoss {

@@ -100,7 +100,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         let Some(metrics) = metrics else {
             return;
         };
-        let (now, _) = self.exploit_signs(&metrics.since(self.progress.tally.comparable_from()));
+        let (now, _) = self.exploit_signs(&metrics.since(self.progress.run_counters.comparable_from()));
         let names: BTreeSet<String> = now.iter().flat_map(ExploitSigns::names).collect();
         let is_new = names.iter().any(|name| !self.progress.named_signs.contains(name));
         // What recovered may fall again.

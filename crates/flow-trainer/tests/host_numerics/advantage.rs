@@ -20,6 +20,12 @@ const GDPO: AdvantageOptions = AdvantageOptions {
     global_std: true,
     std_floor: 1e-6,
 };
+/// Without the last step.
+const GDPO_GROUP: AdvantageOptions = AdvantageOptions {
+    aggregation: Aggregation::Gdpo,
+    global_std: false,
+    std_floor: 1e-6,
+};
 
 fn one(values: &[f32], groups: &[u64], options: &AdvantageOptions) -> Advantages {
     compute_advantages(
@@ -86,6 +92,9 @@ fn restated(columns: &[Vec<f64>], weights: &[f64], groups: &[u64], options: &Adv
                         .sum()
                 })
                 .collect();
+            if !options.global_std {
+                return combined;
+            }
             combined
                 .iter()
                 .map(|value| (value - mean(&combined)) / std(&combined).max(floor))
@@ -119,7 +128,7 @@ proptest! {
             RewardColumn { name: "a", weight: weights.0, values: &a },
             RewardColumn { name: "b", weight: weights.1, values: &b },
         ];
-        for options in [SUM_GLOBAL, SUM_GROUP, GDPO] {
+        for options in [SUM_GLOBAL, SUM_GROUP, GDPO, GDPO_GROUP] {
             let ours = compute_advantages(&rewards, &groups, &options).unwrap();
             let expected = restated(&columns, &[weights.0, weights.1], &groups, &options);
             for (ours, expected) in ours.values.iter().zip(&expected) {
@@ -138,7 +147,7 @@ proptest! {
         let (groups, values) = split(&batch);
         let reversed: Vec<_> = batch.iter().rev().copied().collect();
         let (groups_reversed, values_reversed) = split(&reversed);
-        for options in [SUM_GLOBAL, SUM_GROUP, GDPO] {
+        for options in [SUM_GLOBAL, SUM_GROUP, GDPO, GDPO_GROUP] {
             let forward = one(&values, &groups, &options).values;
             let mut backward = one(&values_reversed, &groups_reversed, &options).values;
             backward.reverse();
@@ -161,6 +170,26 @@ fn a_small_case_worked_by_hand() {
 }
 
 #[test]
+fn without_a_global_std_gdpo_leaves_the_weighted_sum_as_it_is_and_a_group_depends_on_no_other() {
+    let column = |name, weight, values| RewardColumn { name, weight, values };
+    // Within the first group -1, 1 of the one reward and 1, -1 of the other; the second has -1, 1 of the first alone.
+    let (a, b) = ([1.0_f32, 3.0, 4.0, 8.0], [7.0_f32, 5.0, 2.0, 2.0]);
+    let of = |options: &AdvantageOptions, count: usize| {
+        let rewards = [column("a", 2.0, &a[..count]), column("b", 0.5, &b[..count])];
+        compute_advantages(&rewards, &[1, 1, 2, 2][..count], options)
+            .unwrap()
+            .values
+    };
+    assert_eq!(of(&GDPO_GROUP, 4), [-1.5, 1.5, -2.0, 2.0]);
+    assert_eq!(of(&GDPO_GROUP, 2), [-1.5, 1.5]);
+    let batch_std = (12.5_f64 / 4.0).sqrt();
+    let expected = [-1.5, 1.5, -2.0, 2.0].map(|value: f64| (value / batch_std) as f32);
+    for (found, expected) in of(&GDPO, 4).iter().zip(expected) {
+        assert!((found - expected).abs() < 1e-6, "{found} and {expected}");
+    }
+}
+
+#[test]
 fn group_ids_that_differ_only_beyond_f32_precision_are_kept_apart() {
     // 2^24 and 2^24 + 1, and two ids that differ in their last bit of 64: all one number in f32.
     for base in [1_u64 << 24, u64::MAX - 1] {
@@ -177,7 +206,7 @@ fn a_group_of_equal_rewards_has_advantages_of_exactly_zero() {
     // 0.1 and weights are not exact in binary; a naive mean would leave a residue for the floor to blow up.
     let values = [0.1_f32, 0.1, 0.1, 0.7, 0.2, 0.9];
     let groups = [5, 5, 5, 9, 9, 9];
-    for options in [SUM_GLOBAL, SUM_GROUP, GDPO] {
+    for options in [SUM_GLOBAL, SUM_GROUP, GDPO, GDPO_GROUP] {
         let rewards = [
             RewardColumn {
                 name: "a",
@@ -191,7 +220,7 @@ fn a_group_of_equal_rewards_has_advantages_of_exactly_zero() {
             },
         ];
         let result = compute_advantages(&rewards, &groups, &options).unwrap();
-        if options.aggregation == Aggregation::Sum {
+        if options != GDPO {
             assert_eq!(result.values[..3], [0.0; 3]);
         } else {
             // The batch mean that gdpo takes out is 0 to rounding.
@@ -204,7 +233,7 @@ fn a_group_of_equal_rewards_has_advantages_of_exactly_zero() {
 
 #[test]
 fn when_every_group_is_silent_every_advantage_is_zero() {
-    for options in [SUM_GLOBAL, SUM_GROUP, GDPO] {
+    for options in [SUM_GLOBAL, SUM_GROUP, GDPO, GDPO_GROUP] {
         let result = one(&[0.3, 0.3, 0.8, 0.8], &[0, 0, 1, 1], &options);
         assert_eq!(result.values, [0.0; 4]);
         assert_eq!(result.metrics.total.zero_std_ratio, 1.0);

@@ -4,7 +4,7 @@ use flow_config as config;
 use flow_trainer::advantage::AdvantageOptions;
 use flow_trainer::algorithm::{NftSettings, TrainTimestepsConfig};
 use flow_trainer::ema::EmaSchedule;
-use flow_trainer::geometry::Geometry;
+use flow_trainer::geometry::BatchGeometry;
 use flow_trainer::scheduler::{Dynamics, Schedule, ScheduleOptions, SigmaGrid, SigmaShift};
 use flow_trainer::timesteps::TimestepSampler;
 
@@ -27,7 +27,7 @@ fn the_default_sections_make_the_default_options() {
     );
     let nft = NftSettings::default();
     assert_eq!(EmaSchedule::from(&nft.old_policy), EmaSchedule::NFT_RAMP_TO_HALF);
-    let geometry = Geometry::from_config(
+    let geometry = BatchGeometry::from_config(
         &config::SamplingConfig::default(),
         &config::OptimizerConfig::default(),
     )

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use flow_trainer::geometry::{Geometry, GeometryRequest, PromptDraw, PromptSampler};
+use flow_trainer::geometry::{BatchGeometry, GeometryRequest, PromptDraw, PromptSampler};
 use flow_trainer::geometry_history::GeometryHistory;
 use proptest::prelude::*;
 
@@ -17,7 +17,7 @@ fn request(prompts: usize, group_size: usize, micro_batch: usize, accumulated: u
 
 #[test]
 fn a_geometry_that_divides_is_taken_as_it_is() {
-    let geometry = Geometry::new(request(6, 4, 8, 1)).unwrap();
+    let geometry = BatchGeometry::new(request(6, 4, 8, 1)).unwrap();
     assert_eq!(
         (
             geometry.samples(),
@@ -27,7 +27,7 @@ fn a_geometry_that_divides_is_taken_as_it_is() {
         (24, 3, 1)
     );
     assert_eq!(geometry.updates(), 3);
-    let whole = Geometry::new(request(6, 4, 8, 0)).unwrap();
+    let whole = BatchGeometry::new(request(6, 4, 8, 0)).unwrap();
     assert_eq!((whole.updates(), whole.micro_batches_per_update()), (1, 3));
     assert!(whole.update_micro_batches().eq(std::iter::once(0..3)));
     assert_eq!(
@@ -46,7 +46,7 @@ fn a_geometry_that_divides_is_taken_as_it_is() {
 
 #[test]
 fn samples_that_do_not_fill_micro_batches_name_the_nearest_numbers_that_do() {
-    let error = Geometry::new(request(5, 6, 8, 1)).unwrap_err();
+    let error = BatchGeometry::new(request(5, 6, 8, 1)).unwrap_err();
     assert_eq!(error.problems.len(), 1);
     // 4 * 6 = 24 and 8 * 6 = 48 fill eights; 5 * 8 = 40 does; 30 has the divisors 6 and 10 around 8.
     let expected = [
@@ -72,7 +72,7 @@ fn samples_that_do_not_fill_micro_batches_name_the_nearest_numbers_that_do() {
 
 #[test]
 fn an_accumulation_that_does_not_divide_the_micro_batches_names_the_nearest_that_does() {
-    let error = Geometry::new(request(6, 4, 4, 4)).unwrap_err();
+    let error = BatchGeometry::new(request(6, 4, 4, 4)).unwrap_err();
     assert_eq!(
         error.problems[0].nearest,
         [
@@ -92,7 +92,7 @@ fn an_accumulation_that_does_not_divide_the_micro_batches_names_the_nearest_that
 
 #[test]
 fn zeros_are_all_reported_at_once() {
-    let error = Geometry::new(request(0, 4, 0, 0)).unwrap_err();
+    let error = BatchGeometry::new(request(0, 4, 0, 0)).unwrap_err();
     let message = error.to_string();
     assert_eq!(error.problems.len(), 2);
     assert!(
@@ -103,8 +103,8 @@ fn zeros_are_all_reported_at_once() {
 
 #[test]
 fn absurdly_large_numbers_are_an_error_and_not_an_overflow() {
-    assert!(Geometry::new(request(usize::MAX, usize::MAX, 1, 1)).is_err());
-    assert!(Geometry::new(request(4, 4, usize::MAX, usize::MAX)).is_err());
+    assert!(BatchGeometry::new(request(usize::MAX, usize::MAX, 1, 1)).is_err());
+    assert!(BatchGeometry::new(request(4, 4, usize::MAX, usize::MAX)).is_err());
 }
 
 proptest! {
@@ -113,7 +113,7 @@ proptest! {
         prompts in 1_usize..40, group_size in 1_usize..20, micro_batch in 1_usize..40, accumulated in 0_usize..10,
     ) {
         let asked = request(prompts, group_size, micro_batch, accumulated);
-        match Geometry::new(asked) {
+        match BatchGeometry::new(asked) {
             Ok(geometry) => {
                 prop_assert_eq!(geometry.samples(), prompts * group_size);
                 let per_update = geometry.micro_batches_per_update();
@@ -131,7 +131,7 @@ proptest! {
                             "micro_batch" => mended.micro_batch = value,
                             _ => mended.gradient_accumulation = value,
                         }
-                        let rules = Geometry::new(mended).err().map(|error| error.problems).unwrap_or_default();
+                        let rules = BatchGeometry::new(mended).err().map(|error| error.problems).unwrap_or_default();
                         let same = |rule: &str| rule.contains("micro-batches") == problem.rule.contains("micro-batches");
                         prop_assert!(!rules.iter().any(|left| same(&left.rule)), "{field} = {value}: {rules:?}");
                     }
@@ -145,7 +145,7 @@ proptest! {
         prompts in 1_usize..9, group_size in 1_usize..9, micro_batches in 1_usize..5, iteration in 0_u64..1000,
     ) {
         let samples = prompts * group_size * micro_batches;
-        let geometry = Geometry::new(request(prompts * micro_batches, group_size, prompts * group_size, 1)).unwrap();
+        let geometry = BatchGeometry::new(request(prompts * micro_batches, group_size, prompts * group_size, 1)).unwrap();
         let seen: Vec<usize> = geometry.micro_batch_samples().flatten().collect();
         prop_assert_eq!(seen, (0..samples).collect::<Vec<_>>());
         let slots: BTreeSet<_> = (0..samples).map(|sample| geometry.slot(sample)).collect();
@@ -204,7 +204,7 @@ proptest! {
     ) {
         let geometry = |share: f64, group_size: usize| {
             let per_iteration = ((prompts as f64 * share) as usize).max(1);
-            Geometry::new(request(per_iteration, group_size, 1, 0)).unwrap()
+            BatchGeometry::new(request(per_iteration, group_size, 1, 0)).unwrap()
         };
         let (_, share, group_size) = changes[0];
         let mut sampler = PromptSampler::new(prompts, 1, seed).unwrap();
@@ -239,7 +239,7 @@ proptest! {
 
 #[test]
 fn going_back_before_a_change_of_geometry_forgets_it() {
-    let of = |prompts, group_size| Geometry::new(request(prompts, group_size, 1, 0)).unwrap();
+    let of = |prompts, group_size| BatchGeometry::new(request(prompts, group_size, 1, 0)).unwrap();
     let mut history = GeometryHistory::new(&of(10, 4));
     history.change(2, &of(5, 4));
     assert_eq!((history.first_group(4), history.sample_id(4, 3)), (30, 123));
@@ -252,7 +252,7 @@ fn going_back_before_a_change_of_geometry_forgets_it() {
 
 #[test]
 fn candidates_have_addresses_of_their_own_which_a_change_of_their_number_does_not_repeat() {
-    let plain = Geometry::new(request(3, 4, 6, 0)).unwrap();
+    let plain = BatchGeometry::new(request(3, 4, 6, 0)).unwrap();
     assert_eq!((plain.candidates(), plain.first_candidate(5)), (4, 5));
     let explored = plain.with_candidates(10).unwrap();
     assert_eq!((explored.samples(), explored.candidate_micro_batches()), (12, 5));
@@ -270,7 +270,7 @@ fn candidates_have_addresses_of_their_own_which_a_change_of_their_number_does_no
 
 #[test]
 fn impossible_candidates_are_errors_with_the_nearest_possible_ones() {
-    let geometry = Geometry::new(request(3, 4, 6, 0)).unwrap();
+    let geometry = BatchGeometry::new(request(3, 4, 6, 0)).unwrap();
     let few = geometry.with_candidates(4).unwrap_err();
     assert!(few.to_string().contains("more than group_size(4)"), "{few}");
     let odd = geometry.with_candidates(9).unwrap_err();

@@ -4,7 +4,7 @@ use crate::losses::{ADVANTAGES, IntoPlain, clipped, host, loss_at, mean, rows, s
 use crate::support::{Visit, config, environment, registries, with_trainer};
 use flow_core::rng::Purpose;
 use flow_trainer::Trainer;
-use flow_trainer::algorithm::{Algorithm, Position};
+use flow_trainer::algorithm::{Algorithm, LossPoint};
 use flow_trainer::rollout::{Sampler, Trajectories};
 
 struct CheckNft;
@@ -15,7 +15,7 @@ impl Visit for CheckNft {
     fn visit<A: Algorithm + 'static>(self, trainer: Trainer<A>) {
         let mut trainer = trainer.set_up().expect("no accelerator refuses");
         let sigma = 0.6;
-        let (found, batch, v, v_old) = loss_at(&mut trainer, Position::Time { sigma, draw: 3 });
+        let (found, batch, v, v_old) = loss_at(&mut trainer, LossPoint::Time { sigma, draw: 3 });
         let noise = trainer
             .sampler
             .noise(Purpose::ForwardNoise, &batch.samples, 3, v.len() / 4);
@@ -75,7 +75,7 @@ impl Visit for CheckAwm {
     fn visit<A: Algorithm + 'static>(self, trainer: Trainer<A>) {
         let mut trainer = trainer.set_up().expect("no accelerator refuses");
         let sigma: f64 = 0.6;
-        let (found, batch, v, v_old) = loss_at(&mut trainer, Position::Time { sigma, draw: 3 });
+        let (found, batch, v, v_old) = loss_at(&mut trainer, LossPoint::Time { sigma, draw: 3 });
         let log_prob = |error: f64| match self.0 {
             "uniform" => -error,
             "sigma-squared" => -sigma * sigma * error,
@@ -123,7 +123,7 @@ impl Visit for CheckDpo {
 
     fn visit<A: Algorithm + 'static>(self, trainer: Trainer<A>) {
         let mut trainer = trainer.set_up().expect("no accelerator refuses");
-        let (found, batch, v, v_ref) = loss_at(&mut trainer, Position::Time { sigma: 0.6, draw: 3 });
+        let (found, batch, v, v_ref) = loss_at(&mut trainer, LossPoint::Time { sigma: 0.6, draw: 3 });
         let of = |v: &[f64]| matching_error(&trainer.sampler, &batch, v);
         let pairs = of(&v).into_iter().zip(of(&v_ref));
         let excess: Vec<f64> = pairs.map(|(ours, theirs)| ours - theirs).collect();

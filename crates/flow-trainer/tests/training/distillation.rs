@@ -9,7 +9,7 @@ use burn::tensor::Tensor;
 use flow_core::tensors::plain;
 use flow_core::{CallContext, Exec, Weights};
 use flow_trainer::algorithm::{
-    Algorithm, LossContext, LossTarget, Opd, OpdSettings, Position, TeacherConfig,
+    Algorithm, LossContext, LossTarget, Opd, OpdSettings, LossPoint, TeacherConfig,
 };
 use flow_trainer::policy::CallSite;
 use flow_trainer::rollout::StepRecord;
@@ -122,7 +122,7 @@ impl Visit for CheckOpd {
         };
         trainer.state.weights.teachers = [21, 22].map(teacher).to_vec();
         let opd = self.algorithm(&trainer.schedule);
-        let position = Position::Recorded(INDEX);
+        let position = LossPoint::Recorded(INDEX);
         in_context(&mut trainer, position, |_, context, [pass, again]| {
             let record = &context.batch.records[INDEX];
             let (loss, gradients) = loss_in(pass, context, |in_pass| opd.loss(in_pass, position));

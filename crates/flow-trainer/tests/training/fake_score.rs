@@ -12,7 +12,7 @@ use flow_core::tensors::plain;
 use flow_core::{CallContext, Exec, RawTensor, TrainingPass};
 use flow_report::{Manifest, OnExists, RunDirectory};
 use flow_trainer::Trainer;
-use flow_trainer::algorithm::{Algorithm, LossContext, NetworkRole, Position};
+use flow_trainer::algorithm::{Algorithm, LossContext, NetworkRole, LossPoint};
 use flow_trainer::observer::Silent;
 use flow_trainer::policy::CallSite;
 use flow_trainer::rollout::StepRecord;
@@ -23,7 +23,7 @@ pub const ODE: &str = "scheduler.dynamics=\"ode\"";
 const SEED: u64 = 3;
 pub const INDEX: usize = 1;
 const DRAW: u32 = 6;
-pub const POSITION: Position = Position::Step {
+pub const POSITION: LossPoint = LossPoint::Step {
     index: INDEX,
     draw: DRAW,
 };

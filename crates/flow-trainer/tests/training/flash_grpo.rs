@@ -6,7 +6,7 @@ use crate::losses::{ADVANTAGES, host, in_context, mean, rows};
 use crate::support::{Visit, config, environment, registries, with_trainer};
 use burn::tensor::Tensor;
 use flow_trainer::Trainer;
-use flow_trainer::algorithm::{Algorithm, Position, UnitLoss};
+use flow_trainer::algorithm::{Algorithm, LossPoint, PointLoss};
 use flow_trainer::scheduler::StepCoefficients;
 
 const INDEX: usize = 2;
@@ -51,11 +51,11 @@ impl Visit for CheckRectified {
 
     fn visit<A: Algorithm + 'static>(self, trainer: Trainer<A>) {
         let mut trainer = trainer.set_up().expect("no accelerator refuses");
-        let position = Position::Recorded(INDEX);
+        let position = LossPoint::Recorded(INDEX);
         in_context(&mut trainer, position, |algorithm, context, [pass, again]| {
             let record = &context.batch.records[INDEX];
             let own = context.policy.guidance_scale;
-            let (loss, gradients) = loss_in(pass, context, |inner| UnitLoss {
+            let (loss, gradients) = loss_in(pass, context, |inner| PointLoss {
                 replayed: None,
                 ..algorithm.loss(inner, position)
             });

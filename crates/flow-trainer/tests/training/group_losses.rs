@@ -7,23 +7,23 @@ use burn::tensor::Tensor;
 use flow_core::tensors::plain;
 use flow_core::{CallContext, Exec, TrainingPass};
 use flow_trainer::Trainer;
-use flow_trainer::algorithm::{Algorithm, LossContext, Position};
+use flow_trainer::algorithm::{Algorithm, LossContext, LossPoint};
 use flow_trainer::policy::Policy;
 
-const SIGMA: f64 = 0.6;
-const POSITION: Position = Position::Time {
+pub const SIGMA: f64 = 0.6;
+pub const POSITION: LossPoint = LossPoint::Time {
     sigma: SIGMA,
     draw: 3,
 };
 
 /// The point on the path where a loss is taken, and what the velocity there should be; `[4, N]`.
-struct Point {
+pub struct Point {
     x: Tensor<2>,
     target: Tensor<2>,
 }
 
 impl Point {
-    fn of(context: &LossContext<'_, '_>) -> Self {
+    pub fn of(context: &LossContext<'_, '_>) -> Self {
         let noise = Tensor::<2>::from_dispatch(context.noise.clone().expect("it was drawn"));
         let clean = Tensor::<2>::from_dispatch(context.batch.clean.clone());
         Self {
@@ -32,7 +32,7 @@ impl Point {
         }
     }
 
-    fn velocity<'w>(
+    pub fn velocity<'w>(
         &self,
         context: &LossContext<'_, '_>,
         guidance_scale: f32,

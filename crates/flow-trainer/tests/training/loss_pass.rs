@@ -2,13 +2,13 @@
 
 use crate::losses::{IntoPlain, host};
 use flow_core::{RawTensor, TrainingPass};
-use flow_trainer::algorithm::{LossContext, Taught, UnitLoss};
+use flow_trainer::algorithm::{LossContext, Taught, PointLoss};
 
 /// A loss in `pass`, of all else that `context` has, and its gradients. It is of an algorithm that computes no ratios.
 pub fn loss_in(
     pass: TrainingPass<'_>,
     context: &LossContext<'_, '_>,
-    loss: impl FnOnce(&LossContext<'_, '_>) -> UnitLoss,
+    loss: impl FnOnce(&LossContext<'_, '_>) -> PointLoss,
 ) -> (f64, Vec<Option<RawTensor>>) {
     let teachers = context.teachers.iter().map(|it| Taught {
         teacher: it.teacher,

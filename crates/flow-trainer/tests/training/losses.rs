@@ -6,7 +6,7 @@ use flow_accel::Acceleration;
 use flow_core::rng::Purpose;
 use flow_core::{InferencePass, RawTensor, Stage, TrainingPass, cpu};
 use flow_trainer::Trainer;
-use flow_trainer::algorithm::{Algorithm, LossContext, NetworkRole, Position, StepRows, Taught, UnitLoss};
+use flow_trainer::algorithm::{Algorithm, LossContext, NetworkRole, LossPoint, StepRows, Taught, PointLoss};
 use flow_trainer::policy::{CallSite, Conditions};
 use flow_trainer::rollout::{NoiseSource, SampleRequest, StepRecord, Trajectories};
 use flow_trainer::scheduler::StepCoefficients;
@@ -35,7 +35,7 @@ pub const GROUPS: [u64; 4] = [5, 5, 6, 6];
 /// 1, and two more passes with these weights.
 pub fn in_context<A: Algorithm, R>(
     trainer: &mut Trainer<A, Acceleration>,
-    position: Position,
+    position: LossPoint,
     look: impl FnOnce(&A, &LossContext<'_, '_>, [TrainingPass<'_>; 2]) -> R,
 ) -> (R, Trajectories) {
     let samples = [10, 11, 12, 13];
@@ -125,23 +125,23 @@ pub fn in_context<A: Algorithm, R>(
 /// The loss after the weights have moved, with velocities at its input under the weights that moved and those that sampled.
 pub fn loss_at<A: Algorithm>(
     trainer: &mut Trainer<A, Acceleration>,
-    position: Position,
-) -> (UnitLoss, Trajectories, Vec<f64>, Vec<f64>) {
+    position: LossPoint,
+) -> (PointLoss, Trajectories, Vec<f64>, Vec<f64>) {
     let ((loss, v, v_old), batch) = in_context(trainer, position, |algorithm, context, _| {
         let loss = algorithm.loss(context, position);
         let (x, sigma) = match position {
-            Position::Recorded(index) => {
+            LossPoint::Recorded(index) => {
                 let record = &context.batch.records[index];
                 (host(&record.x), record.step.sigma)
             }
-            Position::Step { .. } => unreachable!("no loss of these tests is taken there"),
-            Position::Time { sigma, .. } => {
+            LossPoint::Step { .. } => unreachable!("no loss of these tests is taken there"),
+            LossPoint::Time { sigma, .. } => {
                 let noise = host(context.noise.as_ref().expect("it was drawn"));
                 let mix = |(clean, noise): (&f64, &f64)| (1.0 - sigma) * clean + sigma * noise;
                 let clean = host(&context.batch.clean);
                 (clean.iter().zip(&noise).map(mix).collect(), sigma)
             }
-            Position::EachRow { .. } => unreachable!("such losses are checked in `records`"),
+            LossPoint::EachRow { .. } => unreachable!("such losses are checked in `records`"),
         };
         let velocity = |pass: &InferencePass<'_>| {
             let exec = pass.exec(context.policy.call(SITE, &context.batch.samples));
@@ -226,7 +226,7 @@ pub fn clipped(ratios: &[f64], clip: f64) -> f64 {
 }
 
 /// That loss and ratios are those expected; gives the terms that are logged.
-fn check(found: UnitLoss, expected: f64, ratios: &[f64]) -> Vec<(&'static str, RawTensor)> {
+fn check(found: PointLoss, expected: f64, ratios: &[f64]) -> Vec<(&'static str, RawTensor)> {
     let loss = host(&found.loss.into_dispatch_plain())[0];
     assert!(
         (loss - expected).abs() < 2e-4 * expected.abs().max(1.0),
@@ -258,7 +258,7 @@ impl Visit for CheckClipped {
 
     fn visit<A: Algorithm + 'static>(self, trainer: Trainer<A>) {
         let mut trainer = trainer.set_up().expect("no accelerator refuses");
-        let (found, batch, v, v_old) = loss_at(&mut trainer, Position::Recorded(1));
+        let (found, batch, v, v_old) = loss_at(&mut trainer, LossPoint::Recorded(1));
         let host = HostStep::of(&batch.records[1], &v, &v_old);
         let (step, q) = (host.step, host.step.guard_scale());
         let kl = mean(host.drift.iter().copied());
@@ -289,7 +289,7 @@ impl Visit for CheckGardo {
 
     fn visit<A: Algorithm + 'static>(self, trainer: Trainer<A>) {
         let mut trainer = trainer.set_up().expect("no accelerator refuses");
-        let (found, batch, v, v_old) = loss_at(&mut trainer, Position::Recorded(1));
+        let (found, batch, v, v_old) = loss_at(&mut trainer, LossPoint::Recorded(1));
         let host = HostStep::of(&batch.records[1], &v, &v_old);
         let ratios = host.ratios();
         let diffusion = batch.records.iter().map(|record| record.step.std_dev);
@@ -335,7 +335,7 @@ impl Visit for CheckDppo {
 
     fn visit<A: Algorithm + 'static>(self, trainer: Trainer<A>) {
         let mut trainer = trainer.set_up().expect("no accelerator refuses");
-        let (found, batch, v, v_old) = loss_at(&mut trainer, Position::Recorded(1));
+        let (found, batch, v, v_old) = loss_at(&mut trainer, LossPoint::Recorded(1));
         let host = HostStep::of(&batch.records[1], &v, &v_old);
         let ratios = host.ratios();
         let divergence: Vec<f64> = match self.0 {
@@ -434,7 +434,7 @@ impl Visit for CheckGuidedReference {
     fn visit<A: Algorithm + 'static>(self, trainer: Trainer<A>) {
         let mut trainer = trainer.set_up().expect("no accelerator refuses");
         let sampled = trainer.state.weights.current.clone();
-        let (found, batch, v, v_old) = loss_at(&mut trainer, Position::Recorded(1));
+        let (found, batch, v, v_old) = loss_at(&mut trainer, LossPoint::Recorded(1));
         let policy = &trainer.sampler.policy;
         assert!(!policy.is_guided(), "rollouts have no second branch");
         // The empty branch by itself, as if it were a prompt.

@@ -9,6 +9,7 @@ mod exploration;
 mod fake_score;
 mod flash_grpo;
 mod frozen;
+mod gradients;
 mod group_losses;
 mod guards;
 mod guidance;

@@ -146,6 +146,42 @@ fn a_loss_over_whole_groups_leaves_the_same_bytes_on_one_two_and_four_ranks() {
 }
 
 #[test]
+fn a_loss_of_single_rows_and_networks_beside_the_student_leave_the_same_bytes_on_one_two_and_four_ranks() {
+    let geometry = [
+        "sampling.prompts_per_step=4",
+        "sampling.group_size=6",
+        "sampling.micro_batch=3",
+        "optimizer.gradient_accumulation=4",
+        "distributed.lanes=4",
+        "distributed.check_replicas_every=1",
+        "evaluation.every=0",
+    ];
+    let (sde, ode) = ("scheduler.dynamics=\"flow-sde\"", "scheduler.dynamics=\"ode\"");
+    for (algorithm, dynamics) in [
+        ("algorithm={ kind = \"grpo-guard\", inner_epochs = 2 }", sde),
+        ("algorithm={ kind = \"dppo\", inner_epochs = 2 }", sde),
+        (
+            "algorithm={ kind = \"awm\", off_policy = true, old_policy_beta = 0.1, kl_beta = 0.01, train_timesteps = { count = 2 } }",
+            ode,
+        ),
+        ("algorithm={ kind = \"dmd2\", fake_score = { updates = 2 } }", ode),
+        ("algorithm={ kind = \"tdm\", fake_score = { updates = 2 } }", ode),
+        (
+            "algorithm={ kind = \"tdm-r1\", fake_score = { updates = 2 } }",
+            ode,
+        ),
+    ] {
+        let overrides = [&geometry[..], &[algorithm, dynamics]].concat();
+        let one = on_ranks(1, &overrides);
+        for ranks in [2, 4] {
+            let other = on_ranks(ranks, &overrides);
+            assert_eq!(other.metrics, one.metrics, "{algorithm} on {ranks}");
+            assert!(other.weights == one.weights, "{algorithm} on {ranks}");
+        }
+    }
+}
+
+#[test]
 fn gates_and_another_solver_behind_the_window_leave_the_same_bytes_on_one_two_and_four_ranks() {
     let overrides = [
         "sampling.prompts_per_step=4",

@@ -10,7 +10,7 @@ use flow_core::tensors::plain;
 use flow_core::{CallContext, Exec};
 use flow_report::{Manifest, OnExists, RunDirectory, Tile};
 use flow_trainer::Trainer;
-use flow_trainer::algorithm::{Algorithm, LossContext, Position};
+use flow_trainer::algorithm::{Algorithm, LossContext, LossPoint};
 use flow_trainer::observer::Silent;
 use flow_trainer::policy::Policy;
 use std::fmt::Write;
@@ -18,7 +18,7 @@ use std::path::Path;
 
 const SEED: u64 = 9;
 const DRAW: u32 = 3;
-const POSITION: Position = Position::EachRow {
+const POSITION: LossPoint = LossPoint::EachRow {
     seed: SEED,
     draw: DRAW,
 };

@@ -10,7 +10,7 @@ use flow_trainer::observer::{Observer, Silent};
 use flow_trainer::{TrainError, Trainer};
 use std::path::Path;
 
-const VARIANTS: [&[&str]; 10] = [
+const VARIANTS: [&[&str]; 13] = [
     &[
         "ema.enabled=true",
         "algorithm.kl={ kind = \"velocity\", beta = 0.1 }",
@@ -61,6 +61,21 @@ const VARIANTS: [&[&str]; 10] = [
         "scheduler.window={ kind = \"sliding\", size = 2, hold = 1 }",
         "scheduler.after_window={ kind = \"dpm-solver\", share = 0.75 }",
     ],
+    &[
+        "algorithm={ kind = \"dppo\", mask = \"velocity\", inner_epochs = 2 }",
+        "scheduler.dynamics=\"cps\"",
+    ],
+    // A slower copy samples and pulls.
+    &[
+        "algorithm={ kind = \"awm\", weighting = \"generalised-huber\", off_policy = true, old_policy_beta = 0.1, kl_beta = 0.01, \
+         old_policy = { rate = 0.3 }, inner_epochs = 2 }",
+        "scheduler.dynamics=\"ode\"",
+    ],
+    // Rows that are arranged anew.
+    &[
+        "algorithm={ kind = \"dpo\", inner_epochs = 2, train_timesteps = { count = 2 } }",
+        "optimizer.gradient_accumulation=0",
+    ],
     // Members of a group are leaves of a tree, and the step that is not trained moves.
     &[
         "sampling.initial_noise=\"per_group\"",
@@ -79,11 +94,27 @@ fn a_resumed_run_has_the_metrics_and_weights_of_an_uninterrupted_one() {
 }
 
 #[test]
-fn the_number_of_threads_changes_no_bit() {
+fn neither_threads_nor_activation_checkpointing_change_a_bit_of_any_algorithm() {
     let registries = registries();
     let environment = environment(&registries);
-    let config = config(VARIANTS[0]);
-    let run = |threads: usize| {
+    let ode = "scheduler.dynamics=\"ode\"";
+    let whole = "optimizer.gradient_accumulation=0";
+    let beside: [&[&str]; 4] = [
+        &["algorithm={ kind = \"dmd2\", fake_score = { updates = 2 } }", ode],
+        &["algorithm={ kind = \"tdm\", fake_score = { updates = 2 } }", ode],
+        &[
+            "algorithm={ kind = \"tdm-r1\", fake_score = { updates = 2 } }",
+            ode,
+            whole,
+        ],
+        &[
+            "algorithm={ kind = \"sft\" }",
+            "sampling.group_size=1",
+            "sampling.prompts_per_step=12",
+        ],
+    ];
+    let run = |overrides: &[&str], threads: usize| {
+        let config = config(overrides);
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)
             .build()
@@ -100,11 +131,16 @@ fn the_number_of_threads_changes_no_bit() {
                 },
             )
         })
-        .unwrap_or_else(|error| panic!("{error}"))
+        .unwrap_or_else(|error| panic!("{overrides:?}: {error}"))
     };
-    let one = run(1);
-    assert_eq!(one, run(2));
-    assert_eq!(one, run(5));
+    for overrides in VARIANTS.into_iter().chain(beside) {
+        let one = run(overrides, 1);
+        for threads in [2, 5] {
+            assert_eq!(one, run(overrides, threads), "{overrides:?} on {threads}");
+        }
+        let again = run(&[overrides, &["checkpointing.policy=\"full\""]].concat(), 2);
+        assert!(again.weights == one.weights, "{overrides:?}, computed again");
+    }
 }
 
 #[test]

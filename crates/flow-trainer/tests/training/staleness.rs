@@ -8,7 +8,7 @@ use flow_accel::Paradigm;
 use flow_core::{InferencePass, Weights};
 use flow_report::{CheckpointReader, Manifest, OnExists, RunDirectory};
 use flow_trainer::Trainer;
-use flow_trainer::algorithm::{Algorithm, Grpo, LossContext, Position, ReferenceWeights, UnitLoss};
+use flow_trainer::algorithm::{Algorithm, Grpo, LossContext, LossPoint, ReferenceWeights, PointLoss};
 use flow_trainer::observer::{Observer, Phase};
 use flow_trainer::scheduler::Schedule;
 use flow_trainer::setup;
@@ -215,8 +215,8 @@ struct Seen {
 }
 
 impl Noting {
-    fn note(&self, context: &LossContext<'_, '_>, position: Position, unit: &UnitLoss) {
-        let Position::Recorded(index) = position else {
+    fn note(&self, context: &LossContext<'_, '_>, position: LossPoint, unit: &PointLoss) {
+        let LossPoint::Recorded(index) = position else {
             unreachable!("GRPO takes its loss at recorded steps");
         };
         let record = &context.batch.records[index];
@@ -263,11 +263,11 @@ impl Algorithm for Noting {
         self.inner.advantage_clip()
     }
 
-    fn positions(&self, schedule: &Schedule, seed: u64, iteration: u64, pass: usize) -> Vec<Position> {
+    fn positions(&self, schedule: &Schedule, seed: u64, iteration: u64, pass: usize) -> Vec<LossPoint> {
         self.inner.positions(schedule, seed, iteration, pass)
     }
 
-    fn loss(&self, context: &LossContext<'_, '_>, position: Position) -> UnitLoss {
+    fn loss(&self, context: &LossContext<'_, '_>, position: LossPoint) -> PointLoss {
         let unit = self.inner.loss(context, position);
         if context.site.iteration == 1 {
             self.note(context, position, &unit);

@@ -107,7 +107,7 @@ pub fn environment_with(registries: &Registries, kernels: Arc<dyn Kernels>) -> E
         accelerators: &registries.accelerators,
         plugins: &registries.plugins,
         base: Path::new("."),
-        gauge: None,
+        memory_probe: None,
         folders: PipelineFolders::default(),
         exchange: std::sync::Arc::new(flow_trainer::distributed::Alone),
     }

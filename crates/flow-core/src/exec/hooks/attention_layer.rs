@@ -1,50 +1,8 @@
 //! Attention layers: the parts of a block whose output a feature cache may answer for.
 
-use super::Site;
-use crate::exec::Exec;
+use crate::exec::{AttentionKind, AttentionLayer, Exec, LayerBody, LayerDriver};
 use crate::tensors::Tensors;
 use burn::backend::DispatchTensor;
-use std::fmt::Debug;
-
-/// What the queries of an attention layer look at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum AttentionKind {
-    /// The tokens of the same image or frame, joint with the text or not.
-    Spatial,
-    /// The same place in other frames.
-    Temporal,
-    /// The condition only.
-    Cross,
-}
-
-/// An attention layer of a model.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct AttentionLayer {
-    /// Its block.
-    pub site: Site,
-    /// Its name within the block, unique there.
-    pub name: &'static str,
-    /// What it looks at.
-    pub kind: AttentionKind,
-}
-
-/// An attention layer as a driver sees it: a function of its inputs, for all or some trajectories.
-pub type LayerBody<'a> = &'a dyn Fn(&Exec<'_>, Vec<DispatchTensor>) -> Vec<DispatchTensor>;
-
-/// Computes attention layers, or answers for them.
-pub trait LayerDriver: Debug + Send + Sync {
-    /// Name in logs and manifests.
-    fn name(&self) -> &str;
-
-    /// The outputs of `layer` for `inputs`; each has the batch as its first axis.
-    fn run(
-        &self,
-        exec: &Exec<'_>,
-        layer: &AttentionLayer,
-        inputs: Vec<DispatchTensor>,
-        body: LayerBody<'_>,
-    ) -> Vec<DispatchTensor>;
-}
 
 /// Computes every layer.
 #[derive(Debug)]

@@ -1,67 +1,11 @@
 //! Regions: the parts of a block that a checkpoint policy decides about.
 
 use crate::autograd::{self, Backward};
-use crate::exec::Exec;
+use crate::exec::{Body, Effect, Exec, RegionEngine, Site};
 use crate::model::RegionKind;
 use crate::tensors::{RawTensor, Tensors, is_tracked, plain, zeros_like};
 use burn::backend::DispatchTensor;
-use std::fmt::{self, Debug};
 use std::sync::Arc;
-
-/// What a region does besides computing its outputs from its inputs and weights.
-///
-/// Numbers drawn by a counter ([`crate::rng`]) are a function of their place, so drawing them is pure.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Effect {
-    /// Nothing: it gives the same outputs whenever it runs.
-    #[default]
-    Pure,
-    /// It draws numbers from a generator with state.
-    Random,
-    /// It takes part in a collective operation of several processes.
-    Collective,
-    /// It reads values back to the host, which waits for the device.
-    HostReadBack,
-}
-
-impl Effect {
-    /// Whether the region may run again in backward. What is not pure runs once.
-    pub fn may_replay(self) -> bool {
-        self == Self::Pure
-    }
-}
-
-/// Where a region stands in the model.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Site {
-    /// Name of the stack.
-    pub stack: Arc<str>,
-    /// Index of the block.
-    pub block: usize,
-    /// Kind of the region.
-    pub kind: RegionKind,
-    /// What it does besides computing.
-    pub effect: Effect,
-}
-
-impl fmt::Display for Site {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}[{}].{:?}", self.stack, self.block, self.kind)
-    }
-}
-
-/// A region as a value: a pure function of its inputs and of the weights that the context shows it. It can run again
-/// during backward, on other leaves.
-pub type Body = Arc<dyn Fn(&Exec<'_>, Vec<DispatchTensor>) -> Vec<DispatchTensor> + Send + Sync>;
-
-/// Runs regions; decides what backward keeps of them.
-pub trait RegionEngine: Debug + Send + Sync {
-    /// Name in logs and manifests.
-    fn name(&self) -> &str;
-
-    /// Runs `body` on `inputs`. `exec` is at the region's [`Site`].
-    fn run(&self, exec: &Exec<'_>, inputs: Vec<DispatchTensor>, body: Body) -> Vec<DispatchTensor>;
-}
 
 /// Backward keeps whatever the operations keep.
 ///

@@ -1,13 +1,11 @@
 //! Stacks: the sequence of blocks that makes up a transformer.
 
-use super::{Body, Effect, Site};
-use crate::exec::Exec;
+use crate::exec::{Body, Effect, Exec, Site, Stack, StackDriver};
 use crate::model::RegionKind;
 use crate::tensors::Tensors;
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 use std::fmt::Debug;
-use std::ops::Range;
 use std::sync::Arc;
 
 /// One block of a stack: a description holding weight handles and constants, never tensors of a call.
@@ -37,63 +35,6 @@ pub trait Block: Debug + Send + Sync + 'static {
     ) -> Option<Tensor<3>> {
         None
     }
-}
-
-/// A stack as a driver sees it.
-pub trait Stack {
-    /// Its name within the model.
-    fn name(&self) -> &str;
-    /// Number of blocks.
-    fn len(&self) -> usize;
-    /// Whether there is no block.
-    fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-    /// Runs block `index` on all or some trajectories of the batch.
-    fn run_block(
-        &self,
-        exec: &Exec<'_>,
-        index: usize,
-        carried: Vec<DispatchTensor>,
-        shared: Vec<DispatchTensor>,
-    ) -> Vec<DispatchTensor>;
-    /// [`Block::modulated_input`] of block `index`.
-    fn modulated_input(
-        &self,
-        _exec: &Exec<'_>,
-        _index: usize,
-        _carried: &[DispatchTensor],
-        _shared: &[DispatchTensor],
-    ) -> Option<DispatchTensor> {
-        None
-    }
-    /// Runs the blocks of `range`, one after another.
-    fn run_blocks(
-        &self,
-        exec: &Exec<'_>,
-        range: Range<usize>,
-        carried: Vec<DispatchTensor>,
-        shared: &[DispatchTensor],
-    ) -> Vec<DispatchTensor> {
-        range.fold(carried, |carried, index| {
-            self.run_block(exec, index, carried, shared.to_vec())
-        })
-    }
-}
-
-/// Runs the blocks of a stack, or answers for some of them.
-pub trait StackDriver: Debug + Send + Sync {
-    /// Name in logs and manifests.
-    fn name(&self) -> &str;
-
-    /// Takes `carried` through the stack.
-    fn run(
-        &self,
-        exec: &Exec<'_>,
-        stack: &dyn Stack,
-        carried: Vec<DispatchTensor>,
-        shared: Vec<DispatchTensor>,
-    ) -> Vec<DispatchTensor>;
 }
 
 /// Runs every block.

@@ -1,24 +1,8 @@
 //! Whole calls of a model, which a feature cache may answer for.
 
-use crate::exec::{Exec, FlowModel};
+use crate::exec::{Exec, FlowModel, VelocityDriver};
 use crate::model::ModelInput;
 use burn::tensor::{DType, Tensor};
-use std::fmt::Debug;
-
-/// Calls a model, or answers for it.
-pub trait VelocityDriver: Debug + Send + Sync {
-    /// Name in logs and manifests.
-    fn name(&self) -> &str;
-
-    /// The velocity `[B, N]` of `model` at `input`.
-    fn run(&self, exec: &Exec<'_>, model: &dyn FlowModel, input: ModelInput) -> Tensor<2>;
-
-    /// Whether every row is computed in every call, with the bits that a call of the model gives. Then another driver may stand
-    /// above this one, and ask it for what it does not answer itself.
-    fn computes_every_row(&self) -> bool {
-        false
-    }
-}
 
 /// Calls the model for every row.
 #[derive(Debug)]

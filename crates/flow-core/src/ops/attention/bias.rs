@@ -1,9 +1,8 @@
 //! An addend of attention's scores that depends on how far a key lies from a query.
 
-use super::{AttentionCall, Place, Refusal};
 use crate::tensors::{RawTensor, is_tracked, plain, shape};
-use burn::backend::{DispatchTensor, TensorMetadata};
-use burn::tensor::DType;
+use burn::backend::DispatchTensor;
+use flow_registry::Refusal;
 
 /// What is added to the scores of each head, by distance: query `i` of `S` and key `j` get `values[head, j - i + S - 1]`. So
 /// relative positions are held in `S + T - 1` numbers for each head, and never as a matrix of all pairs (Raffel et al. 2020,
@@ -46,35 +45,5 @@ impl RelativeBias {
     /// The values, `[H, S + T - 1]`.
     pub fn values(&self) -> &RawTensor {
         &self.values
-    }
-
-    /// Whether it fits `call`.
-    pub(super) fn check(&self, call: &AttentionCall) -> Result<(), Refusal> {
-        let (found, wanted) = (
-            shape(&self.values),
-            [call.heads, (call.queries + call.key_count()).saturating_sub(1)],
-        );
-        if found != wanted {
-            return Err(Refusal::because(format!(
-                "the bias of the scores is {found:?}; {} heads, {} queries and {} keys need {wanted:?}",
-                call.heads,
-                call.queries,
-                call.key_count()
-            )));
-        }
-        let dtype = self.values.dtype();
-        if dtype != DType::F32 && dtype != call.dtype {
-            return Err(Refusal::because(format!(
-                "the bias of the scores is {dtype:?} and the operands are {:?}; it must be f32 or like them",
-                call.dtype
-            )));
-        }
-        let on_the_host = |place: &Place| matches!(place, Place::Host);
-        if on_the_host(&Place::of(&self.values)) != on_the_host(&call.place) {
-            return Err(Refusal::because(
-                "the bias of the scores is on another device than the operands",
-            ));
-        }
-        Ok(())
     }
 }

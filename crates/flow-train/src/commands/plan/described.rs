@@ -1,8 +1,8 @@
 //! What a plan is made of, and how it reads.
 
 use super::cost::{Cost, Work};
+use crate::commands::config_report::Target;
 use crate::commands::memory;
-use crate::commands::survey::Target;
 use crate::terminal;
 use flow_config::{Config, Finetune};
 use flow_core::{ModelSpec, ParamLayout};
@@ -10,7 +10,7 @@ use flow_train::checkpoint::Policy;
 use flow_trainer::Trainer;
 use flow_trainer::algorithm::{Algorithm, NetworkRole};
 use flow_trainer::branching::Branches;
-use flow_trainer::geometry::Geometry;
+use flow_trainer::geometry::BatchGeometry;
 use flow_trainer::scheduler::{Schedule, StepCoefficients};
 use flow_trainer::setup::Environment;
 use flow_validate::{Companions, Load, MemoryEstimate, Operations, checkpoint_policy};
@@ -85,7 +85,7 @@ pub(super) struct Described<'a> {
     /// The models beside the one that is trained.
     pub(super) companions: Option<Companions>,
     pub(super) trained: &'a [bool],
-    pub(super) geometry: &'a Geometry,
+    pub(super) geometry: &'a BatchGeometry,
     pub(super) schedule: &'a Schedule,
     pub(super) data: &'a str,
     pub(super) prompts: usize,

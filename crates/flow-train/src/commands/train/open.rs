@@ -3,8 +3,8 @@
 use super::defaults;
 use crate::arguments::{Existing, TrainArguments};
 use crate::command_line::{self, quoted};
-use crate::commands::survey::Use;
-use crate::commands::{Loaded, described, nearest};
+use crate::commands::config_report::ConfigUse;
+use crate::commands::{CommandContext, described, nearest};
 use crate::failure::{Failure, OrFailure};
 use flow_accel::Arrangement;
 use flow_config::{Config, Diagnostic, Severity};
@@ -39,7 +39,7 @@ pub fn compare(arguments: &TrainArguments, folders: &PipelineFolders) -> Result<
     }
     let inspection = described::inspect(
         &arguments.config,
-        Use::Training,
+        ConfigUse::Training,
         (&registries.plugins.models, &catalog),
         folders,
     )?;
@@ -182,11 +182,11 @@ fn resumed(directory: RunDirectory) -> Result<Start, Failure> {
 /// What the run is, for `run.json`.
 pub fn manifest(
     directory: &RunDirectory,
-    loaded: &Loaded,
+    context: &CommandContext,
     environment: &Environment<'_>,
     acceleration: &Arrangement,
 ) -> Result<Manifest, Failure> {
-    let resolved = &loaded.resolved;
+    let resolved = &context.resolved;
     let config = serde_json::to_value(&resolved.config).or_failed()?;
     let here = std::env::current_dir().unwrap_or_default();
     let mut manifest = Manifest::new(&directory.name(), command_line::words(), config, &here);
@@ -196,14 +196,14 @@ pub fn manifest(
     if ranks > 1 {
         manifest.device.insert("processes".into(), ranks.into());
     }
-    let options = serde_json::to_value(loaded.options()).or_failed()?;
+    let options = serde_json::to_value(context.options()).or_failed()?;
     manifest.device.insert("runtime_options".into(), options);
     manifest.config_sources = resolved
         .sources
         .iter()
         .map(|(key, source)| (manifest_key(key), source.to_string()))
         .collect();
-    manifest.config_defaults = defaults::of(&loaded.catalog, &resolved.sources);
+    manifest.config_defaults = defaults::of(&context.catalog, &resolved.sources);
     Ok(manifest)
 }
 

@@ -18,8 +18,8 @@ use super::forward::{Forward, distance};
 use super::grpo::clipped_loss;
 use super::times::{drawn_positions, follows_iterations};
 use super::{
-    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, Moment, Position, ReferenceWeights,
-    SamplingWeights, SlowCopy, UnitLoss, mean_over_rows,
+    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, Moment, LossPoint, ReferenceWeights,
+    SamplingWeights, SlowCopy, PointLoss, mean_over_rows,
 };
 use crate::ema::EmaSchedule;
 use crate::error::TrainError;
@@ -136,7 +136,7 @@ impl Algorithm for Awm {
         self.settings.advantage_clip as f32
     }
 
-    fn positions(&self, _schedule: &Schedule, seed: u64, iteration: u64, pass: usize) -> Vec<Position> {
+    fn positions(&self, _schedule: &Schedule, seed: u64, iteration: u64, pass: usize) -> Vec<LossPoint> {
         drawn_positions(&self.timesteps, seed, iteration, pass)
     }
 
@@ -144,14 +144,14 @@ impl Algorithm for Awm {
         true
     }
 
-    fn before(&self, context: &LossContext<'_, '_>, position: Position) -> Option<RawTensor> {
+    fn before(&self, context: &LossContext<'_, '_>, position: LossPoint) -> Option<RawTensor> {
         let forward = Forward::new(context, position);
         let v_old = forward.velocity(context, |call| context.sampling.exec(call));
         let log_prob = self.log_prob(forward.error(context, v_old), forward.sigma);
         Some(plain(&log_prob.into_dispatch()))
     }
 
-    fn loss(&self, context: &LossContext<'_, '_>, position: Position) -> UnitLoss {
+    fn loss(&self, context: &LossContext<'_, '_>, position: LossPoint) -> PointLoss {
         let forward = Forward::new(context, position);
         let v = forward.velocity(context, |call| context.pass.exec(call));
         let log_prob = self.log_prob(forward.error(context, v.clone()), forward.sigma);
@@ -176,7 +176,7 @@ impl Algorithm for Awm {
             terms.push((name, plain(&pull.clone().into_dispatch())));
             loss = loss + pull * beta as f32;
         }
-        UnitLoss {
+        PointLoss {
             loss,
             replayed: None,
             terms,

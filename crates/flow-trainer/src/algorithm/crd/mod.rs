@@ -25,8 +25,8 @@ use super::dpo::negative_log_sigmoid;
 use super::forward::{Forward, detached, distance, optimality};
 use super::times::drawn_positions;
 use super::{
-    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, Moment, NetworkRole, Position,
-    ReferenceWeights, SamplingWeights, SlowCopy, StepRows, UnitLoss, mean_over_rows,
+    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, Moment, NetworkRole, LossPoint,
+    ReferenceWeights, SamplingWeights, SlowCopy, StepRows, PointLoss, mean_over_rows,
 };
 use crate::error::TrainError;
 use crate::scheduler::{Schedule, SigmaGrid};
@@ -184,7 +184,7 @@ impl Algorithm for Crd {
         self.settings.advantage_clip as f32
     }
 
-    fn positions(&self, _schedule: &Schedule, seed: u64, iteration: u64, pass: usize) -> Vec<Position> {
+    fn positions(&self, _schedule: &Schedule, seed: u64, iteration: u64, pass: usize) -> Vec<LossPoint> {
         drawn_positions(&self.timesteps, seed, iteration, pass)
     }
 
@@ -193,7 +193,7 @@ impl Algorithm for Crd {
     }
 
     /// The error under the weights that are measured from, and the one under those that learn.
-    fn row_numbers(&self, context: &LossContext<'_, '_>, position: Position) -> Vec<RawTensor> {
+    fn row_numbers(&self, context: &LossContext<'_, '_>, position: LossPoint) -> Vec<RawTensor> {
         let forward = Forward::new(context, position);
         let baseline = match self.settings.baseline {
             Baseline::Old => context.old,
@@ -222,7 +222,7 @@ impl Algorithm for Crd {
         compared
     }
 
-    fn loss(&self, context: &LossContext<'_, '_>, position: Position) -> UnitLoss {
+    fn loss(&self, context: &LossContext<'_, '_>, position: LossPoint) -> PointLoss {
         let compared: Vec<Tensor<1>> = (context.compared.iter().cloned())
             .map(Tensor::from_dispatch)
             .collect();
@@ -248,7 +248,7 @@ impl Algorithm for Crd {
             terms.push(("kl", plain(&pull.clone().into_dispatch())));
             loss = loss + pull * self.settings.kl_beta as f32;
         }
-        UnitLoss {
+        PointLoss {
             loss,
             replayed: None,
             terms,

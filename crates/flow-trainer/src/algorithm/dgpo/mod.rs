@@ -20,8 +20,8 @@ pub use settings::{DgpoCopyConfig, DgpoSettings, DgpoTimesConfig};
 use super::forward::{Forward, distance, held};
 use super::times::drawn_positions;
 use super::{
-    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, Moment, NetworkRole, Position,
-    ReferenceWeights, SamplingWeights, SlowCopy, StepRows, UnitLoss, mean_over_rows,
+    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, Moment, NetworkRole, LossPoint,
+    ReferenceWeights, SamplingWeights, SlowCopy, StepRows, PointLoss, mean_over_rows,
 };
 use crate::error::TrainError;
 use crate::scheduler::{Schedule, SigmaGrid};
@@ -137,7 +137,7 @@ impl Algorithm for Dgpo {
         self.settings.advantage_clip as f32
     }
 
-    fn positions(&self, _schedule: &Schedule, seed: u64, iteration: u64, pass: usize) -> Vec<Position> {
+    fn positions(&self, _schedule: &Schedule, seed: u64, iteration: u64, pass: usize) -> Vec<LossPoint> {
         drawn_positions(&self.timesteps, seed, iteration, pass)
     }
 
@@ -146,7 +146,7 @@ impl Algorithm for Dgpo {
     }
 
     /// The error, the one that the group's weight compares it with, and under the slower copy if rows are held by it.
-    fn row_numbers(&self, context: &LossContext<'_, '_>, position: Position) -> Vec<RawTensor> {
+    fn row_numbers(&self, context: &LossContext<'_, '_>, position: LossPoint) -> Vec<RawTensor> {
         let forward = Forward::new(context, position);
         let error = |velocity| plain(&forward.error(context, velocity).into_dispatch());
         let mut numbers = vec![error(
@@ -177,7 +177,7 @@ impl Algorithm for Dgpo {
         compared
     }
 
-    fn loss(&self, context: &LossContext<'_, '_>, position: Position) -> UnitLoss {
+    fn loss(&self, context: &LossContext<'_, '_>, position: LossPoint) -> PointLoss {
         let mut compared = context.compared.iter().cloned().map(Tensor::<1>::from_dispatch);
         let weight = compared.next();
         let weight = weight.expect("the loop compares the rows of an algorithm that asks for it");
@@ -201,7 +201,7 @@ impl Algorithm for Dgpo {
             terms.push(("kl", plain(&pull.clone().into_dispatch())));
             loss = loss + pull * self.settings.kl_beta as f32;
         }
-        UnitLoss {
+        PointLoss {
             loss,
             replayed: None,
             terms,

@@ -20,8 +20,8 @@ use super::fake::{RUN_FACTS, Scores, copies, noisy, size, velocity_at_rows};
 use super::forward::{detached, distance};
 use super::grpo::velocity_at;
 use super::{
-    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, NetworkPlan, NetworkRole, Position,
-    ReferenceWeights, UnitLoss, mean_over_rows,
+    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, NetworkPlan, NetworkRole, LossPoint,
+    ReferenceWeights, PointLoss, mean_over_rows,
 };
 use crate::rollout::StepRecord;
 use crate::scheduler::{Schedule, StepCoefficients};
@@ -81,8 +81,8 @@ impl Dmd2 {
 }
 
 /// The record of a position, and the address of its noise.
-pub(super) fn recorded<'a>(context: &'a LossContext<'_, '_>, position: Position) -> (&'a StepRecord, u32) {
-    let Position::Step { index, draw } = position else {
+pub(super) fn recorded<'a>(context: &'a LossContext<'_, '_>, position: LossPoint) -> (&'a StepRecord, u32) {
+    let LossPoint::Step { index, draw } = position else {
         unreachable!("the positions of a distillation by scores are steps with noise");
     };
     (&context.batch.records[index], draw)
@@ -118,16 +118,16 @@ impl Algorithm for Dmd2 {
         self.settings.real_guidance_scale.into_iter().collect()
     }
 
-    fn positions(&self, schedule: &Schedule, seed: u64, iteration: u64, _pass: usize) -> Vec<Position> {
+    fn positions(&self, schedule: &Schedule, seed: u64, iteration: u64, _pass: usize) -> Vec<LossPoint> {
         let steps = schedule.grid().steps() as u64;
         let mut draws = Stream::new(seed, Purpose::Window).at(iteration, 0);
-        vec![Position::Step {
+        vec![LossPoint::Step {
             index: draws.below(steps) as usize,
             draw: 0,
         }]
     }
 
-    fn loss(&self, context: &LossContext<'_, '_>, position: Position) -> UnitLoss {
+    fn loss(&self, context: &LossContext<'_, '_>, position: LossPoint) -> PointLoss {
         let (record, draw) = recorded(context, position);
         let ours = (context.policy, &context.batch.conditions);
         let velocity_bn = velocity_at(context, record, ours, |call| context.pass.exec(call));
@@ -143,7 +143,7 @@ impl Algorithm for Dmd2 {
         let stored_bn = Tensor::<2>::from_dispatch(record.x_next.clone());
         let replay_b1 = (plain_bn.clone() - stored_bn).abs().max_dim(1);
         let distance_b = distance(context, made_bn, plain_bn - direction_bn) * 0.5;
-        UnitLoss {
+        PointLoss {
             loss: mean_over_rows(distance_b),
             replayed: None,
             terms: vec![("replay_difference", plain(&replay_b1.into_dispatch()))],
@@ -154,7 +154,7 @@ impl Algorithm for Dmd2 {
         (role == NetworkRole::FakeScore).then(|| (&self.settings.fake_score).into())
     }
 
-    fn network_positions(&self, _role: NetworkRole, positions: &[Position], turn: usize) -> Vec<Position> {
+    fn network_positions(&self, _role: NetworkRole, positions: &[LossPoint], turn: usize) -> Vec<LossPoint> {
         later_draws(positions, turn)
     }
 
@@ -162,14 +162,14 @@ impl Algorithm for Dmd2 {
         &self,
         _role: NetworkRole,
         context: &LossContext<'_, '_>,
-        position: Position,
-    ) -> UnitLoss {
+        position: LossPoint,
+    ) -> PointLoss {
         let (record, draw) = recorded(context, position);
         let made_bn = Tensor::<2>::from_dispatch(record.x_next.clone());
         let sigmas = self.sigmas(context, draw);
         let (x_bn, noise_bn) = noisy(context, &made_bn, &sigmas);
         let velocity_bn = velocity_at_rows(context, x_bn, &sigmas, 1.0, |call| context.pass.exec(call));
-        UnitLoss {
+        PointLoss {
             loss: mean_over_rows(distance(context, velocity_bn, noise_bn - made_bn)),
             replayed: None,
             terms: Vec::new(),
@@ -178,10 +178,10 @@ impl Algorithm for Dmd2 {
 }
 
 /// The same steps with noise of their own, for a turn of a network beside the student.
-pub(super) fn later_draws(positions: &[Position], turn: usize) -> Vec<Position> {
+pub(super) fn later_draws(positions: &[LossPoint], turn: usize) -> Vec<LossPoint> {
     let later = positions.len() * (turn + 1);
-    let of = |position: &Position| match *position {
-        Position::Step { index, draw } => Position::Step {
+    let of = |position: &LossPoint| match *position {
+        LossPoint::Step { index, draw } => LossPoint::Step {
             index,
             draw: draw + later as u32,
         },

@@ -18,8 +18,8 @@ pub use settings::{DpoSettings, DpoTimesConfig};
 use super::forward::{Forward, detached};
 use super::times::drawn_positions;
 use super::{
-    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, Position, ReferenceWeights, RolledOut,
-    RowSet, UnitLoss, mean_over_rows,
+    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, LossPoint, ReferenceWeights, RolledOut,
+    RowSet, PointLoss, mean_over_rows,
 };
 use crate::error::TrainError;
 use crate::scheduler::{Schedule, SigmaGrid};
@@ -90,10 +90,10 @@ pub(super) fn negative_log_sigmoid(z_b: Tensor<1>) -> Tensor<1> {
 }
 
 /// `mean(-log sigmoid(z))` of pairs with the logits `z`, `[P]`, and the terms that are logged of it.
-pub(super) fn preference_loss(z_p: Tensor<1>) -> UnitLoss {
+pub(super) fn preference_loss(z_p: Tensor<1>) -> PointLoss {
     let values_p = detached(&z_p);
     let loss = mean_over_rows(negative_log_sigmoid(z_p));
-    UnitLoss {
+    PointLoss {
         terms: vec![
             ("policy_loss", plain(&loss.clone().into_dispatch())),
             (
@@ -129,7 +129,7 @@ impl Algorithm for Dpo {
         f32::MAX
     }
 
-    fn positions(&self, _schedule: &Schedule, seed: u64, iteration: u64, pass: usize) -> Vec<Position> {
+    fn positions(&self, _schedule: &Schedule, seed: u64, iteration: u64, pass: usize) -> Vec<LossPoint> {
         drawn_positions(&self.timesteps, seed, iteration, pass)
     }
 
@@ -138,7 +138,7 @@ impl Algorithm for Dpo {
     }
 
     /// The first half of the rows are the better images of pairs, the second half the worse ones, in the same order.
-    fn loss(&self, context: &LossContext<'_, '_>, position: Position) -> UnitLoss {
+    fn loss(&self, context: &LossContext<'_, '_>, position: LossPoint) -> PointLoss {
         let forward = Forward::new(context, position);
         let reference = context.reference;
         let reference = reference.expect("the loop provides the reference an algorithm asks for");

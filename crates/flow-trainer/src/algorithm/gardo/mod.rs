@@ -21,8 +21,8 @@ pub use settings::{GardoSettings, GateConfig, RenewalConfig, Suspects};
 
 use super::grpo::{clipped_loss, distance_per_row, facts, recorded_positions, replay, with_reference};
 use super::{
-    Algorithm, AlgorithmFactory, AlgorithmRegistry, KlConfig, KlKind, LossContext, Memory, Position,
-    ReferenceWeights, RewardedRows, RowWeights, SlowCopy, UnitLoss, mean_over_rows,
+    Algorithm, AlgorithmFactory, AlgorithmRegistry, KlConfig, KlKind, LossContext, Memory, LossPoint,
+    ReferenceWeights, RewardedRows, RowWeights, SlowCopy, PointLoss, mean_over_rows,
 };
 use crate::advantage::moments;
 use crate::error::TrainError;
@@ -138,7 +138,7 @@ impl Algorithm for Gardo {
         self.settings.advantage_clip as f32
     }
 
-    fn positions(&self, schedule: &Schedule, _seed: u64, iteration: u64, _pass: usize) -> Vec<Position> {
+    fn positions(&self, schedule: &Schedule, _seed: u64, iteration: u64, _pass: usize) -> Vec<LossPoint> {
         recorded_positions(schedule, iteration)
     }
 
@@ -193,7 +193,7 @@ impl Algorithm for Gardo {
         renews
     }
 
-    fn loss(&self, context: &LossContext<'_, '_>, position: Position) -> UnitLoss {
+    fn loss(&self, context: &LossContext<'_, '_>, position: LossPoint) -> PointLoss {
         let replayed = replay(context, position);
         let old = Tensor::from_dispatch(replayed.record.log_prob.clone());
         let ratio = (replayed.log_prob_b.clone() - old).exp();

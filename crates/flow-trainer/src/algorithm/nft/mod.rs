@@ -17,8 +17,8 @@ pub use settings::{AdvantageMode, NftSettings};
 use super::forward::{Forward, optimality};
 use super::times::{drawn_positions, follows_iterations};
 use super::{
-    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, Moment, Position, ReferenceWeights,
-    SamplingWeights, SlowCopy, UnitLoss, mean_over_rows,
+    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, Moment, LossPoint, ReferenceWeights,
+    SamplingWeights, SlowCopy, PointLoss, mean_over_rows,
 };
 use crate::ema::EmaSchedule;
 use crate::error::TrainError;
@@ -138,11 +138,11 @@ impl Algorithm for Nft {
         self.settings.advantage_clip as f32
     }
 
-    fn positions(&self, _schedule: &Schedule, seed: u64, iteration: u64, pass: usize) -> Vec<Position> {
+    fn positions(&self, _schedule: &Schedule, seed: u64, iteration: u64, pass: usize) -> Vec<LossPoint> {
         drawn_positions(&self.timesteps, seed, iteration, pass)
     }
 
-    fn loss(&self, context: &LossContext<'_, '_>, position: Position) -> UnitLoss {
+    fn loss(&self, context: &LossContext<'_, '_>, position: LossPoint) -> PointLoss {
         let forward = Forward::new(context, position);
         let (sigma_b1, x_t, clean) = (&forward.sigma_b1, &forward.x_bn, &forward.clean_bn);
         let v = forward.velocity(context, |call| context.pass.exec(call));
@@ -172,7 +172,7 @@ impl Algorithm for Nft {
             terms.push(("kl", plain(&distance.clone().into_dispatch())));
             loss = loss + distance * self.settings.kl_beta as f32;
         }
-        UnitLoss {
+        PointLoss {
             loss,
             replayed: None,
             terms,

@@ -17,8 +17,8 @@ pub use settings::OfflineDpoSettings;
 use super::dpo::preference_loss;
 use super::forward::{Forward, detached};
 use super::{
-    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, Position, RecordKind, ReferenceWeights,
-    UnitLoss,
+    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, LossPoint, RecordKind, ReferenceWeights,
+    PointLoss,
 };
 use crate::scheduler::Schedule;
 use burn::tensor::Tensor;
@@ -99,12 +99,12 @@ impl Algorithm for OfflineDpo {
         true
     }
 
-    fn positions(&self, _schedule: &Schedule, seed: u64, _iteration: u64, pass: usize) -> Vec<Position> {
+    fn positions(&self, _schedule: &Schedule, seed: u64, _iteration: u64, pass: usize) -> Vec<LossPoint> {
         self.settings.train_timesteps.positions(seed, pass)
     }
 
     /// Rows are pairs below one another, of each the better image first.
-    fn loss(&self, context: &LossContext<'_, '_>, position: Position) -> UnitLoss {
+    fn loss(&self, context: &LossContext<'_, '_>, position: LossPoint) -> PointLoss {
         // Both images of a pair have the time of the better one, as they have its noise.
         let samples = &context.batch.samples;
         let addresses: Vec<u64> = (0..samples.len()).map(|row| samples[row - row % 2]).collect();

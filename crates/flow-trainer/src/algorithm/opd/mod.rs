@@ -21,8 +21,8 @@ pub use settings::{LossTarget, OpdSettings, TeacherConfig};
 use super::forward::{detached, distance};
 use super::grpo::velocity_at;
 use super::{
-    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, Position, ReferenceWeights, Teacher,
-    UnitLoss, mean_over_rows,
+    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, LossPoint, ReferenceWeights, Teacher,
+    PointLoss, mean_over_rows,
 };
 use crate::error::TrainError;
 use crate::rollout::StepRecord;
@@ -164,14 +164,14 @@ impl Algorithm for Opd {
             .collect()
     }
 
-    fn positions(&self, schedule: &Schedule, _seed: u64, iteration: u64, _pass: usize) -> Vec<Position> {
+    fn positions(&self, schedule: &Schedule, _seed: u64, iteration: u64, _pass: usize) -> Vec<LossPoint> {
         let steps = schedule.steps_for(iteration);
         let compared = steps.iter().filter(|step| self.compares(step)).count();
-        (0..compared).map(Position::Recorded).collect()
+        (0..compared).map(LossPoint::Recorded).collect()
     }
 
-    fn loss(&self, context: &LossContext<'_, '_>, position: Position) -> UnitLoss {
-        let Position::Recorded(index) = position else {
+    fn loss(&self, context: &LossContext<'_, '_>, position: LossPoint) -> PointLoss {
+        let LossPoint::Recorded(index) = position else {
             unreachable!("the positions of a distillation are steps of the rollout");
         };
         let record = &context.batch.records[index];
@@ -192,7 +192,7 @@ impl Algorithm for Opd {
             loss_b = loss_b / size_b;
         }
         let distance = mean_over_rows(detached(&distance_b));
-        UnitLoss {
+        PointLoss {
             loss: mean_over_rows(loss_b),
             replayed: None,
             terms: vec![("teacher_distance", plain(&distance.into_dispatch()))],

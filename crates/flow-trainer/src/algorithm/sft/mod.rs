@@ -14,8 +14,8 @@ pub use settings::SftSettings;
 
 use super::forward::Forward;
 use super::{
-    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, Position, RecordKind, ReferenceWeights,
-    UnitLoss, mean_over_rows,
+    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, LossPoint, RecordKind, ReferenceWeights,
+    PointLoss, mean_over_rows,
 };
 use crate::scheduler::Schedule;
 use flow_accel::Paradigm;
@@ -83,15 +83,15 @@ impl Algorithm for Sft {
         f32::MAX
     }
 
-    fn positions(&self, _schedule: &Schedule, seed: u64, _iteration: u64, pass: usize) -> Vec<Position> {
+    fn positions(&self, _schedule: &Schedule, seed: u64, _iteration: u64, pass: usize) -> Vec<LossPoint> {
         self.settings.train_timesteps.positions(seed, pass)
     }
 
-    fn loss(&self, context: &LossContext<'_, '_>, position: Position) -> UnitLoss {
+    fn loss(&self, context: &LossContext<'_, '_>, position: LossPoint) -> PointLoss {
         let times = &self.settings.train_timesteps;
         let forward = Forward::of_rows(context, position, times, &context.batch.samples);
         let v = forward.velocity_unguided(context, |call| context.pass.exec(call));
-        UnitLoss {
+        PointLoss {
             loss: mean_over_rows(forward.error(context, v)),
             replayed: None,
             terms: Vec::new(),

@@ -24,8 +24,8 @@ use super::fake::{RUN_FACTS, Scores, column, copies, size, velocity_at_rows};
 use super::forward::{detached, distance};
 use super::grpo::velocity_at;
 use super::{
-    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, NetworkPlan, NetworkRole, Position,
-    ReferenceWeights, UnitLoss, mean_over_rows,
+    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, NetworkPlan, NetworkRole, LossPoint,
+    ReferenceWeights, PointLoss, mean_over_rows,
 };
 use crate::scheduler::{Schedule, SigmaShift, StepCoefficients};
 use burn::tensor::Tensor;
@@ -145,13 +145,14 @@ impl Tdm {
         );
         let of_row = |sample: &u64| {
             let share = stream.at(*sample, draw).uniform();
-            self.settings.query_distribution.level(ends, self.shift, share)
+            let logit = [self.settings.query_logit_mean, self.settings.query_logit_std];
+            (self.settings.query_distribution).level(ends, self.shift, logit, share)
         };
         context.batch.samples.iter().map(of_row).collect()
     }
 
     /// What the student points at in the recorded step of a position, and what the teacher and the fake score make of points around it.
-    pub(super) fn matched(&self, context: &LossContext<'_, '_>, position: Position) -> Matched {
+    pub(super) fn matched(&self, context: &LossContext<'_, '_>, position: LossPoint) -> Matched {
         let (record, draw) = recorded(context, position);
         let ours = (context.policy, &context.batch.conditions);
         let velocity_bn = velocity_at(context, record, ours, |call| context.pass.exec(call));
@@ -268,20 +269,20 @@ impl Algorithm for Tdm {
         self.settings.real_guidance_scale.into_iter().collect()
     }
 
-    fn positions(&self, schedule: &Schedule, _seed: u64, _iteration: u64, _pass: usize) -> Vec<Position> {
-        let of = |index| Position::Step {
+    fn positions(&self, schedule: &Schedule, _seed: u64, _iteration: u64, _pass: usize) -> Vec<LossPoint> {
+        let of = |index| LossPoint::Step {
             index,
             draw: index as u32,
         };
         (0..schedule.grid().steps()).map(of).collect()
     }
 
-    fn loss(&self, context: &LossContext<'_, '_>, position: Position) -> UnitLoss {
+    fn loss(&self, context: &LossContext<'_, '_>, position: LossPoint) -> PointLoss {
         let matched = self.matched(context, position);
         let Scores { real_bn, fake_bn } = &matched.scores;
         let correction_bn = real_bn.clone() - fake_bn.clone();
         let (loss, size_b) = self.pull(context, &matched, correction_bn, real_bn);
-        UnitLoss {
+        PointLoss {
             loss,
             replayed: None,
             terms: vec![("teacher_difference", plain(&size_b.into_dispatch()))],
@@ -292,7 +293,7 @@ impl Algorithm for Tdm {
         (role == NetworkRole::FakeScore).then(|| (&self.settings.fake_score).into())
     }
 
-    fn network_positions(&self, _role: NetworkRole, positions: &[Position], turn: usize) -> Vec<Position> {
+    fn network_positions(&self, _role: NetworkRole, positions: &[LossPoint], turn: usize) -> Vec<LossPoint> {
         later_draws(positions, turn)
     }
 
@@ -300,8 +301,8 @@ impl Algorithm for Tdm {
         &self,
         _role: NetworkRole,
         context: &LossContext<'_, '_>,
-        position: Position,
-    ) -> UnitLoss {
+        position: LossPoint,
+    ) -> PointLoss {
         let (record, draw) = recorded(context, position);
         let ours = (context.policy, &context.batch.conditions);
         let velocity_bn = velocity_at(context, record, ours, |call| context.current.exec(call));
@@ -314,7 +315,7 @@ impl Algorithm for Tdm {
         let fake_bn = velocity_at_rows(context, x_bn.clone(), sigmas, 1.0, |call| context.pass.exec(call));
         let found_bn = (fake_bn * column(context, sigmas)).neg() + x_bn;
         let loss_b = distance(context, found_bn, image_bn) * self.weights(context, &query);
-        UnitLoss {
+        PointLoss {
             loss: mean_over_rows(loss_b),
             replayed: None,
             terms: Vec::new(),

@@ -4,7 +4,7 @@ use crate::algorithm::ReferenceWeights;
 use crate::algorithm::dmd2::check_dynamics;
 use crate::algorithm::fake::FakeScoreConfig;
 use crate::algorithm::idle_keys::check_decided_keys;
-use crate::timesteps::shifted;
+use crate::timesteps::{shifted, standard_normal_quantile};
 use flow_config::codes::RULE_DISTILLATION;
 use flow_config::{Diagnostic, Rules};
 use schemars::JsonSchema;
@@ -41,6 +41,12 @@ pub struct TdmSettings {
     pub query_max_sigma: f64,
     /// How levels are drawn between them.
     pub query_distribution: QueryDistribution,
+    /// Mean of the logit of levels with `query_distribution = "logit-normal"`; above 0 favours noise.
+    #[schemars(range(min = -20.0, max = 20.0))]
+    pub query_logit_mean: f64,
+    /// Standard deviation of that logit.
+    #[schemars(range(min = 0.01, max = 100.0))]
+    pub query_logit_std: f64,
     /// How the fake score learns.
     pub fake_score: FakeScoreConfig,
 }
@@ -57,6 +63,8 @@ impl Default for TdmSettings {
             query_interval: QueryInterval::Trajectory,
             query_max_sigma: 1.0,
             query_distribution: QueryDistribution::Uniform,
+            query_logit_mean: 0.0,
+            query_logit_std: 1.0,
             fake_score: FakeScoreConfig::default(),
         }
     }
@@ -93,11 +101,14 @@ pub enum QueryDistribution {
     Uniform,
     /// Uniformly in the level before `scheduler.shift`.
     SourceUniform,
+    /// Normally in the logit of the level, of which the part between the ends is taken (`conditional_logit_normal`).
+    LogitNormal,
 }
 
 impl QueryDistribution {
-    /// The level at the share `share` of the way from `low` to `high`, strictly between them; `shift` is that of the sampler.
-    pub(super) fn level(self, (low, high): (f64, f64), shift: f64, share: f64) -> f64 {
+    /// The level at the share `share` of the way from `low` to `high`, strictly between them; `shift` is that of the sampler, `mean` and
+    /// `std` are those of the logit of a logit-normal level.
+    pub(super) fn level(self, (low, high): (f64, f64), shift: f64, [mean, std]: [f64; 2], share: f64) -> f64 {
         let share = MARGIN + (1.0 - 2.0 * MARGIN) * share;
         match self {
             Self::Uniform => low + share * (high - low),
@@ -106,14 +117,34 @@ impl QueryDistribution {
                 let at = source(low) + share * (source(high) - source(low));
                 shifted(at, shift)
             }
+            Self::LogitNormal => {
+                // Of the levels 0 and 1 without an end.
+                let normal = |level: f64| (libm::log(level / (1.0 - level)) - mean) / std;
+                let z = truncated_normal(normal(low), normal(high), share);
+                let margin = MARGIN * (high - low);
+                (1.0 / (1.0 + libm::exp(-(mean + std * z)))).clamp(low + margin, high - margin)
+            }
         }
     }
+}
+
+/// The number below which lies the share `share` of what a standard normal distribution has between `low` and `high`; where both are beyond
+/// 8 on one side, a number that is nearer than they are.
+fn truncated_normal(low: f64, high: f64, share: f64) -> f64 {
+    if low > 0.0 {
+        // By the lower tail, whose small probabilities keep their digits.
+        return -truncated_normal(-high, -low, 1.0 - share);
+    }
+    let below = |z: f64| 0.5 * libm::erfc(-z / std::f64::consts::SQRT_2);
+    let (from, to) = (below(low), below(high));
+    standard_normal_quantile(from + share * (to - from))
 }
 
 /// The rules on settings that stand at `path`.
 pub(in crate::algorithm) fn check(settings: &TdmSettings, rules: &mut Rules<'_>, path: &str) {
     settings.reference.check(rules, &format!("{path}.reference"));
     check_dynamics(rules);
+    let is_logit = settings.query_distribution == QueryDistribution::LogitNormal;
     check_decided_keys(
         rules,
         path,
@@ -129,6 +160,18 @@ pub(in crate::algorithm) fn check(settings: &TdmSettings, rules: &mut Rules<'_>,
                 settings.query_interval == QueryInterval::Reverse,
                 "query_interval",
                 "\"reverse\"",
+            ),
+            (
+                "query_logit_mean",
+                is_logit,
+                "query_distribution",
+                "\"logit-normal\"",
+            ),
+            (
+                "query_logit_std",
+                is_logit,
+                "query_distribution",
+                "\"logit-normal\"",
             ),
         ],
     );
@@ -157,17 +200,56 @@ pub(in crate::algorithm) fn check_steps(settings: &TdmSettings, sigmas: &[f64]) 
 mod tests {
     use super::*;
 
+    const STANDARD: [f64; 2] = [0.0, 1.0];
+
     #[test]
     fn levels_lie_strictly_between_the_ends_and_follow_the_shift() {
-        for kind in [QueryDistribution::Uniform, QueryDistribution::SourceUniform] {
-            for share in [0.0, 0.3, 1.0] {
-                let level = kind.level((0.5, 0.75), 3.0, share);
-                assert!(0.5 < level && level < 0.75, "{kind:?} at {share}: {level}");
+        use QueryDistribution::{LogitNormal, SourceUniform, Uniform};
+        for kind in [Uniform, SourceUniform, LogitNormal] {
+            // The last ones are far from where a logit-normal level is likely.
+            for (ends, logit) in [
+                ((0.5, 0.75), STANDARD),
+                ((0.0, 1.0), [0.3, 0.5]),
+                ((0.9999, 1.0), [-4.0, 0.5]),
+                ((0.0, 0.01), [9.0, 0.1]),
+            ] {
+                for share in [0.0, 0.3, 1.0] {
+                    let level = kind.level(ends, 3.0, logit, share);
+                    assert!(ends.0 < level && level < ends.1, "{kind:?} at {share}: {level}");
+                }
             }
         }
         // Half of the way from 0 to 1 before a shift of 3 is 0.75 after it.
-        let half = QueryDistribution::SourceUniform.level((0.0, 1.0), 3.0, 0.5);
+        let half = SourceUniform.level((0.0, 1.0), 3.0, STANDARD, 0.5);
         assert!((half - 0.75).abs() < 1e-9, "{half}");
-        assert!((QueryDistribution::Uniform.level((0.2, 0.6), 3.0, 0.5) - 0.4).abs() < 1e-9);
+        assert!((Uniform.level((0.2, 0.6), 3.0, STANDARD, 0.5) - 0.4).abs() < 1e-9);
+    }
+
+    #[test]
+    fn logit_normal_levels_have_their_share_of_the_density_between_the_ends() {
+        for (ends, [mean, std]) in [
+            ((0.0, 1.0), STANDARD),
+            ((0.3, 0.8), [0.5, 1.2]),
+            ((0.75, 1.0), [-0.4, 0.7]),
+            ((0.0, 0.25), STANDARD),
+            // Both ends in one tail, 4.5 deviations from the mean and more.
+            ((0.9, 0.95), [0.0, 0.49]),
+        ] {
+            let density = |level: f64| {
+                let z = ((level / (1.0 - level)).ln() - mean) / std;
+                (-z * z / 2.0).exp() / (level * (1.0 - level))
+            };
+            // By the midpoints of small parts, so that the ends 0 and 1 are not asked for.
+            let mass = |to: f64| {
+                let width = (to - ends.0) / 1e5;
+                let part = |index: u32| density(ends.0 + (f64::from(index) + 0.5) * width);
+                (0..100_000).map(part).sum::<f64>() * width
+            };
+            for share in [0.1, 0.5, 0.85] {
+                let level = QueryDistribution::LogitNormal.level(ends, 3.0, [mean, std], share);
+                let found = mass(level) / mass(ends.1);
+                assert!((found - share).abs() < 1e-4, "{ends:?} at {share}: {found}");
+            }
+        }
     }
 }

@@ -26,8 +26,8 @@ use super::dmd2::later_draws;
 use super::fake::{RUN_FACTS, copies, image_at_rows};
 use super::tdm::Matched;
 use super::{
-    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, NetworkPlan, NetworkRole, Position,
-    ReferenceWeights, StepRows, Tdm, UnitLoss,
+    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, NetworkPlan, NetworkRole, LossPoint,
+    ReferenceWeights, StepRows, Tdm, PointLoss,
 };
 use crate::scheduler::{Schedule, SigmaShift, StepCoefficients};
 use burn::tensor::Tensor;
@@ -140,11 +140,11 @@ impl Algorithm for TdmR1 {
         self.tdm.guidance_scales()
     }
 
-    fn positions(&self, schedule: &Schedule, seed: u64, iteration: u64, pass: usize) -> Vec<Position> {
+    fn positions(&self, schedule: &Schedule, seed: u64, iteration: u64, pass: usize) -> Vec<LossPoint> {
         self.tdm.positions(schedule, seed, iteration, pass)
     }
 
-    fn loss(&self, context: &LossContext<'_, '_>, position: Position) -> UnitLoss {
+    fn loss(&self, context: &LossContext<'_, '_>, position: LossPoint) -> PointLoss {
         let matched = self.tdm.matched(context, position);
         let (real_bn, fake_bn) = (&matched.scores.real_bn, &matched.scores.fake_bn);
         let correction_bn = real_bn.clone() - fake_bn.clone();
@@ -168,7 +168,7 @@ impl Algorithm for TdmR1 {
         let correction_bn = rewarded_bn.clone() - real_bn.clone();
         let (rewarded, _) = self.tdm.pull(context, &matched, correction_bn, &rewarded_bn);
         terms.push(("surrogate_reward_loss", logged(&rewarded)));
-        UnitLoss {
+        PointLoss {
             loss: loss + rewarded * (1.0 - weight),
             replayed: None,
             terms,
@@ -182,7 +182,7 @@ impl Algorithm for TdmR1 {
         }
     }
 
-    fn network_positions(&self, role: NetworkRole, positions: &[Position], turn: usize) -> Vec<Position> {
+    fn network_positions(&self, role: NetworkRole, positions: &[LossPoint], turn: usize) -> Vec<LossPoint> {
         match role {
             NetworkRole::FakeScore => self.tdm.network_positions(role, positions, turn),
             // Noise of its own, after that of the fake score's turns.
@@ -190,7 +190,7 @@ impl Algorithm for TdmR1 {
         }
     }
 
-    fn network_loss(&self, role: NetworkRole, context: &LossContext<'_, '_>, position: Position) -> UnitLoss {
+    fn network_loss(&self, role: NetworkRole, context: &LossContext<'_, '_>, position: LossPoint) -> PointLoss {
         match role {
             NetworkRole::FakeScore => self.tdm.network_loss(role, context, position),
             NetworkRole::Surrogate => surrogate::loss(&self.settings.surrogate, &self.tdm, context, position),
@@ -205,7 +205,7 @@ impl Algorithm for TdmR1 {
         role == Some(NetworkRole::Surrogate)
     }
 
-    fn row_numbers(&self, context: &LossContext<'_, '_>, position: Position) -> Vec<RawTensor> {
+    fn row_numbers(&self, context: &LossContext<'_, '_>, position: LossPoint) -> Vec<RawTensor> {
         surrogate::errors(&self.tdm, context, position, self.guidance(context))
     }
 

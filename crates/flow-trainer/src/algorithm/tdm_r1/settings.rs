@@ -53,6 +53,12 @@ pub struct TdmR1Settings {
     pub query_max_sigma: f64,
     /// How levels are drawn between them.
     pub query_distribution: QueryDistribution,
+    /// Mean of the logit of levels with `query_distribution = "logit-normal"`; above 0 favours noise.
+    #[schemars(range(min = -20.0, max = 20.0))]
+    pub query_logit_mean: f64,
+    /// Standard deviation of that logit.
+    #[schemars(range(min = 0.01, max = 100.0))]
+    pub query_logit_std: f64,
     /// How the fake score learns.
     pub fake_score: TdmR1FakeScoreConfig,
     /// How the surrogate of the reward learns.
@@ -71,6 +77,8 @@ impl Default for TdmR1Settings {
             query_interval,
             query_max_sigma,
             query_distribution,
+            query_logit_mean,
+            query_logit_std,
             fake_score: _,
         } = TdmSettings::default();
         Self {
@@ -86,6 +94,8 @@ impl Default for TdmR1Settings {
             query_interval,
             query_max_sigma,
             query_distribution,
+            query_logit_mean,
+            query_logit_std,
             fake_score: TdmR1FakeScoreConfig::default(),
             surrogate: SurrogateConfig::default(),
         }
@@ -204,6 +214,8 @@ impl TdmR1Settings {
             query_interval: self.query_interval,
             query_max_sigma: self.query_max_sigma,
             query_distribution: self.query_distribution,
+            query_logit_mean: self.query_logit_mean,
+            query_logit_std: self.query_logit_std,
             fake_score: FakeScoreConfig {
                 updates: self.fake_score.updates,
                 learning_rate: self.fake_score.learning_rate,

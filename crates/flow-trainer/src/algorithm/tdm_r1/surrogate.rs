@@ -6,7 +6,7 @@ use super::SurrogateConfig;
 use crate::algorithm::dmd2::recorded;
 use crate::algorithm::fake::{noisy, velocity_at_rows};
 use crate::algorithm::forward::{distance, held};
-use crate::algorithm::{LossContext, Position, StepRows, Tdm, UnitLoss, mean_over_rows};
+use crate::algorithm::{LossContext, LossPoint, StepRows, Tdm, PointLoss, mean_over_rows};
 use burn::tensor::Tensor;
 use flow_core::tensors::plain;
 use flow_core::{CallContext, Exec, RawTensor};
@@ -24,7 +24,7 @@ struct Boundary {
 }
 
 impl Boundary {
-    fn of(tdm: &Tdm, context: &LossContext<'_, '_>, position: Position) -> Self {
+    fn of(tdm: &Tdm, context: &LossContext<'_, '_>, position: LossPoint) -> Self {
         let (record, draw) = recorded(context, position);
         let made_bn = Tensor::<2>::from_dispatch(record.x_next.clone());
         let sigmas = tdm.levels(context, (&record.step, draw));
@@ -52,7 +52,7 @@ impl Boundary {
 pub(super) fn errors(
     tdm: &Tdm,
     context: &LossContext<'_, '_>,
-    position: Position,
+    position: LossPoint,
     guidance_scale: f32,
 ) -> Vec<RawTensor> {
     let boundary = Boundary::of(tdm, context, position);
@@ -100,8 +100,8 @@ pub(super) fn loss(
     config: &SurrogateConfig,
     tdm: &Tdm,
     context: &LossContext<'_, '_>,
-    position: Position,
-) -> UnitLoss {
+    position: LossPoint,
+) -> PointLoss {
     let mut compared = context.compared.iter().cloned().map(Tensor::<1>::from_dispatch);
     let mut next = || {
         let values = compared.next();
@@ -120,7 +120,7 @@ pub(super) fn loss(
         ("reference_penalty", plain(&penalty.clone().into_dispatch())),
     ];
     let loss = preference + penalty * config.reference_beta as f32;
-    UnitLoss {
+    PointLoss {
         loss: loss * time_weight(config, context, position),
         replayed: None,
         terms,
@@ -128,9 +128,9 @@ pub(super) fn loss(
 }
 
 /// How much a step counts: all steps of a rollout are recorded.
-fn time_weight(config: &SurrogateConfig, context: &LossContext<'_, '_>, position: Position) -> f32 {
+fn time_weight(config: &SurrogateConfig, context: &LossContext<'_, '_>, position: LossPoint) -> f32 {
     match position {
-        Position::Step { index, .. } if config.time_weighting => {
+        LossPoint::Step { index, .. } if config.time_weighting => {
             (index + 1) as f32 / context.batch.records.len() as f32
         }
         _ => 1.0,

@@ -1,6 +1,6 @@
 //! Sums of blocks in parts beside sums of whole weights.
 
-use super::{BlockSums, UnitLanes};
+use super::{BlockSums, LossTermLanes};
 use crate::optimizer::Accumulated;
 use crate::optimizer::accumulated::Summed;
 use crate::shards::Shards;
@@ -83,7 +83,7 @@ fn compare(exchange: Arc<dyn Exchange>) {
     let shards = Shards::beside_parts(&layout, &[true; 4], &*blocks, world);
     let exchange: Arc<dyn Exchange> = Arc::new(exchange);
     let lanes = Lanes::new(LANES);
-    let units = UnitLanes {
+    let units = LossTermLanes {
         lanes,
         own: lanes.of_rank(world.rank, world.ranks),
         of_units: UNITS[world.rank].to_vec(),

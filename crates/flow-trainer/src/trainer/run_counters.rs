@@ -15,7 +15,7 @@ const PROCESS: &str = "process, resident";
 
 /// Sums over the whole run; part of every checkpoint, so that a resumed run counts on.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Tally {
+pub(super) struct RunCounters {
     images: u64,
     audited_rollouts: u64,
     audited_ratios: u64,
@@ -40,7 +40,7 @@ pub(super) struct Tally {
     notes: Vec<String>,
 }
 
-impl Tally {
+impl RunCounters {
     /// Of a run that begins.
     pub(super) fn begun() -> Self {
         Self {

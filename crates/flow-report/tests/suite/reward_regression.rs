@@ -1,6 +1,6 @@
 //! A run that lost what it had learned says so; one that wavers, rises or never rose does not.
 
-use flow_report::{MetricRecord, Metrics, MetricsStart, MetricsWriter, Setback, StatisticsError};
+use flow_report::{MetricRecord, Metrics, MetricsStart, MetricsWriter, RewardRegression, StatisticsError};
 
 /// Evaluations of some prompts, by step, as a run writes and reads them.
 fn metrics<const PROMPTS: usize>(evaluations: &[(u64, [f64; PROMPTS])]) -> Metrics {
@@ -31,7 +31,7 @@ const BEST: [f64; 5] = [0.81, 0.90, 0.95, 0.88, 0.93];
 #[test]
 fn the_best_evaluation_is_named_where_the_last_one_is_clearly_below_it() {
     let last = [0.02, 0.0, 0.1, 0.05, 0.03];
-    let found = Setback::of(
+    let found = RewardRegression::of(
         &metrics(&[(0, BEFORE), (10, BEST), (20, [0.7; 5]), (30, last)]),
         "rules",
     );
@@ -44,7 +44,7 @@ fn the_best_evaluation_is_named_where_the_last_one_is_clearly_below_it() {
 
 #[test]
 fn falling_below_the_beginning_counts_though_nothing_was_gained() {
-    let found = Setback::of(&metrics(&[(0, BEST), (10, BEFORE)]), "rules").unwrap();
+    let found = RewardRegression::of(&metrics(&[(0, BEST), (10, BEFORE)]), "rules").unwrap();
     assert_eq!(
         found.map(|found| (found.best_step, found.last_step)),
         Some((0, 10))
@@ -66,21 +66,21 @@ fn a_run_that_wavers_or_rises_or_was_not_evaluated_has_none() {
         vec![(0, BEST), (10, BEST)],
     ] {
         assert_eq!(
-            Setback::of(&metrics(&evaluations), "rules"),
+            RewardRegression::of(&metrics(&evaluations), "rules"),
             Ok(None),
             "{evaluations:?}"
         );
     }
     let falls = metrics(&[(0, BEST), (10, BEFORE)]);
-    assert_eq!(Setback::of(&falls, "another reward"), Ok(None));
+    assert_eq!(RewardRegression::of(&falls, "another reward"), Ok(None));
 }
 
 #[test]
 fn evaluations_of_another_number_of_prompts_are_not_compared() {
     let falls: [(u64, &[f64]); 2] = [(0, &BEST), (10, &BEFORE[..4])];
-    assert_eq!(Setback::of(&of_any(&falls), "rules"), Ok(None));
+    assert_eq!(RewardRegression::of(&of_any(&falls), "rules"), Ok(None));
     let falls: [(u64, &[f64]); 3] = [(0, &BEST[..4]), (10, &BEST), (20, &BEFORE)];
-    let found = Setback::of(&of_any(&falls), "rules").unwrap();
+    let found = RewardRegression::of(&of_any(&falls), "rules").unwrap();
     assert_eq!(found.map(|found| found.best_step), Some(10));
 }
 
@@ -88,7 +88,7 @@ fn evaluations_of_another_number_of_prompts_are_not_compared() {
 fn a_value_that_is_not_finite_is_an_error() {
     let mut lost = BEST;
     lost[2] = f64::NAN;
-    let found = Setback::of(&metrics(&[(0, BEFORE), (10, lost), (20, BEST)]), "rules");
+    let found = RewardRegression::of(&metrics(&[(0, BEFORE), (10, lost), (20, BEST)]), "rules");
     assert!(
         matches!(found, Err(StatisticsError::NotFinite { index: 2, .. })),
         "{found:?}"

@@ -13,7 +13,7 @@ const LEAST_SHARE: f64 = 1.0 / 3.0;
 
 /// What was lost between a reward's best evaluation and the last one.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Setback {
+pub struct RewardRegression {
     /// Step of the best evaluation.
     pub best_step: u64,
     /// Mean over prompts then.
@@ -24,7 +24,7 @@ pub struct Setback {
     pub difference: PairedDifference,
 }
 
-impl Setback {
+impl RewardRegression {
     /// Of the evaluations in `metrics` whose values by prompt stand under `prompts/REWARD`: the best one, if the last one is clearly
     /// below it. Clearly: the 95 % interval of the difference by prompt excludes 0, and at least a third of what had been gained since the
     /// first evaluation is lost. Evaluations of another number of prompts than the last one's (a resumed run may have another) do not count.

@@ -1,7 +1,7 @@
 //! Everything that can be said of a config before its parts are built.
 
 pub use super::target::Target;
-use super::{Loaded, memory, nearest, pretrain};
+use super::{CommandContext, memory, nearest, pretrain};
 use crate::arguments::{ConfigArguments, TargetArguments};
 use crate::failure::{Failure, OrFailure};
 use flow_accel::AcceleratorRegistry;
@@ -22,31 +22,31 @@ use std::sync::{Arc, OnceLock};
 
 /// What a config is wanted for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Use {
+pub enum ConfigUse {
     /// Reinforcement learning: rewards, weights and memory are needed.
     Training,
     /// Pretraining: all weights, no rollouts.
     Pretraining,
     /// Anything that trains nothing. What is merely worth knowing about training is not said.
-    Looking,
+    Inspection,
 }
 
 /// A config with everything that was found about it.
-pub struct Survey {
+pub struct ConfigReport {
     /// Errors and warnings with their places.
     pub report: Report,
     /// The config, if it could be read at all. If the report has errors, as far as it could be.
-    pub loaded: Option<Loaded>,
+    pub context: Option<CommandContext>,
     /// What training asks of memory, if it is to be trained and the config says enough.
     pub memory: Option<MemoryTable>,
 }
 
-impl Survey {
+impl ConfigReport {
     /// Reads a config and finds everything that is wrong with it, by itself and for this build and machine, or for the device
     /// that `target` names in their place, on one of so many `ranks`. `folders` opens its diffusers folder, for whoever computes with it, too.
     pub fn of(
         arguments: &ConfigArguments,
-        (wanted, ranks): (Use, usize),
+        (wanted, ranks): (ConfigUse, usize),
         target: &TargetArguments,
         folders: &PipelineFolders,
     ) -> Result<Self, Failure> {
@@ -61,7 +61,7 @@ impl Survey {
             }
             return Ok(Self {
                 report,
-                loaded: None,
+                context: None,
                 memory: None,
             });
         };
@@ -80,7 +80,7 @@ impl Survey {
         Ok(Self {
             report,
             memory,
-            loaded: Some(Loaded {
+            context: Some(CommandContext {
                 resolved,
                 base,
                 registries,
@@ -97,7 +97,7 @@ impl Survey {
 /// What a config is asked for, and by what it is judged.
 struct Asked<'a> {
     known: (&'a Registries, &'a Catalog),
-    wanted: Use,
+    wanted: ConfigUse,
     /// Processes that are to train as one run.
     ranks: usize,
     target: Target,
@@ -118,12 +118,12 @@ impl Asked<'_> {
             ..
         } = *self;
         let config = match wanted {
-            Use::Pretraining => pretrain::fresh(&resolved.config),
-            Use::Training | Use::Looking => resolved.config.clone(),
+            ConfigUse::Pretraining => pretrain::fresh(&resolved.config),
+            ConfigUse::Training | ConfigUse::Inspection => resolved.config.clone(),
         };
         let config = without_wrong_sections(config, resolved);
         let mut found = Vec::new();
-        if wanted == Use::Training {
+        if wanted == ConfigUse::Training {
             found.extend(resolved.check_training().diagnostics);
         }
         let wrong = resolved.report.has_errors();
@@ -133,7 +133,7 @@ impl Asked<'_> {
             // If the config is wrong by itself, that is why.
             Err(_) if wrong => None,
             Err(error) => {
-                found.extend(super::refusal::diagnostics(&error));
+                found.extend(super::setup_diagnostics::diagnostics(&error));
                 None
             }
         };
@@ -151,13 +151,13 @@ impl Asked<'_> {
             .filter(|_| judged)
             .map(|outline| setup::step_sigmas(&config, outline.model.spec().tokens));
         let sigmas = sigmas.unwrap_or_default();
-        let training = wanted == Use::Training && !wrong;
+        let training = wanted == ConfigUse::Training && !wrong;
         let machine = target.machine(config.device.kind, memory_gib);
         let judged_model = outline.as_ref().filter(|_| training);
         let (companions, table) = match judged_model.map(|outline| self.memory(&config, outline, &machine)) {
             Some(Ok((companions, table))) => (companions, Some(table)),
             Some(Err(error)) => {
-                found.extend(super::refusal::diagnostics(&error));
+                found.extend(super::setup_diagnostics::diagnostics(&error));
                 (None, None)
             }
             None => (None, None),
@@ -185,10 +185,10 @@ impl Asked<'_> {
             of_parts.retain(|one| !of_device(one) || stores_weights(one));
         }
         found.extend(of_parts);
-        if wanted == Use::Pretraining && matches!(checkpoint_policy(&config), Policy::Budget { .. }) {
+        if wanted == ConfigUse::Pretraining && matches!(checkpoint_policy(&config), Policy::Budget { .. }) {
             found.push(no_budget());
         }
-        if wanted == Use::Looking {
+        if wanted == ConfigUse::Inspection {
             found.retain(|one| one.severity == Severity::Error);
         }
         (found, table)
