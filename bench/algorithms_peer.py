@@ -38,7 +38,7 @@ LEAST_DIFFERENCE = 0.25
 
 class DigitsPeer(Peer):
     data = digits
-    known = {"data": "digits", "rewards": ["digit-classifier"], "algorithms": ("grpo", "nft", "awm", "dppo", "tdm")}
+    known = Peer.known | {"data": "digits", "rewards": ["digit-classifier"], "algorithms": ("grpo", "nft", "awm", "dppo", "tdm")}
 
     def __init__(self, *parts):
         super().__init__(*parts)

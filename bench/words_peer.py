@@ -2,7 +2,7 @@
 
     words_peer.py FOLDER OUT SECONDS [key=value …] [--variant NAME key=value …] …
 
-FOLDER has `words.npz.xz`, `minilm.npz.xz` and TAESD3's two halves (`taesd3_encoder.safetensors.xz`, `taesd3_decoder.safetensors.xz`). Keys before
+FOLDER has `words.npz.xz`, `minilm.npz.xz` and TAESD3's two halves (`taesd3_encoder.safetensors`, `taesd3_decoder.safetensors`, or `.xz` of them). Keys before
 the first `--variant` hold for all; `SETTINGS` lists them with what they are in the config. Variants train side by side in one process: on a GPU a
 step is one CUDA graph, and each variant replays its own on a stream of its own, so that ten small models together fill the device.
 Training ends after its steps, or after SECONDS; then and at each checkpoint the averaged weights write held-out words.
@@ -75,8 +75,8 @@ class Taesd:
     def __init__(self, folder):
         self.halves = {}
         for half in ("encoder", "decoder"):
-            with lzma.open(folder / f"taesd3_{half}.safetensors.xz") as file:
-                arrays = words_data.safetensors(file.read())
+            plain, packed = folder / f"taesd3_{half}.safetensors", folder / f"taesd3_{half}.safetensors.xz"
+            arrays = words_data.safetensors(plain.read_bytes() if plain.exists() else lzma.decompress(packed.read_bytes()))
             self.halves[half] = {name: torch.tensor(array, device=DEVICE) for name, array in arrays.items()}
 
     def run(self, half, x):
@@ -118,8 +118,8 @@ class MiniLm:
 
     HEADS, LAYERS, EPSILON = 12, 6, 1e-12
 
-    def __init__(self, path):
-        arrays = words_data.load(path)
+    def __init__(self, arrays):
+        arrays = dict(arrays)
         scales = {name: arrays.pop(f"{name}.scale") for name in list(arrays) if f"{name}.scale" in arrays}
         self.weights = {
             name: torch.tensor(array.astype(np.float32) * scales.get(name, 1.0), device=DEVICE) for name, array in arrays.items()
@@ -192,7 +192,7 @@ class Data:
         random = np.random.default_rng(0)
         wrong = [misspelt(word, random) for word in self.words for _ in range(MISSPELT)] if has_misspelt else []
         self.empty = len(self.words)
-        self.states, self.pooled = MiniLm(folder / "minilm.npz.xz").encode([*self.words, "", *wrong])
+        self.states, self.pooled = MiniLm(words_data.load(folder / "minilm.npz.xz")).encode([*self.words, "", *wrong])
         self.letters = torch.tensor(self.lengths, device=DEVICE)
         # Row by length: words that are not held out, as often over as it takes to fill the row.
         rows = [np.flatnonzero((self.lengths == length) & ~self.held_out) for length in range(words_data.LONGEST + 1)]

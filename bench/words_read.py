@@ -14,31 +14,49 @@ from pathlib import Path
 import numpy as np
 
 HEIGHT, MIN_WIDTH, BATCH = 48, 320, 16
+MODEL = "PP-OCRv6_rec_small.onnx"
+
+
+def bilinear(length, wanted):
+    """Two neighbours of each of `wanted` places along an axis of `length` pixels, and the weight of the second."""
+    place = ((np.arange(wanted) + 0.5) * (length / wanted) - 0.5).clip(0, length - 1)
+    low = np.floor(place).astype(int)
+    return low, np.minimum(low + 1, length - 1), (place - low).astype(np.float32)
+
+
+def resized(pictures, height, width):
+    """Pictures [B, H, W, 3] of bytes in another size, as OpenCV's `INTER_LINEAR` up to its rounding."""
+    left, right, share = bilinear(pictures.shape[2], width)
+    values = pictures.astype(np.float32)
+    values = values[:, :, left] + (values[:, :, right] - values[:, :, left]) * share[:, None]
+    above, below, share = bilinear(pictures.shape[1], height)
+    values = values[:, above] + (values[:, below] - values[:, above]) * share[:, None, None]
+    return np.floor(values + 0.5)
 
 
 class Reader:
     """PP-OCRv6's recogniser: `crates/flow-rewards-ocr/src/paddle/recogniser.rs`."""
 
-    def __init__(self):
+    def __init__(self, path=None, min_width=MIN_WIDTH, threads=1):
         import onnxruntime
-        import rapidocr
 
-        path = Path(rapidocr.__file__).parent / "models/PP-OCRv6_rec_small.onnx"
+        if path is None:
+            import rapidocr
+
+            path = Path(rapidocr.__file__).parent / "models" / MODEL
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
+        options.intra_op_num_threads = threads
+        self.min_width = min_width
         self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         characters = self.session.get_modelmeta().custom_metadata_map["character"]
         self.characters = ["", *characters.removesuffix("\n").split("\n"), " "]
 
     def lines(self, pictures):
-        """[B, 3, 48, 320]: the channels blue first, from -1 to 1, and zeros on the right."""
-        import cv2
-
-        batch = np.zeros((len(pictures), 3, HEIGHT, MIN_WIDTH), np.float32)
-        for line, picture in zip(batch, pictures):
-            width = -(-HEIGHT * picture.shape[1] // picture.shape[0])
-            resized = cv2.resize(picture[..., ::-1], (width, HEIGHT)).astype(np.float32)
-            line[:, :, :width] = (resized / 255.0 - 0.5).transpose(2, 0, 1) / 0.5
+        """[B, 3, 48, W]: the channels blue first, from -1 to 1, and zeros on the right where a line is shorter than `min_width`."""
+        width = -(-HEIGHT * pictures.shape[2] // pictures.shape[1])
+        batch = np.zeros((len(pictures), 3, HEIGHT, max(width, self.min_width)), np.float32)
+        small = resized(pictures[..., ::-1], HEIGHT, width)
+        batch[:, :, :, :width] = (small / np.float32(255.0) - np.float32(0.5)).transpose(0, 3, 1, 2) / np.float32(0.5)
         return batch
 
     def read(self, pictures):

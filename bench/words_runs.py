@@ -228,12 +228,15 @@ def picture(options):
     command += ["--to", str(options.to.resolve()), "--name", "words"]
     with tempfile.TemporaryDirectory() as folder:
         for device, kind in ((device, kind) for device in MACHINES for kind in ("nft", "grpo")):
-            runs = [f"{device}-{kind}-{seed}" for seed in (1, 2, 3)]
+            runs = [f"{options.name}{device}-{kind}-{seed}" for seed in (1, 2, 3)]
             rows = [{"curve": list(seed_curve([record for record in found if record["run"] == run]))} for run in runs]
             lines = [{"kind": "eval"} | point | {"reward": {"read": point["reward"]}} for point in mean_curve(rows)]
             path = Path(folder) / f"{device}-{kind}.jsonl"
             path.write_text("".join(json.dumps(line) + "\n" for line in lines))
             command += ["--curve", f"{kind.upper()}, {MACHINES[device]}={path}"]
+        for twin in options.twin:
+            label, _, path = twin.rpartition("=")
+            command += ["--curve", f"{label}={Path(path).resolve()}"]
         subprocess.run(command, cwd=REPOSITORY, check=True)
 
 
@@ -254,6 +257,7 @@ def main():
     parser.add_argument("--min-width", type=int, default=0, help="columns of a line that is read; 0 for the config's")
     parser.add_argument("--to", type=Path, default=Path(os.environ.get("OUT", ".")))
     parser.add_argument("--lines", type=Path, help="what `picture` draws: lines of `collect`")
+    parser.add_argument("--twin", action="append", default=[], metavar="LABEL=FILE", help="other curves, those of `words_twin.py curve`")
     parser.add_argument("--xtask", default="cargo xtask", help="what draws")
     parser.add_argument("--dry", action="store_true", help="print the commands of `start`")
     options = parser.parse_args()

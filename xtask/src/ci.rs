@@ -1,10 +1,12 @@
 //! `cargo xtask ci`: everything that must hold on a clean checkout.
 
 mod main_job;
+mod published;
 mod python;
 mod steps;
 
 use crate::process::{cargo, output, run as run_command};
+use crate::terminal::say;
 use crate::workspace::Workspace;
 use crate::{deny, docs, interop, ptx, test, tidy};
 use anyhow::{Result, anyhow};
@@ -87,6 +89,9 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     })?;
     tests(workspace, options, &mut steps)?;
     steps.step("main job", |_| main_job::run(workspace, options.iterations))?;
+    steps.step_if_possible("words job with its published models", || {
+        published::words_job(workspace)
+    })?;
     lints(workspace, options, &mut steps)?;
     steps.print();
     Ok(())
@@ -110,6 +115,11 @@ fn features(options: &Options) -> String {
 /// Everything that runs tests.
 fn tests(workspace: &Workspace, options: &Options, steps: &mut Steps) -> Result<()> {
     let environment = interop::begin(workspace);
+    // Without them, the tests that want them say so.
+    match published::reader(workspace) {
+        Ok(reader) => steps.variables.push(reader),
+        Err(error) => say!("PP-OCR's files cannot be fetched: {error:#}"),
+    }
     let features = features(options);
     let built = ["--features", &features];
     if options.without_cuda {

@@ -3,9 +3,11 @@
 //! A client follows no redirect. Which server may see the token is decided in one place, in `connection`.
 
 use crate::Token;
+use flow_trust::tls_config;
 use std::fmt;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::time::Duration;
+use ureq::tls::TlsConfig;
 
 /// Time to find a server's address, and to connect to it.
 const CONNECT: Duration = Duration::from_secs(30);
@@ -72,30 +74,38 @@ pub trait Client: Send + Sync {
     fn get(&self, request: &Request<'_>) -> Result<Response, ClientError>;
 }
 
-/// A client of HTTP 1.1 with TLS by rustls and the root certificates of Mozilla.
+/// A client of HTTP 1.1 with TLS by rustls.
 #[derive(Clone, Debug)]
 pub struct HttpClient {
     agent: ureq::Agent,
 }
 
 impl HttpClient {
-    /// A client that connects to servers directly.
+    /// A client that connects to servers directly and trusts the authorities of browsers.
     pub fn direct() -> Self {
-        Self::with_proxy(None)
+        Self::with(None, TlsConfig::default())
     }
 
     /// A client that uses the proxy of the variables `HTTPS_PROXY`, `HTTP_PROXY` or `ALL_PROXY`, except for the hosts of
-    /// `NO_PROXY`, as other programs do.
-    pub fn with_proxy_of_environment() -> Self {
-        Self::with_proxy(ureq::Proxy::try_from_env())
+    /// `NO_PROXY`, and trusts the authorities of the file `SSL_CERT_FILE`, as other programs do.
+    ///
+    /// # Errors
+    /// [`ClientError`] where that file cannot be read or has no certificates.
+    pub fn of_environment() -> Result<Self, ClientError> {
+        let tls = tls_config(&|name| std::env::var(name).ok()).map_err(|problem| ClientError {
+            problem,
+            is_transient: false,
+        })?;
+        Ok(Self::with(ureq::Proxy::try_from_env(), tls))
     }
 
-    fn with_proxy(proxy: Option<ureq::Proxy>) -> Self {
+    fn with(proxy: Option<ureq::Proxy>, tls: TlsConfig) -> Self {
         let config = ureq::Agent::config_builder()
             .max_redirects(0)
             .max_redirects_will_error(false)
             .http_status_as_error(false)
             .proxy(proxy)
+            .tls_config(tls)
             .user_agent(concat!("flow-hub/", env!("CARGO_PKG_VERSION")))
             .timeout_resolve(Some(CONNECT))
             .timeout_connect(Some(CONNECT))
@@ -131,23 +141,53 @@ impl Client for HttpClient {
 }
 
 fn client_error(error: ureq::Error) -> ClientError {
-    let is_transient = matches!(
-        error,
-        ureq::Error::Io(_)
-            | ureq::Error::Timeout(_)
-            | ureq::Error::HostNotFound
-            | ureq::Error::ConnectionFailed
-            | ureq::Error::Protocol(_)
-    );
+    // As what rustls says of a server comes through a connection: of its certificate, say.
+    let is_of_tls = match &error {
+        ureq::Error::Tls(_) | ureq::Error::Rustls(_) => true,
+        ureq::Error::Io(inner) => inner.kind() == ErrorKind::InvalidData,
+        _ => false,
+    };
+    let is_transient = !is_of_tls
+        && matches!(
+            error,
+            ureq::Error::Io(_)
+                | ureq::Error::Timeout(_)
+                | ureq::Error::HostNotFound
+                | ureq::Error::ConnectionFailed
+                | ureq::Error::Protocol(_)
+        );
     let problem = match &error {
         ureq::Error::HostNotFound => "its name is not known; check the name and the network".to_owned(),
-        ureq::Error::Tls(_) | ureq::Error::Rustls(_) => {
-            format!("{error}; if a proxy of your network replaces certificates, fetch the files from outside")
-        }
+        _ if is_of_tls => format!(
+            "{error}; if a proxy of your network replaces certificates, let the variable `SSL_CERT_FILE` name a PEM file with its \
+             authority, on Debian /etc/ssl/certs/ca-certificates.crt"
+        ),
         _ => error.to_string(),
     };
     ClientError {
         problem,
         is_transient,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io;
+
+    #[test]
+    fn a_certificate_that_is_not_trusted_is_not_tried_again_and_the_error_says_what_helps() {
+        let of = |kind, text: &str| client_error(ureq::Error::Io(io::Error::new(kind, text)));
+        let stranger = of(ErrorKind::InvalidData, "invalid peer certificate: UnknownIssuer");
+        assert!(!stranger.is_transient);
+        assert!(
+            stranger.problem.contains("UnknownIssuer") && stranger.problem.contains("SSL_CERT_FILE"),
+            "{stranger}"
+        );
+        let broken = of(ErrorKind::ConnectionReset, "reset");
+        assert!(
+            broken.is_transient && !broken.problem.contains("SSL_CERT_FILE"),
+            "{broken}"
+        );
     }
 }

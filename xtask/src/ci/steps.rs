@@ -5,6 +5,7 @@ use crate::skips::Skips;
 use crate::terminal::say;
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail};
+use std::path::PathBuf;
 use std::time::Instant;
 
 /// The steps as they are done: how long each took, and what was left out.
@@ -13,6 +14,8 @@ pub(super) struct Steps {
     seconds: Vec<(&'static str, f64)>,
     /// What was left out.
     pub skips: Skips,
+    /// Variables of the environment that tests get.
+    pub variables: Vec<(&'static str, PathBuf)>,
 }
 
 impl Steps {
@@ -53,8 +56,10 @@ impl Steps {
     /// A step that has cargo build and run tests. Clippy does not see all of what they are built with, so the compiler must not
     /// warn of it either.
     pub fn tests(&mut self, name: &'static str, workspace: &Workspace, arguments: &[&[&str]]) -> Result<()> {
+        let mut tests = cargo(workspace, &arguments.concat());
+        tests.envs(self.variables.iter().map(|(name, value)| (*name, value)));
         self.step(name, |skips| {
-            let warnings = run_tests(&mut cargo(workspace, &arguments.concat()), skips)?;
+            let warnings = run_tests(&mut tests, skips)?;
             match warnings.is_empty() {
                 true => Ok(()),
                 false => bail!("the compiler warned:\n  {}", warnings.join("\n  ")),

@@ -413,7 +413,3 @@ pub(super) const ALGORITHMS: &[Rule] = &[
     )
     .kinds(TDM),
 ];
-
-const fn of_schedule(from: &'static str, doc: &'static str) -> Rule {
-    Rule::new(from, "ema.schedule", Joint(Join::Ema), doc)
-}

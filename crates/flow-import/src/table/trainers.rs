@@ -1,6 +1,6 @@
 //! Rules of `train`: the keys that every trainer has.
 
-use crate::rule::Conversion::{Choice, Guidance, Integer, Joint, Limit, Same};
+use crate::rule::Conversion::{Choice, Integer, Joint, Limit, Same};
 use crate::rule::{Join, Rule};
 
 const MODEL_SIZE: &str =
@@ -192,3 +192,8 @@ pub(super) const COMMON: &[Rule] = &[
     Rule::detail("train.reward_optimization_overlap_mode", OVERLAP),
     Rule::detail("train.reward_optimization_overlap_poll_interval", OVERLAP),
 ];
+
+
+const fn of_schedule(from: &'static str, doc: &'static str) -> Rule {
+    Rule::new(from, "ema.schedule", Joint(Join::Ema), doc)
+}

@@ -4,7 +4,6 @@ mod answer;
 mod headers;
 mod server;
 mod settings;
-mod trust;
 
 pub(crate) use answer::{is_healthy, json};
 pub(crate) use headers::{Headers, checked_variable, variable_of_process};

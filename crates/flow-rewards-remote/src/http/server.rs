@@ -10,7 +10,6 @@ use ureq::http::{Response, Uri};
 use ureq::tls::TlsConfig;
 
 use super::headers::Headers;
-use super::trust::tls_config;
 use super::{Failure, Protocol};
 
 /// How long a server that failed is asked last.

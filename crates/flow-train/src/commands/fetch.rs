@@ -20,7 +20,7 @@ pub fn run(arguments: &FetchArguments, quiet: bool) -> Result<(), Failure> {
         variant: arguments.variant.as_deref(),
         folder: &folder,
     };
-    let hub = Hub::new(HttpClient::with_proxy_of_environment(), settings);
+    let hub = Hub::new(HttpClient::of_environment().or_bad_input()?, settings);
     let mut transfer = Transfer::new(quiet);
     let fetched = hub.fetch(&wanted, &mut |progress| {
         let what = in_words(progress.stage);

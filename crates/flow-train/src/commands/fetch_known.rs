@@ -210,7 +210,7 @@ pub fn run(
     let downloads = downloads.or_failed()?;
     let folder = super::fetch::out_folder(arguments)?.unwrap_or(folder);
     let mut transfer = Transfer::new(quiet);
-    let client = HttpClient::with_proxy_of_environment();
+    let client = HttpClient::of_environment().or_bad_input()?;
     let fetched = fetch_known(
         &client,
         Retries::default(),

@@ -1,4 +1,8 @@
-//! Whom a client trusts behind `https://`: the authorities of browsers, or those in the file that `SSL_CERT_FILE` names, as with OpenSSL.
+//! Whom a client trusts behind `https://`.
+#![doc = ""]
+#![doc = include_str!("../README.md")]
+#![deny(missing_docs)]
+#![forbid(unsafe_code)]
 
 use std::fs;
 
@@ -7,11 +11,11 @@ use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
 /// OpenSSL's name for it, which other programs of a machine read, too.
 const VARIABLE: &str = "SSL_CERT_FILE";
 
-/// How TLS is spoken. `variable` gives the value of an environment variable.
+/// How ureq speaks TLS. `variable` gives the value of an environment variable.
 ///
 /// # Errors
 /// A file that cannot be read, or that holds no certificate.
-pub(super) fn tls_config(variable: &dyn Fn(&str) -> Option<String>) -> Result<TlsConfig, String> {
+pub fn tls_config(variable: &dyn Fn(&str) -> Option<String>) -> Result<TlsConfig, String> {
     let Some(path) = variable(VARIABLE).filter(|path| !path.is_empty()) else {
         return Ok(TlsConfig::default());
     };
