@@ -8,7 +8,7 @@ mod steps;
 use crate::process::{cargo, output, run as run_command};
 use crate::terminal::say;
 use crate::workspace::Workspace;
-use crate::{deny, docs, interop, ptx, test, tidy};
+use crate::{deny, docs, interop, launchers, ptx, test, tidy};
 use anyhow::{Result, anyhow};
 use clap::Args;
 use std::path::Path;
@@ -133,11 +133,18 @@ fn tests(workspace: &Workspace, options: &Options, steps: &mut Steps) -> Result<
     steps.tests("tests", workspace, &[&test::ARGUMENTS, &["--tests"], &built])?;
     let examples = "examples in the documentation";
     steps.tests(examples, workspace, &[&test::ARGUMENTS, &["--doc"], &built])?;
+    let mut made = None;
     steps.step_if_possible("files of diffusers and peft", || {
         let python = environment.join();
         let python =
             python.unwrap_or_else(|_| Err(anyhow!("the thread that makes the environment panicked")));
+        made = python.as_ref().ok().cloned();
         interop::exchange(workspace, python, &built)
+    })?;
+    // PyTorch is in that environment, and with it torchrun.
+    steps.step_if_possible("torchrun and mpirun", || match &made {
+        Some(python) => launchers::run(workspace, python),
+        None => Ok(Some("no Python environment could be made".into())),
     })?;
     let compile_check = "compile check of the CUDA kernels";
     match options.without_compile_check {

@@ -11,6 +11,7 @@ mod dist;
 mod docs;
 mod golden;
 mod interop;
+mod launchers;
 mod peer;
 mod pip;
 mod process;

@@ -7,7 +7,7 @@ use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -41,6 +41,21 @@ impl Link for ToProcess {
 /// If a rank cannot be reached, or does not come in time.
 pub fn tcp(mut membership: Membership, timeout: Duration) -> Result<Ranks, RendezvousError> {
     let world = membership.world();
+    match connections(&mut membership, timeout) {
+        Ok((links, inbox, watch)) => Ok(Ranks::new(world, timeout, links, inbox).within(membership, watch)),
+        Err(error) => {
+            // The others would wait for this rank. If the store is gone, they see that.
+            let _ = membership.abort(&format!("rank {}: {error}", world.rank));
+            Err(error)
+        }
+    }
+}
+
+/// Links to the other ranks, what comes from them, and the watch over the run.
+type Connections = (Vec<Option<Box<dyn Link>>>, Receiver<(usize, Event)>, Watch);
+
+fn connections(membership: &mut Membership, timeout: Duration) -> Result<Connections, RendezvousError> {
+    let world = membership.world();
     let watch = membership.watch()?;
     let own = SocketAddr::new(membership.own_address()?, 0);
     let refused = |error: io::Error| RendezvousError::Listen {
@@ -58,7 +73,7 @@ pub fn tcp(mut membership: Membership, timeout: Duration) -> Result<Ranks, Rende
     let patience = membership.patience();
     for (rank, place) in places.iter().enumerate().take(world.rank) {
         let stream = connect(place, world.rank, patience);
-        streams[rank] = Some(stream.map_err(|error| unreachable(rank, place, &error, patience))?);
+        streams[rank] = Some(stream.map_err(|error| unreachable(rank, place, &error))?);
     }
     accept(&listener, token, &mut streams, world.rank, (&watch, patience))?;
 
@@ -70,15 +85,17 @@ pub fn tcp(mut membership: Membership, timeout: Duration) -> Result<Ranks, Rende
             Some(stream) => Some(link(rank, stream, timeout, sender.clone()).map_err(refused)?),
         });
     }
-    Ok(Ranks::new(world, timeout, links, inbox).within(membership, watch))
+    Ok((links, inbox, watch))
 }
 
-fn unreachable(rank: usize, place: &[u8], error: &io::Error, patience: Duration) -> RendezvousError {
+fn unreachable(rank: usize, place: &[u8], error: &io::Error) -> RendezvousError {
     let place = String::from_utf8_lossy(place);
+    // Behind the address stands the token.
     let place = place.split(' ').next().unwrap_or_default();
-    RendezvousError::Late {
-        what: format!("a connection to rank {rank} at {place} ({error})"),
-        seconds: patience.as_secs(),
+    RendezvousError::Unreachable {
+        rank,
+        place: place.to_owned(),
+        problem: error.to_string(),
     }
 }
 

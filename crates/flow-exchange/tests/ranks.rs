@@ -1,41 +1,73 @@
 //! Ranks over TCP and threads: what they gather, and what is said when one is missing.
 
 use flow_exchange::{Alone, Exchange, HostValues, Lanes, Lost, Values, in_process, tcp};
-use flow_rendezvous::{Launch, Launcher, Membership, StorePlace, StoreServer};
-use std::net::SocketAddr;
+use flow_rendezvous::{Launch, Launcher, Membership, RendezvousError, StorePlace, StoreServer};
+use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// `ranks` ranks over TCP, in threads of this process.
-fn over_tcp(ranks: usize, timeout: Duration) -> (StoreServer, Vec<Arc<dyn Exchange>>) {
+/// What torchrun says of a rank whose store is at `port` of this machine.
+fn launch(rank: usize, ranks: usize, port: u16) -> Launch {
+    Launch {
+        launcher: Launcher::Torchrun,
+        rank,
+        ranks,
+        local_rank: rank,
+        local_ranks: Some(ranks),
+        attempt: 0,
+        store: StorePlace {
+            host: "127.0.0.1".into(),
+            port,
+            own: false,
+        },
+    }
+}
+
+fn server() -> (StoreServer, u16) {
     let server = StoreServer::bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a free port");
     let port = server.address().port();
+    (server, port)
+}
+
+/// `ranks` ranks over TCP, in threads of this process.
+fn over_tcp(ranks: usize, timeout: Duration) -> (StoreServer, Vec<Arc<dyn Exchange>>) {
+    let (server, port) = server();
     let threads: Vec<_> = (0..ranks)
         .map(|rank| {
             thread::spawn(move || {
-                let launch = Launch {
-                    launcher: Launcher::Torchrun,
-                    rank,
-                    ranks,
-                    local_rank: rank,
-                    local_ranks: Some(ranks),
-                    attempt: 0,
-                    store: StorePlace {
-                        host: "127.0.0.1".into(),
-                        port,
-                        own: false,
-                    },
-                };
-                let joined = Membership::join(launch, PATIENCE).expect("the store is there");
+                let joined = Membership::join(launch(rank, ranks, port), PATIENCE);
+                let joined = joined.expect("the store is there");
                 Arc::new(tcp(joined, timeout).expect("all ranks come")) as Arc<dyn Exchange>
             })
         })
         .collect();
     let ranks = threads.into_iter().map(|thread| thread.join().expect("no panic"));
     (server, ranks.collect())
+}
+
+#[test]
+fn a_rank_that_is_gone_before_it_is_reached_is_named_and_the_others_are_told() {
+    let (_server, port) = server();
+    // Nobody listens there any more.
+    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let others = thread::spawn(move || {
+        let mut first = Membership::join(launch(0, 2, port), PATIENCE).unwrap();
+        first.share("address", format!("{nobody} 7").as_bytes()).unwrap();
+        first.share("what never comes", b"").unwrap_err().to_string()
+    });
+    let second = Membership::join(launch(1, 2, port), PATIENCE).unwrap();
+    let begun = Instant::now();
+    let error = tcp(second, PATIENCE).unwrap_err();
+    assert!(
+        matches!(&error, RendezvousError::Unreachable { rank: 0, .. }),
+        "{error}"
+    );
+    let told = others.join().unwrap();
+    assert!(told.contains("rank 1: rank 0 does not answer"), "{told}");
+    assert!(begun.elapsed() < PATIENCE / 2, "{:?}", begun.elapsed());
 }
 
 fn on_each<T: Send + 'static>(

@@ -69,6 +69,19 @@ pub enum RendezvousError {
         /// How long.
         seconds: u64,
     },
+    /// A rank that has said where it is, and is not there.
+    #[error(
+        "rank {rank} does not answer at {place}, where it said that it is: {problem}. It has ended since, see its own output, or a \
+         firewall is between the machines"
+    )]
+    Unreachable {
+        /// Which.
+        rank: usize,
+        /// Where.
+        place: String,
+        /// What the operating system says.
+        problem: String,
+    },
     /// Another rank gave up first.
     #[error("{0}")]
     Aborted(String),

@@ -8,6 +8,14 @@ use crate::world::World;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
+/// The key of why a rank gave up.
+pub(crate) const ABORT: &str = "abort";
+
+/// `key` among those of the `attempt`th restart of a run.
+pub(crate) fn run_key(attempt: u64, key: &str) -> String {
+    format!("flow-train/{attempt}/{key}")
+}
+
 /// A process that has joined its run: its place, and the run's store. While rank 0 lives it serves the store, unless the launcher does.
 #[derive(Debug)]
 pub struct Membership {
@@ -84,7 +92,7 @@ impl Membership {
 
     /// `key` among those of this attempt.
     fn key(&self, key: &str) -> String {
-        format!("flow-train/{}/{key}", self.world.attempt)
+        run_key(self.world.attempt, key)
     }
 
     /// Puts `value` up as this rank's `what` and gives that of every rank, in order.
@@ -95,7 +103,7 @@ impl Membership {
         let of = |joined: &Self, rank: usize| joined.key(&format!("{what}/{rank}"));
         let own = of(self, self.world.rank);
         self.store.set(&own, value)?;
-        let abort = self.key("abort");
+        let abort = self.key(ABORT);
         (0..self.world.ranks)
             .map(|rank| {
                 let words = format!("rank {rank} of {} ({what})", self.world.ranks);
@@ -110,7 +118,7 @@ impl Membership {
     /// # Errors
     /// If the store is gone.
     pub fn abort(&mut self, words: &str) -> Result<(), RendezvousError> {
-        let key = self.key("abort");
+        let key = self.key(ABORT);
         // The first one counts: others end because of it.
         if self.store.has(&key)? {
             return Ok(());
@@ -125,7 +133,7 @@ impl Membership {
     pub fn watch(&self) -> Result<Watch, RendezvousError> {
         let place = &self.launch.store;
         let store = Store::connect(&place.host, place.port, self.patience)?;
-        Ok(Watch::start(store, self.key("abort")))
+        Ok(Watch::start(store, self.key(ABORT)))
     }
 }
 

@@ -190,3 +190,27 @@ fn a_store_that_is_gone_is_seen_by_who_watches() {
     }
     assert!(watch.aborted().is_some_and(|words| words.contains("is gone")));
 }
+
+#[test]
+fn a_launcher_that_has_lost_a_process_ends_the_waits_for_it_unless_a_rank_spoke_first() {
+    let server = server();
+    let port = server.address().port();
+    let with_neighbours = |attempt| Launch {
+        local_ranks: Some(2),
+        ..launch(0, 2, port, attempt)
+    };
+    for (attempt, said) in [(0, "process 1 was ended from outside"), (1, "rank 1: no file")] {
+        let mut first = Membership::join(with_neighbours(attempt), PATIENCE).unwrap();
+        if attempt == 1 {
+            first.abort(said).unwrap();
+            // The connection's questions are answered in order: after this one that was there.
+            assert!(first.share("address", b"x").is_err());
+        }
+        server.abort(attempt, "process 1 was ended from outside");
+        let error = first.share("address", b"x").unwrap_err();
+        assert!(
+            matches!(&error, RendezvousError::Aborted(words) if words == said),
+            "{error}"
+        );
+    }
+}

@@ -146,6 +146,13 @@ pub fn refused_on(config: &Config, ranks: usize, registries: &Registries) -> Vec
     };
     let group_wise = config.rewards.iter().any(is_group_wise);
     let mut found = flow_validate::several(config, ranks, group_wise);
+    let learned_from = registries.accelerators.audit_share(&config.acceleration.rollout);
+    let learns = flow_validate::learns_alone(ranks, learned_from);
+    found.extend(learns.map(|(problem, help)| {
+        Diagnostic::error(flow_validate::codes::NOT_ON_SEVERAL, problem)
+            .path("acceleration.rollout")
+            .help(help)
+    }));
     let distillation = registries.catalog().distillation_facts(config);
     found.extend(flow_validate::sharded_weights(config, ranks, distillation));
     found

@@ -39,6 +39,6 @@ pub use operations::Operations;
 pub use phase::Phase;
 pub use resolve::resolve;
 pub use rules::{RULES, Rule};
-pub use several::{lanes, several};
+pub use several::{lanes, learns_alone, several};
 pub use sharded::{sharded_pretraining, sharded_weights};
 pub use validate::{Capabilities, Machine, Question, errors, validate};

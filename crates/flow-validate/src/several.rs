@@ -31,6 +31,17 @@ pub fn lanes(ranks: usize, lanes: usize, micro_batches: usize) -> Option<(String
     None
 }
 
+/// Why an accelerator of rollouts that learns from `audit_share` of its own samples cannot be used by so many ranks, and how to mend it; none
+/// if it can.
+pub fn learns_alone(ranks: usize, audit_share: f64) -> Option<(String, String)> {
+    (ranks > 1 && audit_share > 0.0).then(|| {
+        let problem = "an accelerator of `acceleration.rollout` compares some of its samples with exact ones and learns from them, which \
+                       several processes would each do by their own samples";
+        let help = "take another policy than `auto`, or start one process";
+        (problem.to_owned(), help.to_owned())
+    })
+}
+
 /// Everything that forbids a config on `ranks` processes. `group_wise` says whether a reward looks at whole groups.
 pub fn several(config: &Config, ranks: usize, group_wise: bool) -> Vec<Diagnostic> {
     let mut found = geometry(config, ranks, group_wise);

@@ -4,6 +4,7 @@ use super::{
     ADD, CHECK, GET, MAGIC, NOT_READY, PING, READY, SET, STOP_WAITING, VALIDATE, WAIT, byte, half_word, put,
     take, word,
 };
+use crate::membership::{ABORT, run_key};
 use std::collections::HashMap;
 use std::io::{self, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -49,6 +50,16 @@ impl StoreServer {
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Ends the waits of the ranks with `words`, unless one of them has given up before: what a launcher says that has lost a process.
+    /// `attempt` is how often it has started the run again.
+    pub fn abort(&self, attempt: u64, words: &str) {
+        let key = run_key(attempt, ABORT).into_bytes();
+        held(&self.shared.values)
+            .entry(key)
+            .or_insert_with(|| words.as_bytes().to_vec());
+        self.shared.changed.notify_all();
     }
 }
 

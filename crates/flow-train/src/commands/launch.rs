@@ -15,8 +15,14 @@ use std::time::{Duration, Instant};
 /// Between two looks at the processes.
 const LOOK: Duration = Duration::from_millis(50);
 
+/// How long the others may take to see by themselves that one is gone. Then those that still wait for it to come are told.
+const NOTICE: Duration = Duration::from_secs(1);
+
 /// How long the others may take to end by themselves after one failed, and then after they were asked to.
 const GRACE: Duration = Duration::from_secs(20);
+
+/// How often the processes were started before: they are started once.
+const ATTEMPT: u64 = 0;
 
 /// What a process ends with that saved its state because it was asked to.
 const INTERRUPTED: i32 = 130;
@@ -51,7 +57,7 @@ pub fn run(arguments: &LaunchArguments) -> Result<(), Failure> {
             .env("MASTER_ADDR", Ipv4Addr::LOCALHOST.to_string())
             .env("MASTER_PORT", store.address().port().to_string())
             .env("TORCHELASTIC_USE_AGENT_STORE", "True")
-            .env("TORCHELASTIC_RESTART_COUNT", "0")
+            .env("TORCHELASTIC_RESTART_COUNT", ATTEMPT.to_string())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
@@ -66,7 +72,7 @@ pub fn run(arguments: &LaunchArguments) -> Result<(), Failure> {
             }
         }
     }
-    let first = watch(&mut ranks, &signals);
+    let first = watch(&mut ranks, &signals, &store);
     for rank in &mut ranks {
         rank.output.drain(..).for_each(|output| {
             let _ = output.join();
@@ -85,10 +91,11 @@ pub fn run(arguments: &LaunchArguments) -> Result<(), Failure> {
 }
 
 /// Waits until all have ended. Gives the first that failed, with its exit code.
-fn watch(ranks: &mut [Rank], signals: &AtomicUsize) -> Option<(usize, i32)> {
+fn watch(ranks: &mut [Rank], signals: &AtomicUsize, store: &StoreServer) -> Option<(usize, i32)> {
     let mut passed_on = 0;
     let mut first: Option<(usize, i32)> = None;
     let mut failed_at: Option<Instant> = None;
+    let mut untold: Option<String> = None;
     let mut asked = false;
     loop {
         let wanted = signals.load(Ordering::SeqCst);
@@ -107,15 +114,25 @@ fn watch(ranks: &mut [Rank], signals: &AtomicUsize) -> Option<(usize, i32)> {
             first = Some((index, code));
             if code != INTERRUPTED {
                 failed_at = Some(Instant::now());
+                let how = match status.code() {
+                    Some(code) => format!("process {index} ended with exit code {code}"),
+                    None => format!("process {index} was ended from outside ({status})"),
+                };
                 if status.code().is_none() {
-                    terminal::note(&format!("process {index} was ended from outside ({status})"));
+                    terminal::note(&how);
                 }
+                untold = Some(how);
             }
         }
         if ranks.iter().all(|rank| rank.ended.is_some()) {
             return first;
         }
         if let Some(since) = failed_at {
+            if since.elapsed() > NOTICE
+                && let Some(how) = untold.take()
+            {
+                store.abort(ATTEMPT, &how);
+            }
             // Those that wait for the lost one end by themselves, with words.
             if since.elapsed() > 2 * GRACE {
                 ranks.iter_mut().for_each(Rank::kill);

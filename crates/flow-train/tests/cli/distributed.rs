@@ -446,7 +446,18 @@ fn killed_in_the_middle(shard: &str) {
 #[test]
 fn what_is_not_right_on_several_processes_is_refused_before_anything_is_written() {
     let place = Place::new();
-    let cases: [(&[&str], &[&str]); 5] = [
+    let cases: [(&[&str], &[&str]); 6] = [
+        (
+            &[
+                "--set",
+                "acceleration.rollout={ name = \"feature_cache\", params = { policy = \"auto\", scope = \"outside_sde_window\" } }",
+                "--set",
+                "scheduler.window={ kind = \"list\", steps = [2] }",
+                "--set",
+                "scheduler.steps=6",
+            ],
+            &["distributed::refused", "take another policy than `auto`"],
+        ),
         (
             &["--set", "distributed.lanes=2"],
             &["2 lanes cannot be shared by 3 processes", "distributed::lanes"],

@@ -10,6 +10,7 @@ mod exact_reuse;
 mod feature_cache;
 mod fetch;
 mod folders;
+mod killed_ranks;
 mod names;
 mod outputs;
 mod own_disks;

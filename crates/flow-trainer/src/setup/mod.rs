@@ -536,15 +536,13 @@ fn sampler(environment: &Environment<'_>, acceleration: &Arrangement, policy: Po
 
 /// That a policy which learns from some of its own samples has all of them.
 fn expect_alone(environment: &Environment<'_>, acceleration: &Arrangement) -> Result<(), TrainError> {
-    if environment.exchange.world().is_several() && acceleration.audit_share() > 0.0 {
-        return Err(TrainError::setting(
-            "an accelerator of `acceleration.rollout` compares some of its samples with exact ones and learns from them, which several \
-             processes would each do by their own samples",
-        )
-        .with_help("take another policy than `auto`, or start one process")
-        .about("acceleration.rollout"));
+    let ranks = environment.exchange.world().ranks;
+    match flow_validate::learns_alone(ranks, acceleration.audit_share()) {
+        None => Ok(()),
+        Some((problem, help)) => Err(TrainError::setting(problem)
+            .with_help(help)
+            .about("acceleration.rollout")),
     }
-    Ok(())
 }
 
 /// Losses of the first optimizer step: one for each micro-batch and position.
