@@ -70,6 +70,15 @@ impl CompiledEpilogue {
     }
 }
 
+/// A sum of codes times the scales of its row and its column, rounded.
+///
+/// The second product is a fused multiply-add with zero: a plain one, to which a bias is added, becomes a fused multiply-add in some kernels
+/// and not in others, so a sum's bits would depend on tiles, thus on how many rows there are, and on whether sums are kept.
+#[cube]
+pub(crate) fn scaled(sum: f32, row_scale: f32, column_scale: f32) -> f32 {
+    fma(sum * row_scale, column_scale, 0.0f32.runtime())
+}
+
 /// Results of two neighbouring sums, packed; `other` is the pair that the epilogue reads.
 #[cube]
 pub(crate) fn apply_epilogue_pair(

@@ -3,7 +3,7 @@
 
 use cubecl::prelude::*;
 use flow_matmul_cube::Element;
-use flow_matmul_cube::cases::{Both, Case, Random, problems_of_codes, wrong, wrong_codes};
+use flow_matmul_cube::cases::{Both, Case, Random, other_bits, problems_of_codes, wrong, wrong_codes};
 use flow_matmul_cube::fp8::{Quantised, quantise_rows};
 use flow_matmul_cube::prepared::{DeviceCapabilities, Plan, Prepared};
 use flow_matmul_cube::problem::{Accumulation, Activation, Epilogue, Layout, Matmul, Storage};
@@ -105,6 +105,13 @@ fn a_rows_bits_depend_on_no_other_row() {
         let some = run(m);
         assert_eq!(some[..], all[..some.len()], "{m} rows");
     }
+}
+
+#[test]
+fn a_sums_bits_do_not_depend_on_whether_it_is_stored_kept_or_activated() {
+    let client = client();
+    let found = other_bits(&client, SIZES[2], Element::F32, |_| vec![Plan::Portable]);
+    assert_eq!(found, None);
 }
 
 #[test]

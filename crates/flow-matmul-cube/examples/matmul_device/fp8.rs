@@ -4,7 +4,7 @@ use super::check;
 use super::timing::{SETS, Values, replayed};
 use cubecl::prelude::*;
 use flow_matmul_cube::Element;
-use flow_matmul_cube::cases::{SIZES, problems_of_codes, wrong_codes};
+use flow_matmul_cube::cases::{SIZES, other_bits, problems_of_codes, wrong_codes};
 use flow_matmul_cube::fp8::{Quantised, quantise_rows};
 use flow_matmul_cube::prepared::{DeviceCapabilities, Plan, Prepared};
 use flow_matmul_cube::problem::{Accumulation, Layout, Matmul, Refusal, Storage};
@@ -64,9 +64,21 @@ fn products(
     good
 }
 
-/// Rows quantised, against the definition of the format.
-pub fn codes(client: &Client) -> bool {
+/// Rows quantised, against the definition of the format; and bits of sums by all tiles.
+pub fn codes(client: &Client, capabilities: DeviceCapabilities) -> bool {
     let mut good = true;
+    let by_all_tiles = |call: &Matmul| {
+        let shapes = select::shapes_of_codes(call).iter();
+        shapes.map(|kind| check::plan(call, capabilities, *kind, 1)).collect()
+    };
+    for size in [[77, 136, 332], [300, 392, 384], [129, 1160, 160]] {
+        if capabilities.hopper
+            && let Some(why) = other_bits(client, size, Element::Bf16, by_all_tiles)
+        {
+            println!("  WRONG {why}");
+            good = false;
+        }
+    }
     for shape in [
         [1, 1],
         [3, 7],

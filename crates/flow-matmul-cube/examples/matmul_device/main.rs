@@ -102,7 +102,7 @@ fn group(words: &[&str]) -> Result<bool, String> {
         ["check", "big"] => Ok(check::big(&client, capabilities)),
         ["check", "groups"] => Ok(check::groups(&client, capabilities)),
         ["check", "sums"] => Ok(check::sums(&client)),
-        ["check", "codes"] => Ok(fp8::codes(&client)),
+        ["check", "codes"] => Ok(fp8::codes(&client, capabilities)),
         ["check", "fp8", accumulation, shape] => {
             fp8::group(&client, capabilities, accumulation, named(shape))
         }

@@ -1,9 +1,10 @@
 //! Products of codes that every backend is checked with, and rows that are quantised, against the definition of e4m3 in f64.
 
-use super::data::{Random, code_value, decode, encode, nearest_code};
+use super::data::{Both, Case, Random, code_value, decode, encode, nearest_code};
 use super::problems::problems;
 use crate::Element;
 use crate::fp8::Quantised;
+use crate::prepared::{Plan, Prepared};
 use crate::problem::{Accumulation, Activation, Epilogue, Layout, Matmul, Storage};
 use crate::tensors::Matrix;
 use cubecl::prelude::*;
@@ -36,6 +37,55 @@ pub fn problems_of_codes(accumulation: Accumulation, element: Element, sizes: &[
         })
     });
     forward.chain(gradients).chain(gradients_of_codes).collect()
+}
+
+/// Sums of codes with a bias, as they are stored, kept beside the activation and only activated, by each of `plans`; says which of them have
+/// other bits. Which plan a call gets depends on how many rows there are, and whether sums are kept on whether it is differentiated: so a
+/// policy would not be the one that sampled.
+pub fn other_bits(
+    client: &Client,
+    size: [usize; 3],
+    element: Element,
+    plans: impl Fn(&Matmul) -> Vec<Plan>,
+) -> Option<String> {
+    let activated = |keep_sum| Epilogue::Activate {
+        activation: Activation::GeluTanh,
+        keep_sum,
+    };
+    // Of the sums, and of what the activation makes of them.
+    let mut first: [Option<(String, Vec<u8>)>; 2] = [None, None];
+    for epilogue in [Epilogue::Store, activated(true), activated(false)] {
+        let call = Matmul {
+            bias: true,
+            epilogue,
+            storage: Storage::E4m3(Accumulation::Promoted),
+            ..Matmul::plain(Layout::Nt, size, element)
+        };
+        for plan in plans(&call) {
+            let name = format!("{} with {epilogue:?}", plan.name());
+            let case = Case::new(client, call, 5);
+            let ran = Prepared::with(client, call, plan).and_then(|prepared| prepared.run(&case.operands()));
+            if let Err(error) = ran {
+                return Some(format!("{name}: declined: {error}"));
+            }
+            let result = Some(case.d.bytes(client));
+            let kept = case.other.as_ref().map(|other: &Both| other.bytes(client));
+            let found = match epilogue {
+                Epilogue::Store => [result, None],
+                _ => [kept, result],
+            };
+            for (first, bytes) in first.iter_mut().zip(found) {
+                match (&*first, bytes) {
+                    (None, Some(bytes)) => *first = Some((name.clone(), bytes)),
+                    (Some((other, expected)), Some(bytes)) if *expected != bytes => {
+                        return Some(format!("{size:?}: {name} has other bits than {other}"));
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+    None
 }
 
 /// Rows of very different size: the first is zero, the third has a NaN.

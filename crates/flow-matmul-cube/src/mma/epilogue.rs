@@ -3,7 +3,7 @@
 use super::arguments::{Inputs, Outputs, Sizes};
 use super::block_tile::{BlockTile, Warp};
 use super::tiles::{SIDE, Tiles, WARP};
-use crate::epilogue::{CompiledEpilogue, apply_epilogue, apply_epilogue_pair, pair_of};
+use crate::epilogue::{CompiledEpilogue, apply_epilogue, apply_epilogue_pair, pair_of, scaled};
 use cubecl::prelude::*;
 use flow_cube::register::pack;
 
@@ -99,8 +99,8 @@ pub(super) fn store_tile<N: Size>(
                     if comptime!(tiles.scaled) {
                         let row_scale = inputs.row_scales[(sizes.row_scale_start + row) as usize];
                         let place = (sizes.column_scale_start + column) as usize;
-                        low = low * row_scale * inputs.column_scales[place];
-                        high = high * row_scale * inputs.column_scales[place + 1];
+                        low = scaled(low, row_scale, inputs.column_scales[place]);
+                        high = scaled(high, row_scale, inputs.column_scales[place + 1]);
                     }
                     if comptime!(epilogue.bias) {
                         let (x, y) =

@@ -7,6 +7,7 @@ use super::arguments::{Inputs, Outputs, Sizes};
 use super::block_tile::{BlockTile, Range, Thread, this_tile};
 use super::epilogue::store_tile;
 use super::kind::{CHUNK, Kind, SIDE, THREADS};
+use crate::epilogue::scaled;
 use crate::problem::Layout;
 use cubecl::prelude::*;
 
@@ -138,7 +139,7 @@ fn scale_sums<F: Float>(
             let column_scale =
                 inputs.column_scales[sizes.column_scale_start + select(column < sizes.n, column, 0usize)];
             let at = comptime!(4 * r + j);
-            sums[at] = sums[at] * row_scale * column_scale;
+            sums[at] = scaled(sums[at], row_scale, column_scale);
         }
     }
 }

@@ -7,7 +7,7 @@
 use super::arguments::{Inputs, Results};
 use super::block::{Block, Sums, Thread, Tile};
 use super::tiles::Tiles;
-use crate::epilogue::{CompiledEpilogue, apply_epilogue, apply_epilogue_pair, pair_of};
+use crate::epilogue::{CompiledEpilogue, apply_epilogue, apply_epilogue_pair, pair_of, scaled};
 use cubecl::prelude::*;
 use flow_cube::Issue;
 use flow_cube::barrier::{self, arrive_and_expect, named_sync, wait};
@@ -93,7 +93,7 @@ pub(super) fn scale_sums<E: Numeric, O: Numeric, N: Size>(
     let row_scale_1 = inputs.row_scales[(block.sizes.row_scale_start
         + min(row + comptime!((row_group * 64 + 8) as u32), rows - 1))
         as usize];
-    let mut scaled = Sequence::<f32>::new();
+    let mut finished = Sequence::<f32>::new();
     #[unroll]
     for j in 0..comptime!(tile_columns / 8) {
         let i = comptime!(4 * j);
@@ -102,16 +102,16 @@ pub(super) fn scale_sums<E: Numeric, O: Numeric, N: Size>(
         let place = (block.sizes.column_scale_start + select(at < tile.columns, at, 0u32)) as usize;
         let low = inputs.column_scales[place];
         let high = inputs.column_scales[place + 1];
-        scaled.push(sums.extract(comptime!(i)) * row_scale_0 * low);
-        scaled.push(sums.extract(comptime!(i + 1)) * row_scale_0 * high);
-        scaled.push(sums.extract(comptime!(i + 2)) * row_scale_1 * low);
-        scaled.push(sums.extract(comptime!(i + 3)) * row_scale_1 * high);
+        finished.push(scaled(sums.extract(comptime!(i)), row_scale_0, low));
+        finished.push(scaled(sums.extract(comptime!(i + 1)), row_scale_0, high));
+        finished.push(scaled(sums.extract(comptime!(i + 2)), row_scale_1, low));
+        finished.push(scaled(sums.extract(comptime!(i + 3)), row_scale_1, high));
     }
     #[unroll]
     for _ in comptime!(tile_columns / 2)..N::value() {
-        scaled.push(0.0f32.runtime());
+        finished.push(0.0f32.runtime());
     }
-    vector_of(scaled)
+    vector_of(finished)
 }
 
 /// Puts a subtile of 64 rows of sums to the place at byte address `to`.

@@ -7,6 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use ureq::http::{Response, Uri};
+use flow_trust::tls_config;
 use ureq::tls::TlsConfig;
 
 use super::headers::Headers;
