@@ -111,7 +111,7 @@ impl Train<'_> {
             trainer.expect_files().or_bad_input()?;
         }
         // They were shown with their places when the config was read.
-        trainer.notices.clear();
+        drop(trainer.take_notices());
         if !is_first {
             return self.join(trainer);
         }

@@ -90,8 +90,8 @@ pub struct Trainer<A, S = Arrangement> {
     pub algorithm: A,
     /// The accelerators, and with them the plans of rollouts and losses.
     pub acceleration: S,
-    /// What a person should know before the run starts.
-    pub notices: Vec<String>,
+    /// What a person should know before the run starts. See [`take_notices`](Self::take_notices).
+    pub(crate) notices: Vec<String>,
     /// Files of weights that are not there: what stands in their place is no model.
     pub absent: Vec<AbsentFile>,
     /// How a budget of activation checkpointing is spent, if there is one.
@@ -166,6 +166,12 @@ impl Progress {
 }
 
 impl<A> Trainer<A> {
+    /// Hands over what a person should know before the run starts, to a caller that shows it or has shown it.
+    /// [`train`](Trainer::train) tells its observer what was not taken until then, and what [`set_up`](Trainer::set_up) added.
+    pub fn take_notices(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.notices)
+    }
+
     /// That every file of weights is there, without which a run cannot begin.
     ///
     /// # Errors
