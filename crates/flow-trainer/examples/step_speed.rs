@@ -28,7 +28,7 @@ use flow_trainer::Plugins;
 use flow_trainer::algorithm::{Algorithm, Grpo, LossContext, LossPoint};
 use flow_trainer::conditions::Conditioner;
 use flow_trainer::geometry::BatchGeometry;
-use flow_trainer::optimizer::{Accumulated, AdamW, AdamWSettings, FloatDType};
+use flow_trainer::optimizer::{Accumulated, AdamW, AdamWSettings, MomentStorage};
 use flow_trainer::policy::{CallSite, Conditions, Policy};
 use flow_trainer::rollout::{NoiseSource, SampleRequest, Sampler, Trajectories};
 use flow_trainer::scheduler::StepCoefficients;
@@ -215,7 +215,7 @@ impl Job {
             weight_decay: 0.0,
             warmup_steps: 0,
             schedule: Default::default(),
-            moments: FloatDType::F32,
+            moments: MomentStorage::F32,
             seed: 0,
             ..settings
         };

@@ -55,7 +55,7 @@ mod workload_options;
 #[path = "common/workloads.rs"]
 mod workloads;
 
-use burn::tensor::Tensor;
+use burn::tensor::{FloatDType, Tensor};
 use flow_core::device::ComputeDevice;
 use flow_core::rng::Purpose;
 use flow_core::tensors::plain;
@@ -65,7 +65,7 @@ use flow_core::{
 };
 use flow_models::{Architecture, load_into};
 use flow_trainer::algorithm::{Algorithm, Grpo, LossContext, LossPoint};
-use flow_trainer::optimizer::{Accumulated, AdamW, AdamWSettings, FloatDType};
+use flow_trainer::optimizer::{Accumulated, AdamW, AdamWSettings, MomentStorage};
 use flow_trainer::policy::{CallSite, Conditions, Policy};
 use flow_trainer::rollout::{NoiseSource, SampleRequest, Sampler, StepRecord, Trajectories};
 use flow_trainer::scheduler::StepCoefficients;
@@ -382,7 +382,7 @@ impl Job {
         Ok(Learnt::Recorded { sampler, batch })
     }
 
-    fn optimizer(&self, moments: FloatDType, learning_rate: f64) -> AdamW {
+    fn optimizer(&self, moments: MomentStorage, learning_rate: f64) -> AdamW {
         let settings = AdamWSettings {
             learning_rate,
             betas: (0.9, 0.999),

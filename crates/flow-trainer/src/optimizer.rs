@@ -10,8 +10,8 @@ pub(crate) use block_sums::{BlockSums, LossTermLanes};
 use crate::shards::Shards;
 use accumulated::Summed;
 use burn::backend::TensorMetadata;
-use burn::tensor::DType;
-pub use burn::tensor::FloatDType;
+use burn::tensor::{DType, FloatDType};
+pub use flow_config::{ConstantRate, FallingRate, MomentStorage, RateSchedule};
 use flow_core::device::ComputeDevice;
 use flow_core::tensors::cast;
 use flow_core::{
@@ -20,45 +20,22 @@ use flow_core::{
 };
 use flow_exchange::{Exchange, Lost};
 
-/// How the learning rate goes on after the warm-up. Steps count from 1.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub enum RateSchedule {
-    /// It stays.
-    #[default]
-    Constant,
-    /// Along a line to the share `to` of it.
-    Linear {
-        /// The last step before it is at its end.
-        steps: u64,
-        /// Share of the learning rate at the end.
-        to: f64,
-    },
-    /// Along half a cosine (Loshchilov and Hutter 2017, arXiv:1608.03983, without restarts) to the share `to` of it.
-    Cosine {
-        /// The last step before it is at its end.
-        steps: u64,
-        /// Share of the learning rate at the end.
-        to: f64,
-    },
-}
-
-impl RateSchedule {
-    /// The share of the learning rate at `step`, of which `first` is the first after the warm-up.
-    fn share_at(self, step: u64, first: u64) -> f64 {
-        let progress = |steps: u64| {
-            // The step after the last one is at the end, so that none of those that the schedule has is without a rate.
-            let (done, all) = (
-                step.saturating_sub(first),
-                (steps + 1).saturating_sub(first).max(1),
-            );
-            (done as f64 / all as f64).min(1.0)
-        };
-        match self {
-            Self::Constant => 1.0,
-            Self::Linear { steps, to } => 1.0 - (1.0 - to) * progress(steps),
-            Self::Cosine { steps, to } => {
-                to + (1.0 - to) * 0.5 * (1.0 + libm::cos(std::f64::consts::PI * progress(steps)))
-            }
+/// The share of the learning rate that `schedule` leaves at `step`, of which `first` is the first after the warm-up. Steps count from 1.
+fn share_at(schedule: &RateSchedule, step: u64, first: u64) -> f64 {
+    let progress = |steps: usize| {
+        // The step after the last one is at the end, so that none of those that the schedule has is without a rate.
+        let (done, all) = (
+            step.saturating_sub(first),
+            (steps as u64 + 1).saturating_sub(first).max(1),
+        );
+        (done as f64 / all as f64).min(1.0)
+    };
+    match schedule {
+        RateSchedule::Constant(_) => 1.0,
+        RateSchedule::Linear(falling) => 1.0 - (1.0 - falling.to) * progress(falling.steps),
+        RateSchedule::Cosine(falling) => {
+            let wave = libm::cos(std::f64::consts::PI * progress(falling.steps));
+            falling.to + (1.0 - falling.to) * 0.5 * (1.0 + wave)
         }
     }
 }
@@ -80,8 +57,8 @@ pub struct AdamWSettings {
     pub warmup_steps: u64,
     /// How it goes on then.
     pub schedule: RateSchedule,
-    /// What the moments are stored as, f32 or bf16: they are rounded after each step, which itself is f32.
-    pub moments: FloatDType,
+    /// How the moments are stored: those in bf16 are rounded after each step, which itself is f32.
+    pub moments: MomentStorage,
     /// Seed of random rounding, for weights that are stored in bf16.
     pub seed: u64,
 }
@@ -130,11 +107,11 @@ pub struct NonFiniteGradient {
     pub values: usize,
 }
 
-/// `moment` as it is stored. Values that were stored as `dtype` before stay what they are.
-fn stored(moment: RawTensor, dtype: FloatDType) -> RawTensor {
-    match dtype {
-        FloatDType::F32 => moment,
-        other => cast(&moment, other),
+/// `moment` as it is stored. Values that were stored like this before stay what they are.
+fn stored(moment: RawTensor, storage: MomentStorage) -> RawTensor {
+    match storage {
+        MomentStorage::F32 => moment,
+        MomentStorage::Bf16 => cast(&moment, FloatDType::BF16),
     }
 }
 
@@ -213,10 +190,10 @@ impl AdamW {
     pub fn restore(&mut self, steps: u64, moments: Vec<Option<Moments>>) {
         assert_eq!(moments.len(), self.moments.len(), "one entry per weight");
         self.steps = steps;
-        let dtype = self.settings.moments;
+        let storage = self.settings.moments;
         let stored = |of: Moments| Moments {
-            first: stored(of.first, dtype),
-            second: stored(of.second, dtype),
+            first: stored(of.first, storage),
+            second: stored(of.second, storage),
         };
         self.moments = moments.into_iter().map(|of| of.map(stored)).collect();
     }
@@ -333,7 +310,7 @@ impl AdamW {
         } else {
             (step as f64 / rise as f64).min(1.0)
         };
-        self.settings.learning_rate * share * self.settings.schedule.share_at(step, rise.max(1))
+        self.settings.learning_rate * share * share_at(&self.settings.schedule, step, rise.max(1))
     }
 }
 

@@ -175,7 +175,7 @@ pub(crate) fn give(exchange: &dyn Exchange, optimizer: &AdamW, sets: &Sets<'_>) 
 #[cfg(test)]
 mod tests {
     use super::{Which, ask, end, give, request, requested};
-    use crate::optimizer::{AdamW, AdamWSettings, FloatDType, Moments, RateSchedule};
+    use crate::optimizer::{AdamW, AdamWSettings, MomentStorage, Moments, RateSchedule};
     use crate::shards::Shards;
     use flow_core::device::ComputeDevice;
     use flow_core::params::LayoutBuilder;
@@ -204,8 +204,8 @@ mod tests {
             weight_decay: 0.0,
             max_grad_norm: 0.0,
             warmup_steps: 0,
-            schedule: RateSchedule::Constant,
-            moments: FloatDType::F32,
+            schedule: RateSchedule::default(),
+            moments: MomentStorage::F32,
             seed: 0,
         };
         let (trained, device) = (vec![true; SIZES.len()], ComputeDevice::cpu());

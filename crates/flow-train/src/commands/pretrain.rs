@@ -20,7 +20,7 @@ use flow_pipeline::Size;
 use flow_report::{Stopwatch, human_duration};
 use flow_rewards::classifier::{ClassifierTraining, train_classifier};
 use flow_trainer::distributed::Distribution;
-use flow_trainer::optimizer::{AdamWSettings, FloatDType, RateSchedule};
+use flow_trainer::optimizer::{AdamWSettings, MomentStorage, RateSchedule};
 use flow_trainer::pretrain::{
     Examples, Keeping, PretrainCheckpoint, PretrainSettings, Pretrained, Pretraining, pretrain,
 };
@@ -444,8 +444,8 @@ fn settings(config: &Config) -> PretrainSettings {
             weight_decay: pretrain.weight_decay,
             max_grad_norm: 1.0,
             warmup_steps: pretrain.warmup as u64,
-            schedule: RateSchedule::Constant,
-            moments: FloatDType::F32,
+            schedule: RateSchedule::default(),
+            moments: MomentStorage::F32,
             seed: pretrain.seed,
         },
     }

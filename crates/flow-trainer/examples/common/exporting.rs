@@ -6,7 +6,7 @@ use super::workloads::Workload;
 use super::{CLIP_RANGE, Failure, Job, LEARNING_RATE, Origin, RECORDED, TIMED_LEARNING_RATE, made, outline};
 use flow_core::cpu;
 use flow_core::rng::Purpose;
-use flow_trainer::optimizer::FloatDType;
+use flow_trainer::optimizer::MomentStorage;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -115,7 +115,7 @@ fn wanted(job: &mut Job) -> Result<Arrays, Failure> {
             wanted.plain(&format!("gradient.{}", spec.name), gradient);
         }
     }
-    let mut optimizer = job.optimizer(FloatDType::F32, LEARNING_RATE);
+    let mut optimizer = job.optimizer(MomentStorage::F32, LEARNING_RATE);
     job.update(&mut optimizer, gradients)?;
     for (index, trained) in job.trained.iter().enumerate() {
         if *trained {

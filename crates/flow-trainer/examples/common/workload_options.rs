@@ -1,8 +1,9 @@
 //! Options of `workload_speed`, beside the command.
 
+use burn::tensor::FloatDType;
 use flow_core::{LowPrecisionCompute, LowPrecisionFormat, LowPrecisionRule};
 use flow_models::StoredDtype;
-use flow_trainer::optimizer::FloatDType;
+use flow_trainer::optimizer::MomentStorage;
 use std::error::Error;
 
 /// What was asked for beside the command.
@@ -16,7 +17,7 @@ pub struct Options {
     pub fused: bool,
     pub captured: bool,
     pub traced: bool,
-    pub moments: FloatDType,
+    pub moments: MomentStorage,
     pub gradients: FloatDType,
     pub weights: FloatDType,
     /// How frozen matrices of the blocks are stored and multiplied, if not in the precision of the run.
@@ -45,7 +46,7 @@ impl Options {
             fused: true,
             captured: false,
             traced: false,
-            moments: FloatDType::F32,
+            moments: MomentStorage::F32,
             gradients: FloatDType::F32,
             weights: FloatDType::F32,
             low_precision: None,
@@ -72,7 +73,8 @@ impl Options {
             match (&**name, &**value) {
                 ("--store", "f32") => options.store = StoredDtype::F32,
                 ("--store", "bf16") => options.store = StoredDtype::Bf16,
-                ("--moments", _) => options.moments = stored(value)?,
+                ("--moments", "f32") => options.moments = MomentStorage::F32,
+                ("--moments", "bf16") => options.moments = MomentStorage::Bf16,
                 ("--gradients", _) => options.gradients = stored(value)?,
                 ("--weights", _) => options.weights = stored(value)?,
                 ("--low-precision", _) => options.low_precision = Some(rule(value)?),

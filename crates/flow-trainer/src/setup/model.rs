@@ -174,6 +174,8 @@ pub(super) fn model_with_absent_files(
             absent.push(AbsentFile::Adapter { start, file });
         }
     }
+    // Two types, and this is the only place between them: flow-core lies below configs, and a config says how wide weights are, but the
+    // form that f32 has in memory depends on the device.
     let storage = match config.optimizer.weights {
         flow_config::WeightStorage::Bf16 => WeightStorage::Narrow,
         // Halves cost a processor time, and it has no copies to save.

@@ -1,6 +1,6 @@
 //! The optimizer.
 
-use crate::optimizer::{AdamWSettings, FloatDType, RateSchedule};
+use crate::optimizer::AdamWSettings;
 use flow_config::Config;
 
 /// The optimizer's settings.
@@ -13,21 +13,8 @@ pub fn settings(config: &Config) -> AdamWSettings {
         weight_decay: optimizer.weight_decay,
         max_grad_norm: optimizer.max_grad_norm,
         warmup_steps: optimizer.warmup_steps as u64,
-        schedule: match &optimizer.schedule {
-            flow_config::RateSchedule::Constant(_) => RateSchedule::Constant,
-            flow_config::RateSchedule::Linear(falling) => RateSchedule::Linear {
-                steps: falling.steps as u64,
-                to: falling.to,
-            },
-            flow_config::RateSchedule::Cosine(falling) => RateSchedule::Cosine {
-                steps: falling.steps as u64,
-                to: falling.to,
-            },
-        },
-        moments: match optimizer.moments {
-            flow_config::MomentStorage::F32 => FloatDType::F32,
-            flow_config::MomentStorage::Bf16 => FloatDType::BF16,
-        },
+        schedule: optimizer.schedule.clone(),
+        moments: optimizer.moments,
         seed: config.run.seed,
     }
 }

@@ -1,7 +1,8 @@
 //! The plan of shares, and steps of a state that is shared out beside those of a whole one.
 
 use super::{Shards, count, size};
-use crate::optimizer::{Accumulated, AdamW, AdamWSettings, FloatDType, RateSchedule};
+use crate::optimizer::{Accumulated, AdamW, AdamWSettings, MomentStorage, RateSchedule};
+use burn::tensor::FloatDType;
 use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
 use flow_core::params::LayoutBuilder;
@@ -95,8 +96,8 @@ fn settings() -> AdamWSettings {
         // Clips, so that the norm of all gradients is in every step.
         max_grad_norm: 0.5,
         warmup_steps: 0,
-        schedule: RateSchedule::Constant,
-        moments: FloatDType::F32,
+        schedule: RateSchedule::default(),
+        moments: MomentStorage::F32,
         seed: 7,
     }
 }

@@ -8,7 +8,9 @@ use flow_core::{Kernels, RawTensor, Weights, device::ComputeDevice};
 use flow_kernels::CpuKernels;
 use flow_trainer::Trainer;
 use flow_trainer::algorithm::Algorithm;
-use flow_trainer::optimizer::{Accumulated, AdamW, AdamWSettings, FloatDType, Moments, RateSchedule};
+use flow_trainer::optimizer::{
+    Accumulated, AdamW, AdamWSettings, ConstantRate, FallingRate, MomentStorage, Moments, RateSchedule,
+};
 use flow_trainer::setup;
 
 struct TakeWeights;
@@ -27,8 +29,8 @@ const SETTINGS: AdamWSettings = AdamWSettings {
     weight_decay: 0.1,
     max_grad_norm: 0.5,
     warmup_steps: 3,
-    schedule: RateSchedule::Constant,
-    moments: FloatDType::F32,
+    schedule: RateSchedule::Constant(ConstantRate {}),
+    moments: MomentStorage::F32,
     seed: 0,
 };
 
@@ -64,13 +66,13 @@ fn the_learning_rate_rises_falls_and_stays_at_its_end() {
         let optimizer = AdamW::new(settings, weights.layout(), trained, &ComputeDevice::cpu());
         (1..=8).map(|step| optimizer.learning_rate_at(step)).collect()
     };
-    let linear = RateSchedule::Linear { steps: 5, to: 0.5 };
+    let linear = RateSchedule::Linear(FallingRate { steps: 5, to: 0.5 });
     assert_eq!(rates(linear, 2), [4.0, 8.0, 7.0, 6.0, 5.0, 4.0, 4.0, 4.0]);
     assert_eq!(
-        rates(RateSchedule::Constant, 2),
+        rates(RateSchedule::default(), 2),
         [4.0, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0]
     );
-    let cosine = rates(RateSchedule::Cosine { steps: 4, to: 0.0 }, 0);
+    let cosine = rates(RateSchedule::Cosine(FallingRate { steps: 4, to: 0.0 }), 0);
     // 4 (1 + cos) of 0, 45, 90, 135 and 180 degrees.
     let half = 4.0 * std::f64::consts::FRAC_1_SQRT_2;
     for (rate, wanted) in cosine
@@ -86,15 +88,15 @@ fn a_config_gives_the_schedule_of_the_learning_rate() {
     let of = |set: &str| setup::optimizer_settings(&config(&[set])).schedule;
     assert_eq!(
         of("optimizer.schedule={ kind = \"cosine\", steps = 400 }"),
-        RateSchedule::Cosine { steps: 400, to: 0.0 }
+        RateSchedule::Cosine(FallingRate { steps: 400, to: 0.0 })
     );
     assert_eq!(
         of("optimizer.schedule={ kind = \"linear\", steps = 9, to = 0.1 }"),
-        RateSchedule::Linear { steps: 9, to: 0.1 }
+        RateSchedule::Linear(FallingRate { steps: 9, to: 0.1 })
     );
     assert_eq!(
         of("optimizer.schedule={ kind = \"constant\" }"),
-        RateSchedule::Constant
+        RateSchedule::Constant(ConstantRate {})
     );
 }
 
@@ -243,7 +245,7 @@ fn moments_in_bf16_are_those_of_f32_rounded_after_each_step_and_resume_to_the_bi
     let registries = registries();
     let start = with_trainer(&config(&[]), &environment(&registries), TakeWeights);
     let (layout, device) = (start.layout().clone(), ComputeDevice::cpu());
-    let optimizer = |moments: FloatDType| {
+    let optimizer = |moments: MomentStorage| {
         let settings = AdamWSettings { moments, ..SETTINGS };
         AdamW::new(settings, &layout, vec![true; layout.len()], &device)
     };
@@ -254,7 +256,7 @@ fn moments_in_bf16_are_those_of_f32_rounded_after_each_step_and_resume_to_the_bi
         taken.expect("finite gradients");
     };
     let rounded = |value: f32| half::bf16::from_f32(value).to_f32();
-    let (mut narrow, mut wide) = (optimizer(FloatDType::BF16), optimizer(FloatDType::F32));
+    let (mut narrow, mut wide) = (optimizer(MomentStorage::Bf16), optimizer(MomentStorage::F32));
     let (mut of_narrow, mut of_wide) = (start.clone(), start);
     for number in 1..=3 {
         step(&mut narrow, &mut of_narrow, number);
@@ -266,7 +268,7 @@ fn moments_in_bf16_are_those_of_f32_rounded_after_each_step_and_resume_to_the_bi
             "step {number}"
         );
     }
-    let mut resumed = optimizer(FloatDType::BF16);
+    let mut resumed = optimizer(MomentStorage::Bf16);
     resumed.restore(narrow.steps(), in_f32(&narrow, |value| value));
     let mut of_resumed = of_narrow.clone();
     step(&mut narrow, &mut of_narrow, 4);

@@ -1,14 +1,14 @@
 //! Trained weights in 16 bits: halves lose no bit, bf16 is right on average, and both go on where they stopped.
 
 use burn::backend::TensorMetadata;
-use burn::tensor::DType;
+use burn::tensor::{DType, FloatDType};
 use flow_core::cpu::to_host;
 use flow_core::params::LayoutBuilder;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::split_f32;
 use flow_core::{Init, ParamLayout, ParamView, RawTensor, WeightStorage, Weights, device::ComputeDevice};
 use flow_kernels::CpuKernels;
-use flow_trainer::optimizer::{Accumulated, AdamW, AdamWSettings, FloatDType, RateSchedule};
+use flow_trainer::optimizer::{Accumulated, AdamW, AdamWSettings, ConstantRate, MomentStorage, RateSchedule};
 use std::sync::Arc;
 
 const SETTINGS: AdamWSettings = AdamWSettings {
@@ -18,8 +18,8 @@ const SETTINGS: AdamWSettings = AdamWSettings {
     weight_decay: 0.01,
     max_grad_norm: 0.0,
     warmup_steps: 0,
-    schedule: RateSchedule::Constant,
-    moments: FloatDType::F32,
+    schedule: RateSchedule::Constant(ConstantRate {}),
+    moments: MomentStorage::F32,
     seed: 7,
 };
 
