@@ -3,13 +3,13 @@
     words_runs.py start cpu --cores 40-63 [--seconds 900]            runs pinned to two cores each, as many as there are cores for
     words_runs.py start gpu --cards 0,1 --cores 0-39 [--seconds N]   runs on GPUs, which share the cores
     words_runs.py collect [--to FOLDER]                              a line of JSON for each evaluation, and an archive of what runs wrote
-    words_runs.py picture --lines FILE [--to FOLDER]                 draws the lines of `collect`: NFT and GRPO, means over seeds
+    words_runs.py picture --lines FILE [--to FOLDER]                 draws the lines of `collect`, means over three seeds
     words_runs.py stop                                               SIGTERM to what was started: it ends with its iteration, and is saved
 
 Three seeds of `configs/words-nft.toml` and `configs/words-grpo.toml`, then variants of the first: what reaches 0.95 in the shortest time. `--only` names runs,
 `list` lists them, with those in FP8 (`nft-fp8-1`) and those of `configs/shapes-nft-h100.toml` and `configs/shapes-grpo-h100.toml` (`shapes-nft-1`,
 `shapes-nft-fp8-1`), which are run only if they are named; shapes need a GPU and weights in `runs/weights`, of `flow-train pretrain configs/shapes-grpo-h100.toml`. `--weights` begins
-from others than the configs', `--set` holds for all runs; with `--name` before the names of runs, runs of several weights lie side by
+from others than the configs', `--set` holds for all runs (`optimizer.schedule={ kind = "constant" }`: NFT's rate stays); with `--name` before the names of runs, runs of several weights lie side by
 side. `--judge` adds what Tesseract reads to each evaluation (`tesseract_judge.py` says what it needs); `words_judge.py` asks it about weights afterwards. Environment: FT, the program. The models
 (`flow-train fetch words`) and `assets/words-mmdit.safetensors` lie where the configs have them; runs go to `--folder`. `start` comes back at once:
 every run is a session of its own, so a command that ends, or a machine's tool that ends what a command left, does not end it.
@@ -222,18 +222,21 @@ def seed_curve(records):
 
 
 def picture(options):
-    """NFT and GRPO on each machine against pictures and seconds."""
+    """Means of three seeds: NFT and GRPO on each machine, or the curves that are asked for, against pictures and seconds."""
     found = [record for record in records(options.lines) if "step" in record]
+    usual = [f"{kind.upper()}, {MACHINES[device]}={options.name}{device}-{kind}" for device in MACHINES for kind in ("nft", "grpo")]
     command = [*shlex.split(options.xtask), "bench", "run", "--reward", "read", "--goal", str(WANTED)]
     command += ["--to", str(options.to.resolve()), "--name", "words"]
+    command += [word for label in options.images_only for word in ("--images-only", label)]
     with tempfile.TemporaryDirectory() as folder:
-        for device, kind in ((device, kind) for device in MACHINES for kind in ("nft", "grpo")):
-            runs = [f"{options.name}{device}-{kind}-{seed}" for seed in (1, 2, 3)]
+        for curve in options.curve or usual:
+            label, _, name = curve.rpartition("=")
+            runs = [f"{name}-{seed}" for seed in (1, 2, 3)]
             rows = [{"curve": list(seed_curve([record for record in found if record["run"] == run]))} for run in runs]
             lines = [{"kind": "eval"} | point | {"reward": {"read": point["reward"]}} for point in mean_curve(rows)]
-            path = Path(folder) / f"{device}-{kind}.jsonl"
+            path = Path(folder) / f"{name}.jsonl"
             path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-            command += ["--curve", f"{kind.upper()}, {MACHINES[device]}={path}"]
+            command += ["--curve", f"{label}={path}"]
         for twin in options.twin:
             label, _, path = twin.rpartition("=")
             command += ["--curve", f"{label}={Path(path).resolve()}"]
@@ -257,6 +260,8 @@ def main():
     parser.add_argument("--min-width", type=int, default=0, help="columns of a line that is read; 0 for the config's")
     parser.add_argument("--to", type=Path, default=Path(os.environ.get("OUT", ".")))
     parser.add_argument("--lines", type=Path, help="what `picture` draws: lines of `collect`")
+    parser.add_argument("--curve", action="append", default=[], metavar="LABEL=RUNS", help="instead, of runs RUNS-1 to RUNS-3, as `fall-gpu-nft`")
+    parser.add_argument("--images-only", action="append", default=[], metavar="LABEL", help="a curve that is not drawn against seconds")
     parser.add_argument("--twin", action="append", default=[], metavar="LABEL=FILE", help="other curves, those of `words_twin.py curve`")
     parser.add_argument("--xtask", default="cargo xtask", help="what draws")
     parser.add_argument("--dry", action="store_true", help="print the commands of `start`")

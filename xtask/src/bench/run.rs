@@ -33,6 +33,9 @@ pub struct Options {
     /// A curve that is there already, as `LABEL=PATH`: the folder of a run, or the lines of `run_peer.py`.
     #[arg(long)]
     curve: Vec<String>,
+    /// The label of a curve that is drawn against images alone, as its seconds say nothing: its run shared a device with others.
+    #[arg(long, value_name = "LABEL")]
+    images_only: Vec<String>,
     /// The evaluation reward that is drawn.
     #[arg(long, default_value = "all-right")]
     reward: String,
@@ -84,6 +87,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
             (given.split_once('=')).with_context(|| format!("`{given}` is not LABEL=PATH"))?;
         curves.push(Curve::read(label, Path::new(path), &options.reward)?);
     }
+    expect_labels(&curves, &options.images_only)?;
     fs::create_dir_all(&options.to)?;
     let stem = options.to.join(options.name.as_ref().unwrap_or(&name));
     let table = curve::table(&curves, options.goal);
@@ -94,17 +98,41 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     Ok(())
 }
 
+/// Each of `labels` is that of a curve.
+fn expect_labels(curves: &[Curve], labels: &[String]) -> Result<()> {
+    for label in labels {
+        if curves.iter().all(|curve| curve.label() != label) {
+            let there: Vec<String> = curves
+                .iter()
+                .map(|curve| format!("`{}`", curve.label()))
+                .collect();
+            bail!(
+                "`--images-only` names `{label}`, and there is no such curve: there are {}",
+                there.join(", ")
+            );
+        }
+    }
+    Ok(())
+}
+
 /// Reward against images, and against seconds.
 fn picture(curves: &[Curve], options: &Options) -> String {
-    let chart = |title: &str, label: &str, x: fn(&curve::Point) -> f64| {
+    let chart = |title: &str, label: &str, shown: &[&Curve], x: fn(&curve::Point) -> f64| {
         let empty = LineChart::new(title, label, &format!("`{}` on held-out prompts", options.reward));
         let with_goal = empty.round_x().reference(options.goal, "goal");
-        (curves.iter()).fold(with_goal, |chart, curve| chart.with(curve.series(x)))
+        (shown.iter()).fold(with_goal, |chart, curve| chart.with(curve.series(x)))
     };
-    let charts = [
-        chart("Reward against images", "images", |point| point.images),
-        chart("Reward against seconds", "seconds", |point| point.seconds),
-    ];
+    let all: Vec<&Curve> = curves.iter().collect();
+    let is_timed = |curve: &&Curve| options.images_only.iter().all(|label| curve.label() != label);
+    let timed: Vec<&Curve> = curves.iter().filter(is_timed).collect();
+    let mut charts = vec![chart("Reward against images", "images", &all, |point| {
+        point.images
+    })];
+    if !timed.is_empty() {
+        charts.push(chart("Reward against seconds", "seconds", &timed, |point| {
+            point.seconds
+        }));
+    }
     LineChart::row("Reward against images and against seconds", &charts)
 }
 

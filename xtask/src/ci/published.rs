@@ -45,8 +45,9 @@ const SHORT: [&str; 8] = [
 /// What the second half of the job is told.
 const RESUMED: [&str; 2] = ["--resume", "latest"];
 
-/// Least reward before training: the weights read 0.54 over all held-out words, and pictures of other words about 0.1.
-const LEAST_READ: f64 = 0.3;
+/// Least reward before training: the weights read 0.74 over all held-out words and 0.77 over those of `SHORT`, where weights of 1,800 steps
+/// of pretraining read 0.55, and pictures of other words about 0.1.
+const LEAST_READ: f64 = 0.6;
 
 /// The variable that names PP-OCR's files to the tests, if they can be had.
 pub(super) fn reader(workspace: &Workspace) -> Result<(&'static str, PathBuf)> {

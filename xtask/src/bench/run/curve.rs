@@ -31,6 +31,11 @@ pub(super) struct Curve {
 }
 
 impl Curve {
+    /// What it is called.
+    pub fn label(&self) -> &str {
+        &self.label
+    }
+
     /// The run in the folder `path`, or the lines in the file.
     pub fn read(label: &str, path: &Path, reward: &str) -> Result<Self> {
         if path.is_dir() {

@@ -1,7 +1,7 @@
 //! Curves of runs: what is read of ours and of PyTorch's, and the table; and what both start from.
 
-use super::Weights;
 use super::curve::{Curve, Point, table};
+use super::{Weights, expect_labels};
 use flow_report::LineChart;
 use std::fs;
 
@@ -70,6 +70,18 @@ fn the_table_says_when_the_goal_was_reached_and_how_fast_iterations_are() {
         LineChart::row("both", &charts).matches("class=\"paper\"").count(),
         2
     );
+}
+
+#[test]
+fn a_curve_that_is_drawn_against_images_alone_must_be_there() {
+    let folder = tempfile::tempdir().unwrap();
+    our_run(folder.path());
+    let curves = [Curve::read("ours", folder.path(), "all-right").unwrap()];
+    assert!(expect_labels(&curves, &["ours".to_owned()]).is_ok());
+    let error = expect_labels(&curves, &["our".to_owned()])
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("`our`") && error.contains("`ours`"), "{error}");
 }
 
 /// A config in a folder of its own that starts from `../weights.safetensors`, and what is said of its weights.
