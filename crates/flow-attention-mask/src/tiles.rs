@@ -67,7 +67,7 @@ impl Tiling {
     }
 
     /// What rows are, which rows there are, and the columns of each tile.
-    fn ranges(self, sizes: Sizes) -> Result<(Axis, Range<usize>, Vec<Range<usize>>), MaskError> {
+    fn ranges(self, sizes: Sizes) -> Result<Ranges, MaskError> {
         let [first, second] = sizes.kv_segments;
         let segments = [0..first, first..first + second];
         match self.side {
@@ -75,7 +75,11 @@ impl Tiling {
                 let ranges = segments
                     .into_iter()
                     .flat_map(|segment| split_range(segment, self.columns));
-                Ok((Axis::Queries, 0..sizes.queries, ranges.collect()))
+                Ok(Ranges {
+                    row_axis: Axis::Queries,
+                    rows: 0..sizes.queries,
+                    columns: ranges.collect(),
+                })
             }
             Side::Keys { segment } => {
                 let Some(rows) = segments.get(segment).cloned() else {
@@ -87,10 +91,24 @@ impl Tiling {
                     });
                 };
                 let ranges = split_range(0..sizes.queries, self.columns);
-                Ok((Axis::Keys, rows, ranges.collect()))
+                Ok(Ranges {
+                    row_axis: Axis::Keys,
+                    rows,
+                    columns: ranges.collect(),
+                })
             }
         }
     }
+}
+
+/// What a kernel's blocks and tiles are of.
+struct Ranges {
+    /// What rows are.
+    row_axis: Axis,
+    /// Which rows there are.
+    rows: Range<usize>,
+    /// The columns of each tile.
+    columns: Vec<Range<usize>>,
 }
 
 /// How much work a mask leaves. Sums over the batch entries that have a mask of their own
@@ -185,7 +203,11 @@ impl MaskTiles {
     pub fn new(mask: &Mask, sizes: Sizes, tiling: Tiling) -> Result<Self, MaskError> {
         let bound = mask.bind(sizes)?;
         tiling.check()?;
-        let (row_axis, rows, column_ranges) = tiling.ranges(sizes)?;
+        let Ranges {
+            row_axis,
+            rows,
+            columns: column_ranges,
+        } = tiling.ranges(sizes)?;
         let Tiling {
             row_groups_per_block,
             columns,

@@ -87,12 +87,13 @@ impl HttpClient {
     }
 
     /// A client that uses the proxy of the variables `HTTPS_PROXY`, `HTTP_PROXY` or `ALL_PROXY`, except for the hosts of
-    /// `NO_PROXY`, and trusts the authorities of the file `SSL_CERT_FILE`, as other programs do.
+    /// `NO_PROXY`, and trusts the authorities of the file `SSL_CERT_FILE`, as other programs do. `variable` gives the value of an environment
+    /// variable.
     ///
     /// # Errors
     /// [`ClientError`] where that file cannot be read or has no certificates.
-    pub fn of_environment() -> Result<Self, ClientError> {
-        let tls = tls_config(&|name| std::env::var(name).ok()).map_err(|problem| ClientError {
+    pub fn of_environment(variable: &dyn Fn(&str) -> Option<String>) -> Result<Self, ClientError> {
+        let tls = tls_config(variable).map_err(|problem| ClientError {
             problem,
             is_transient: false,
         })?;

@@ -155,6 +155,22 @@ fn wgmma_kernels_for_fp8_keep_their_registers_and_stay_asynchronous() {
 }
 
 #[test]
+fn a_sum_of_codes_is_scaled_and_rounded_before_its_bias_is_added_whatever_the_tiles() {
+    let call = Matmul {
+        bias: true,
+        storage: Storage::E4m3(Accumulation::Promoted),
+        ..Matmul::plain(Layout::Nt, [4096; 3], Element::Bf16)
+    };
+    for kind in shapes_of_codes(&call) {
+        let tiles = shape(&call, OperandType::Bf16, *kind);
+        let source = counted(&call, whole(&call, OperandType::Bf16, *kind));
+        // A thread has a sum for every other column. With a bias in some of them, bits would depend on the tiles.
+        let products = source.cuda.text.matches("fma(").count();
+        assert_eq!(products, tiles.columns / 2, "{kind:?}");
+    }
+}
+
+#[test]
 #[ignore = "needs the compilers of CUDA 13.0: `cargo xtask ptx` runs it"]
 fn wgmma_kernels_keep_their_registers_and_stay_asynchronous() {
     let mut sources = BTreeMap::new();

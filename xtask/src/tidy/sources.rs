@@ -95,6 +95,11 @@ const HIDDEN_STATE_ALLOWED: &[(&str, &str, &str)] = &[
         "an example of a program that passes the variables on",
     ),
     (
+        "crates/flow-trust/examples/trusted.rs",
+        concat!("env::", "var"),
+        "an example of a program that passes the variables on",
+    ),
+    (
         "crates/flow-import/tests/examples.rs",
         concat!("env::", "var"),
         "where somebody's checkout of Flow-Factory is; without it the test says that it is skipped",

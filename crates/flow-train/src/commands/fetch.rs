@@ -20,7 +20,7 @@ pub fn run(arguments: &FetchArguments, quiet: bool) -> Result<(), Failure> {
         variant: arguments.variant.as_deref(),
         folder: &folder,
     };
-    let hub = Hub::new(HttpClient::of_environment().or_bad_input()?, settings);
+    let hub = Hub::new(client()?, settings);
     let mut transfer = Transfer::new(quiet);
     let fetched = hub.fetch(&wanted, &mut |progress| {
         let what = in_words(progress.stage);
@@ -39,6 +39,11 @@ pub fn run(arguments: &FetchArguments, quiet: bool) -> Result<(), Failure> {
         size(fetched.size_bytes),
         fetched.commit
     ))
+}
+
+/// The client of all downloads: the proxy and the authorities that the environment names.
+pub(super) fn client() -> Result<HttpClient, Failure> {
+    HttpClient::of_environment(&|name| std::env::var(name).ok()).or_bad_input()
 }
 
 /// The folder of `--out`, or the repository's name in the working directory.

@@ -6,7 +6,7 @@ use crate::failure::{Failure, OrFailure};
 use crate::progress::{Transfer, size};
 use crate::terminal;
 use flow_hub::assets::{Download, Member, fetch_known};
-use flow_hub::{FileHash, HttpClient, HubError, RemoteFile, Retries};
+use flow_hub::{FileHash, HubError, RemoteFile, Retries};
 use std::path::{Path, PathBuf};
 
 /// Where the packages of PyPI are.
@@ -210,7 +210,7 @@ pub fn run(
     let downloads = downloads.or_failed()?;
     let folder = super::fetch::out_folder(arguments)?.unwrap_or(folder);
     let mut transfer = Transfer::new(quiet);
-    let client = HttpClient::of_environment().or_bad_input()?;
+    let client = super::fetch::client()?;
     let fetched = fetch_known(
         &client,
         Retries::default(),

@@ -24,6 +24,7 @@ mod paths;
 mod pretraining;
 mod ranks;
 mod records;
+mod replicas;
 mod resume;
 mod staleness;
 mod storage;

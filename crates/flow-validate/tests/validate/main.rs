@@ -1,5 +1,6 @@
 //! The rules on device, policies, options, memory and schedule: one case that is found and one that is silent each.
 
+mod low_precision_memory;
 mod memory;
 
 use flow_accel::{Accelerator, AcceleratorRegistry, AcceleratorStage, Refusal, Safety, StepScope, Target};
