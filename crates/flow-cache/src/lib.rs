@@ -16,7 +16,7 @@ pub use drivers::{
     GuidanceCache, LayerCache, LayerPolicy, MagnitudeRatios, SignalChanges, StackCache, StackPolicy,
     StackProbe, StackShape, VelocityCache, VelocityPolicy, fit_polynomial,
 };
-pub use engine::{OnCall, CallCounters};
+pub use engine::{CallCounters, OnCall};
 pub use exact::{ExactReuse, OnReused, Reused};
 pub use forecast::Forecast;
 pub use policies::{

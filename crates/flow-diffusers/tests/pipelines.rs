@@ -301,5 +301,11 @@ fn a_variant_is_taken_where_it_is_and_refused_where_it_is_nowhere() {
     // A component that has the variant alone needs it to be named.
     fs::remove_file(encoder.join("model.safetensors")).unwrap();
     let words = opened.check(None).unwrap_err().to_string();
-    expect(&words, &["weights of the variant `fp16`", "name the variant, as by `--set model.variant=fp16`"]);
+    expect(
+        &words,
+        &[
+            "weights of the variant `fp16`",
+            "name the variant, as by `--set model.variant=fp16`",
+        ],
+    );
 }

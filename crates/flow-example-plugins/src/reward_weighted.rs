@@ -7,7 +7,7 @@ use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::plain;
 use flow_registry::NameTaken;
 use flow_trainer::algorithm::{
-    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, LossPoint, ReferenceWeights, PointLoss,
+    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, LossPoint, PointLoss, ReferenceWeights,
 };
 use flow_trainer::policy::CallSite;
 use flow_trainer::scheduler::Schedule;

@@ -26,8 +26,8 @@ mod metrics;
 mod probe;
 mod received;
 mod report;
-mod run_id;
 mod reward_regression;
+mod run_id;
 mod statistics;
 mod store;
 mod summary;
@@ -65,8 +65,8 @@ pub use report::{
     ChartGroup, ComparedRun, Comparison, GridFigure, ReportData, RunChart, run_charts, runs_in,
     write_comparison, write_report,
 };
-pub use run_id::{RunId, RunStamp};
 pub use reward_regression::RewardRegression;
+pub use run_id::{RunId, RunStamp};
 pub use statistics::{
     Interval, IntervalMethod, PairedDifference, StatisticsError, ValueRange, mean_interval,
     paired_difference, student_t_quantile_95,

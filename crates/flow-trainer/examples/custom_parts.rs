@@ -19,7 +19,7 @@ use flow_kernels::CpuKernels;
 use flow_report::{Manifest, OnExists, RunDirectory, ValueRange};
 use flow_rewards::{NamedReward, Reward, RewardError, RewardSample, RewardWorkers};
 use flow_trainer::Plugins;
-use flow_trainer::algorithm::{Algorithm, LossContext, LossPoint, ReferenceWeights, PointLoss};
+use flow_trainer::algorithm::{Algorithm, LossContext, LossPoint, PointLoss, ReferenceWeights};
 use flow_trainer::observer::{IterationSummary, Observer};
 use flow_trainer::optimizer::AdamW;
 use flow_trainer::policy::CallSite;

@@ -246,7 +246,8 @@ impl Into<'_> {
             if counters.rows == 0 {
                 return;
             }
-            let parts = std::iter::once(Part::Step(counters.step)).chain(counters.blocks.clone().map(Part::Block));
+            let parts =
+                std::iter::once(Part::Step(counters.step)).chain(counters.blocks.clone().map(Part::Block));
             parts.for_each(|part| meter.share(what, part, counters.answered, counters.rows));
         })
     }

@@ -5,7 +5,8 @@
 use burn::tensor::Tensor;
 use flow_attention::CpuAttention;
 use flow_cache::{
-    FirstBlock, Forecast, LayerCache, MagCache, Pyramid, Rules, StackCache, CallCounters, TaylorSeer, Timesteps,
+    CallCounters, FirstBlock, Forecast, LayerCache, MagCache, Pyramid, Rules, StackCache, TaylorSeer,
+    Timesteps,
 };
 use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;

@@ -149,7 +149,8 @@ impl<'a> Planner<'a> {
         };
         let all = planner.same(&BlockPolicy::recomputed(Saves::default()));
         let measured = planner.measure("full", &all);
-        planner.resident_bytes = planner.workload.memory_probe.in_use_bytes() + planner.workload.reserved_bytes;
+        planner.resident_bytes =
+            planner.workload.memory_probe.in_use_bytes() + planner.workload.reserved_bytes;
         let simulated = planner.simulate(&all);
         planner.full_again = simulated.time;
         planner.full = measured;

@@ -193,7 +193,6 @@ pub(super) const COMMON: &[Rule] = &[
     Rule::detail("train.reward_optimization_overlap_poll_interval", OVERLAP),
 ];
 
-
 const fn of_schedule(from: &'static str, doc: &'static str) -> Rule {
     Rule::new(from, "ema.schedule", Joint(Join::Ema), doc)
 }

@@ -4,9 +4,9 @@ use crate::feature_cache::{cube, noise};
 use flow_attention::CpuAttention;
 use flow_attention::cube::PortableAttention;
 use flow_cache::{
-    Auto, DbCache, EasyCache, ExactReuse, FasterAttention, FasterGuidance, FirstBlock, Forecast,
-    GuidanceCache, LayerCache, MagnitudeRatios, OnCall, Pyramid, Reused, Rules, SignalChanges, StackCache,
-    CallCounters, TaylorSeer, TeaCache, Timesteps, VelocityCache,
+    Auto, CallCounters, DbCache, EasyCache, ExactReuse, FasterAttention, FasterGuidance, FirstBlock,
+    Forecast, GuidanceCache, LayerCache, MagnitudeRatios, OnCall, Pyramid, Reused, Rules, SignalChanges,
+    StackCache, TaylorSeer, TeaCache, Timesteps, VelocityCache,
 };
 use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;

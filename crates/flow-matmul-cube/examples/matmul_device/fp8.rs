@@ -69,7 +69,9 @@ pub fn codes(client: &Client, capabilities: DeviceCapabilities) -> bool {
     let mut good = true;
     let by_all_tiles = |call: &Matmul| {
         let shapes = select::shapes_of_codes(call).iter();
-        shapes.map(|kind| check::plan(call, capabilities, *kind, 1)).collect()
+        shapes
+            .map(|kind| check::plan(call, capabilities, *kind, 1))
+            .collect()
     };
     for size in [[77, 136, 332], [300, 392, 384], [129, 1160, 160]] {
         if capabilities.hopper

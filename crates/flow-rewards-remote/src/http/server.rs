@@ -6,8 +6,8 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use ureq::http::{Response, Uri};
 use flow_trust::tls_config;
+use ureq::http::{Response, Uri};
 use ureq::tls::TlsConfig;
 
 use super::headers::Headers;

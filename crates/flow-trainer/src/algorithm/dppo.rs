@@ -13,8 +13,8 @@
 use super::forward::detached;
 use super::grpo::{facts, recorded_positions, replay, with_reference};
 use super::{
-    Algorithm, AlgorithmFactory, AlgorithmRegistry, KlConfig, LossContext, LossPoint, ReferenceWeights,
-    StepWeights, PointLoss, mean_over_rows,
+    Algorithm, AlgorithmFactory, AlgorithmRegistry, KlConfig, LossContext, LossPoint, PointLoss,
+    ReferenceWeights, StepWeights, mean_over_rows,
 };
 use crate::scheduler::{Schedule, StepCoefficients};
 use burn::tensor::Tensor;

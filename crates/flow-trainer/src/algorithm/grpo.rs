@@ -7,8 +7,8 @@
 
 use super::reference::check_clip_range;
 use super::{
-    Algorithm, AlgorithmFactory, AlgorithmRegistry, KlConfig, KlKind, LossContext, LossPoint,
-    ReferenceWeights, StepWeights, PointLoss, mean_over_rows,
+    Algorithm, AlgorithmFactory, AlgorithmRegistry, KlConfig, KlKind, LossContext, LossPoint, PointLoss,
+    ReferenceWeights, StepWeights, mean_over_rows,
 };
 use crate::audit::{Distribution, ReplayedStep};
 use crate::policy::{CallSite, Conditions, Policy};

@@ -8,8 +8,8 @@
 use super::grpo::{facts, finish, recorded_positions, replay};
 use super::reference::check_clip_range;
 use super::{
-    Algorithm, AlgorithmFactory, AlgorithmRegistry, Grpo, KlConfig, LossContext, LossPoint, ReferenceWeights,
-    PointLoss,
+    Algorithm, AlgorithmFactory, AlgorithmRegistry, Grpo, KlConfig, LossContext, LossPoint, PointLoss,
+    ReferenceWeights,
 };
 use crate::scheduler::Schedule;
 use burn::tensor::Tensor;

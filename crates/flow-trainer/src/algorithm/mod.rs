@@ -242,7 +242,12 @@ pub trait Algorithm: Sync + std::fmt::Debug + Send {
     }
 
     /// Where such a network's loss is taken in its step number `turn` before a step of the student, of the student's positions.
-    fn network_positions(&self, _role: NetworkRole, _positions: &[LossPoint], _turn: usize) -> Vec<LossPoint> {
+    fn network_positions(
+        &self,
+        _role: NetworkRole,
+        _positions: &[LossPoint],
+        _turn: usize,
+    ) -> Vec<LossPoint> {
         Vec::new()
     }
 
@@ -375,7 +380,12 @@ impl Algorithm for Box<dyn Algorithm> {
         (**self).network_positions(role, positions, turn)
     }
 
-    fn network_loss(&self, role: NetworkRole, context: &LossContext<'_, '_>, position: LossPoint) -> PointLoss {
+    fn network_loss(
+        &self,
+        role: NetworkRole,
+        context: &LossContext<'_, '_>,
+        position: LossPoint,
+    ) -> PointLoss {
         (**self).network_loss(role, context, position)
     }
 

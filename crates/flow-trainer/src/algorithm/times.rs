@@ -1,7 +1,7 @@
 //! The times at which forward-process losses are taken, and the slower policy that some of them keep: settings and rules that several
 //! algorithms have.
 
-use super::{Moment, LossPoint};
+use super::{LossPoint, Moment};
 use crate::ema::EmaSchedule;
 use crate::timesteps::TimestepSampler;
 use flow_config::codes::RULE_TRAIN_TIMESTEPS;

@@ -6,8 +6,8 @@ use super::Trainer;
 use super::mean::Mean;
 use super::micro_batches::Counted;
 use super::offline_batches::OfflineBatches;
-use super::stale_rollout::RolledAhead;
 use super::run_counters::DRIVER;
+use super::stale_rollout::RolledAhead;
 use super::update::UpdateOutcome;
 use crate::algorithm::Algorithm;
 use crate::error::TrainError;
@@ -120,7 +120,8 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         watch.lap_s();
         let (rolled, audit) = self.rollout_of_iteration(kept, ahead, observer)?;
         let rollout_s = watch.lap_s();
-        let rollout_gib = (self.progress.run_counters).device_memory("rollouts", self.sampler.device.taken_bytes());
+        let rollout_gib =
+            (self.progress.run_counters).device_memory("rollouts", self.sampler.device.taken_bytes());
 
         // Score: what is not in yet is waited for.
         let scores = self.score(rolled.tickets, &rolled.batches, observer)?;

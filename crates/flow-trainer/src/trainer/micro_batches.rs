@@ -174,7 +174,10 @@ mod tests {
             noise_of: Cow::Owned(vec![100, 101]),
             weight: 1.0,
         };
-        assert_eq!(micro_batch.advantages_at(LossPoint::Recorded(0), 4.0), [-2.0, 6.0]);
+        assert_eq!(
+            micro_batch.advantages_at(LossPoint::Recorded(0), 4.0),
+            [-2.0, 6.0]
+        );
         let drawn = LossPoint::Time { sigma: 0.5, draw: 0 };
         assert_eq!(micro_batch.advantages_at(drawn, 4.0), [4.0, -0.5]);
     }

@@ -1,8 +1,8 @@
 //! The turns of the networks that are trained beside the student: their optimizer steps before one of its own.
 
 use super::Trainer;
-use super::update::{Learner, Pass, LossPoints, UpdateOutcome};
-use crate::algorithm::{Algorithm, NetworkRole, LossPoint};
+use super::update::{Learner, LossPoints, Pass, UpdateOutcome};
+use crate::algorithm::{Algorithm, LossPoint, NetworkRole};
 use crate::audit::OnPolicyAudit;
 use crate::distributed::{Lanes, LossTermSeen, UpdateSeen};
 use crate::error::TrainError;

@@ -6,14 +6,14 @@ use super::row_comparison::Compared;
 use super::stale_rollout::ratio_deviation;
 use super::{AuditMode, Trainer};
 use crate::algorithm::{
-    Algorithm, LossContext, Moment, NetworkRole, LossPoint, ReferenceWeights, RolledOut, SamplingWeights,
+    Algorithm, LossContext, LossPoint, Moment, NetworkRole, ReferenceWeights, RolledOut, SamplingWeights,
     SlowCopy,
 };
 use crate::audit::{OnPolicyAudit, ReplayedStep};
 use crate::distributed::{LossTermSeen, UpdateSeen, on_some_rank};
 use crate::error::TrainError;
 use crate::observer::{Observer, Phase};
-use crate::optimizer::{Accumulated, BlockSums, StepReport, LossTermLanes};
+use crate::optimizer::{Accumulated, BlockSums, LossTermLanes, StepReport};
 use crate::policy::CallSite;
 use crate::rollout::Trajectories;
 use flow_accel::{Acceleration, Paradigm};
@@ -534,7 +534,9 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
 
     pub(super) fn position_site(&self, batch: &Trajectories, position: LossPoint) -> CallSite {
         let step = match position {
-            LossPoint::Recorded(index) | LossPoint::Step { index, .. } => batch.records[index].step.step as u32,
+            LossPoint::Recorded(index) | LossPoint::Step { index, .. } => {
+                batch.records[index].step.step as u32
+            }
             LossPoint::Time { .. } | LossPoint::EachRow { .. } => 0,
         };
         CallSite {

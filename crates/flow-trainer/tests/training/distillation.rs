@@ -9,7 +9,7 @@ use burn::tensor::Tensor;
 use flow_core::tensors::plain;
 use flow_core::{CallContext, Exec, Weights};
 use flow_trainer::algorithm::{
-    Algorithm, LossContext, LossTarget, Opd, OpdSettings, LossPoint, TeacherConfig,
+    Algorithm, LossContext, LossPoint, LossTarget, Opd, OpdSettings, TeacherConfig,
 };
 use flow_trainer::policy::CallSite;
 use flow_trainer::rollout::StepRecord;

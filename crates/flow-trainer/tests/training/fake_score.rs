@@ -12,7 +12,7 @@ use flow_core::tensors::plain;
 use flow_core::{CallContext, Exec, RawTensor, TrainingPass};
 use flow_report::{Manifest, OnExists, RunDirectory};
 use flow_trainer::Trainer;
-use flow_trainer::algorithm::{Algorithm, LossContext, NetworkRole, LossPoint};
+use flow_trainer::algorithm::{Algorithm, LossContext, LossPoint, NetworkRole};
 use flow_trainer::observer::Silent;
 use flow_trainer::policy::CallSite;
 use flow_trainer::rollout::StepRecord;

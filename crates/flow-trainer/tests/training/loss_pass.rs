@@ -2,7 +2,7 @@
 
 use crate::losses::{IntoPlain, host};
 use flow_core::{RawTensor, TrainingPass};
-use flow_trainer::algorithm::{LossContext, Taught, PointLoss};
+use flow_trainer::algorithm::{LossContext, PointLoss, Taught};
 
 /// A loss in `pass`, of all else that `context` has, and its gradients. It is of an algorithm that computes no ratios.
 pub fn loss_in(

@@ -6,7 +6,7 @@ use flow_accel::Acceleration;
 use flow_core::rng::Purpose;
 use flow_core::{InferencePass, RawTensor, Stage, TrainingPass, cpu};
 use flow_trainer::Trainer;
-use flow_trainer::algorithm::{Algorithm, LossContext, NetworkRole, LossPoint, StepRows, Taught, PointLoss};
+use flow_trainer::algorithm::{Algorithm, LossContext, LossPoint, NetworkRole, PointLoss, StepRows, Taught};
 use flow_trainer::policy::{CallSite, Conditions};
 use flow_trainer::rollout::{NoiseSource, SampleRequest, StepRecord, Trajectories};
 use flow_trainer::scheduler::StepCoefficients;

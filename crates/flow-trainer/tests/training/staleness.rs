@@ -8,7 +8,7 @@ use flow_accel::Paradigm;
 use flow_core::{InferencePass, Weights};
 use flow_report::{CheckpointReader, Manifest, OnExists, RunDirectory};
 use flow_trainer::Trainer;
-use flow_trainer::algorithm::{Algorithm, Grpo, LossContext, LossPoint, ReferenceWeights, PointLoss};
+use flow_trainer::algorithm::{Algorithm, Grpo, LossContext, LossPoint, PointLoss, ReferenceWeights};
 use flow_trainer::observer::{Observer, Phase};
 use flow_trainer::scheduler::Schedule;
 use flow_trainer::setup;

@@ -249,7 +249,7 @@ fn blocks_of_two_streams_keep_both_inputs_and_what_attention_gives_where_the_pol
             stacks: vec![("blocks".into(), 3)],
             attentions: vec![AttentionShape {
                 layers: 3,
-                queries: queries,
+                queries,
                 keys: &[Rows::Tokens, Rows::Text],
                 width: 8,
                 heads: 2,

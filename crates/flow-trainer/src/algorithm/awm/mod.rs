@@ -18,8 +18,8 @@ use super::forward::{Forward, distance};
 use super::grpo::clipped_loss;
 use super::times::{drawn_positions, follows_iterations};
 use super::{
-    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, Moment, LossPoint, ReferenceWeights,
-    SamplingWeights, SlowCopy, PointLoss, mean_over_rows,
+    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, LossPoint, Moment, PointLoss,
+    ReferenceWeights, SamplingWeights, SlowCopy, mean_over_rows,
 };
 use crate::ema::EmaSchedule;
 use crate::error::TrainError;

@@ -25,8 +25,8 @@ use super::dpo::negative_log_sigmoid;
 use super::forward::{Forward, detached, distance, optimality};
 use super::times::drawn_positions;
 use super::{
-    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, Moment, NetworkRole, LossPoint,
-    ReferenceWeights, SamplingWeights, SlowCopy, StepRows, PointLoss, mean_over_rows,
+    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, LossPoint, Moment, NetworkRole, PointLoss,
+    ReferenceWeights, SamplingWeights, SlowCopy, StepRows, mean_over_rows,
 };
 use crate::error::TrainError;
 use crate::scheduler::{Schedule, SigmaGrid};

@@ -20,8 +20,8 @@ pub use settings::{DgpoCopyConfig, DgpoSettings, DgpoTimesConfig};
 use super::forward::{Forward, distance, held};
 use super::times::drawn_positions;
 use super::{
-    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, Moment, NetworkRole, LossPoint,
-    ReferenceWeights, SamplingWeights, SlowCopy, StepRows, PointLoss, mean_over_rows,
+    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, LossPoint, Moment, NetworkRole, PointLoss,
+    ReferenceWeights, SamplingWeights, SlowCopy, StepRows, mean_over_rows,
 };
 use crate::error::TrainError;
 use crate::scheduler::{Schedule, SigmaGrid};

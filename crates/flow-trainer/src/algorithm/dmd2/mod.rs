@@ -20,8 +20,8 @@ use super::fake::{RUN_FACTS, Scores, copies, noisy, size, velocity_at_rows};
 use super::forward::{detached, distance};
 use super::grpo::velocity_at;
 use super::{
-    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, NetworkPlan, NetworkRole, LossPoint,
-    ReferenceWeights, PointLoss, mean_over_rows,
+    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, LossPoint, NetworkPlan, NetworkRole,
+    PointLoss, ReferenceWeights, mean_over_rows,
 };
 use crate::rollout::StepRecord;
 use crate::scheduler::{Schedule, StepCoefficients};

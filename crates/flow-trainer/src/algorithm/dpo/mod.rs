@@ -18,8 +18,8 @@ pub use settings::{DpoSettings, DpoTimesConfig};
 use super::forward::{Forward, detached};
 use super::times::drawn_positions;
 use super::{
-    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, LossPoint, ReferenceWeights, RolledOut,
-    RowSet, PointLoss, mean_over_rows,
+    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, LossPoint, PointLoss, ReferenceWeights,
+    RolledOut, RowSet, mean_over_rows,
 };
 use crate::error::TrainError;
 use crate::scheduler::{Schedule, SigmaGrid};

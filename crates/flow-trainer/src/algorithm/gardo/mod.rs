@@ -21,8 +21,8 @@ pub use settings::{GardoSettings, GateConfig, RenewalConfig, Suspects};
 
 use super::grpo::{clipped_loss, distance_per_row, facts, recorded_positions, replay, with_reference};
 use super::{
-    Algorithm, AlgorithmFactory, AlgorithmRegistry, KlConfig, KlKind, LossContext, Memory, LossPoint,
-    ReferenceWeights, RewardedRows, RowWeights, SlowCopy, PointLoss, mean_over_rows,
+    Algorithm, AlgorithmFactory, AlgorithmRegistry, KlConfig, KlKind, LossContext, LossPoint, Memory,
+    PointLoss, ReferenceWeights, RewardedRows, RowWeights, SlowCopy, mean_over_rows,
 };
 use crate::advantage::moments;
 use crate::error::TrainError;

@@ -17,8 +17,8 @@ pub use settings::{AdvantageMode, NftSettings};
 use super::forward::{Forward, optimality};
 use super::times::{drawn_positions, follows_iterations};
 use super::{
-    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, Moment, LossPoint, ReferenceWeights,
-    SamplingWeights, SlowCopy, PointLoss, mean_over_rows,
+    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, LossPoint, Moment, PointLoss,
+    ReferenceWeights, SamplingWeights, SlowCopy, mean_over_rows,
 };
 use crate::ema::EmaSchedule;
 use crate::error::TrainError;

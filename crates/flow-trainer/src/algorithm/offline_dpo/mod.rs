@@ -17,8 +17,8 @@ pub use settings::OfflineDpoSettings;
 use super::dpo::preference_loss;
 use super::forward::{Forward, detached};
 use super::{
-    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, LossPoint, RecordKind, ReferenceWeights,
-    PointLoss,
+    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, LossPoint, PointLoss, RecordKind,
+    ReferenceWeights,
 };
 use crate::scheduler::Schedule;
 use burn::tensor::Tensor;

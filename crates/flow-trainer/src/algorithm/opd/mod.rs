@@ -21,8 +21,8 @@ pub use settings::{LossTarget, OpdSettings, TeacherConfig};
 use super::forward::{detached, distance};
 use super::grpo::velocity_at;
 use super::{
-    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, LossPoint, ReferenceWeights, Teacher,
-    PointLoss, mean_over_rows,
+    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, LossPoint, PointLoss, ReferenceWeights,
+    Teacher, mean_over_rows,
 };
 use crate::error::TrainError;
 use crate::rollout::StepRecord;

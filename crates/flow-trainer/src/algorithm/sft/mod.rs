@@ -14,8 +14,8 @@ pub use settings::SftSettings;
 
 use super::forward::Forward;
 use super::{
-    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, LossPoint, RecordKind, ReferenceWeights,
-    PointLoss, mean_over_rows,
+    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, LossPoint, PointLoss, RecordKind,
+    ReferenceWeights, mean_over_rows,
 };
 use crate::scheduler::Schedule;
 use flow_accel::Paradigm;

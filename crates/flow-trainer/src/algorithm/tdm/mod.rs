@@ -24,8 +24,8 @@ use super::fake::{RUN_FACTS, Scores, column, copies, size, velocity_at_rows};
 use super::forward::{detached, distance};
 use super::grpo::velocity_at;
 use super::{
-    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, NetworkPlan, NetworkRole, LossPoint,
-    ReferenceWeights, PointLoss, mean_over_rows,
+    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, LossPoint, NetworkPlan, NetworkRole,
+    PointLoss, ReferenceWeights, mean_over_rows,
 };
 use crate::scheduler::{Schedule, SigmaShift, StepCoefficients};
 use burn::tensor::Tensor;

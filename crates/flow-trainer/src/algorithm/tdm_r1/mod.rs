@@ -26,8 +26,8 @@ use super::dmd2::later_draws;
 use super::fake::{RUN_FACTS, copies, image_at_rows};
 use super::tdm::Matched;
 use super::{
-    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, NetworkPlan, NetworkRole, LossPoint,
-    ReferenceWeights, StepRows, Tdm, PointLoss,
+    Algorithm, AlgorithmFactory, AlgorithmRegistry, LossContext, LossPoint, NetworkPlan, NetworkRole,
+    PointLoss, ReferenceWeights, StepRows, Tdm,
 };
 use crate::scheduler::{Schedule, SigmaShift, StepCoefficients};
 use burn::tensor::Tensor;
@@ -190,7 +190,12 @@ impl Algorithm for TdmR1 {
         }
     }
 
-    fn network_loss(&self, role: NetworkRole, context: &LossContext<'_, '_>, position: LossPoint) -> PointLoss {
+    fn network_loss(
+        &self,
+        role: NetworkRole,
+        context: &LossContext<'_, '_>,
+        position: LossPoint,
+    ) -> PointLoss {
         match role {
             NetworkRole::FakeScore => self.tdm.network_loss(role, context, position),
             NetworkRole::Surrogate => surrogate::loss(&self.settings.surrogate, &self.tdm, context, position),

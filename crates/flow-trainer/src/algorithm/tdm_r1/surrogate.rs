@@ -6,7 +6,7 @@ use super::SurrogateConfig;
 use crate::algorithm::dmd2::recorded;
 use crate::algorithm::fake::{noisy, velocity_at_rows};
 use crate::algorithm::forward::{distance, held};
-use crate::algorithm::{LossContext, LossPoint, StepRows, Tdm, PointLoss, mean_over_rows};
+use crate::algorithm::{LossContext, LossPoint, PointLoss, StepRows, Tdm, mean_over_rows};
 use burn::tensor::Tensor;
 use flow_core::tensors::plain;
 use flow_core::{CallContext, Exec, RawTensor};
