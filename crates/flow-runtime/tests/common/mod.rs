@@ -57,7 +57,8 @@ pub fn valid(spec: &OptionSpec) -> BoxedStrategy<Json> {
             .prop_map(|name| json!(name))
             .boxed(),
         // `~` at the beginning is refused: nothing expands it.
-        Kind::File => "[^\u{0}~][^\u{0}]{0,59}".prop_map(|path| json!(path)).boxed(),
+        // What a shell would expand is refused.
+        Kind::File => "[^\u{0}~$][^\u{0}$]{0,59}".prop_map(|path| json!(path)).boxed(),
         _ => proptest::sample::select(samples(spec)).boxed(),
     }
 }
