@@ -56,8 +56,7 @@ pub fn valid(spec: &OptionSpec) -> BoxedStrategy<Json> {
         Kind::Name => "[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}"
             .prop_map(|name| json!(name))
             .boxed(),
-        // `~` at the beginning is refused: nothing expands it.
-        // What a shell would expand is refused.
+        // What a shell would expand, `~` at the beginning and variables, is refused.
         Kind::File => "[^\u{0}~$][^\u{0}$]{0,59}".prop_map(|path| json!(path)).boxed(),
         _ => proptest::sample::select(samples(spec)).boxed(),
     }
