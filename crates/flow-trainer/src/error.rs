@@ -327,7 +327,7 @@ pub enum TrainError {
     Schedule(#[from] crate::scheduler::SchedulerError),
     /// The geometry.
     #[error(transparent)]
-    BatchGeometry(#[from] crate::geometry::GeometryError),
+    Geometry(#[from] crate::geometry::GeometryError),
     /// A file of the run.
     #[error(transparent)]
     Report(#[from] flow_report::ReportError),
