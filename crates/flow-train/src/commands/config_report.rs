@@ -57,8 +57,9 @@ impl ConfigReport {
         let Some(mut resolved) = inspection.partial else {
             let mut report = inspection.report;
             let config = &arguments.config;
-            let is_folder = config.join("model_index.json").is_file();
-            if !config.is_file() && !is_folder {
+            let is_pipeline = config.join("model_index.json").is_file();
+            // A pipe was read: what is wrong is in it, and not in its name.
+            if !config.exists() || config.is_dir() && !is_pipeline {
                 nearest::suggest_config(config, folders, &mut report);
             }
             return Ok(Self {

@@ -68,6 +68,31 @@ fn check_prints_json_on_every_path() {
 }
 
 #[test]
+#[cfg(unix)]
+fn of_a_config_from_a_pipe_the_fault_is_said_and_no_other_name_for_it() {
+    use crate::support::Outcome;
+    use std::io::Write;
+    use std::process::Stdio;
+
+    let place = Place::new();
+    let mut command = place.command(&["check", "/dev/stdin"]);
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut check = command.spawn().unwrap();
+    let mut pipe = check.stdin.take().unwrap();
+    pipe.write_all(b"\xff\xfe").unwrap();
+    drop(pipe);
+    let outcome = Outcome::of(check.wait_with_output().unwrap());
+    assert_eq!(outcome.code, Some(2), "{outcome:#?}");
+    contains(
+        &outcome.stderr,
+        &["byte 0 is not UTF-8", "save the file as UTF-8"],
+    );
+}
+
+#[test]
 fn plan_prints_json_on_every_path() {
     let place = Place::bare();
     let plan = |more: &[&str]| json_of(&place, "plan", more);
