@@ -33,9 +33,12 @@ fn unexpanded_home() -> Option<String> {
             Some((option, value)) if option.starts_with("--") => value,
             _ => word.as_str(),
         };
+        // No name of a person begins with a digit, and a prompt may: `~50/50`.
         let is_name = |name: &str| {
-            name.chars()
-                .all(|c| c.is_ascii_alphanumeric() || "._-".contains(c))
+            !name.starts_with(|c: char| c.is_ascii_digit())
+                && name
+                    .chars()
+                    .all(|c| c.is_ascii_alphanumeric() || "._-".contains(c))
         };
         let below = value.strip_prefix('~').and_then(|rest| rest.split_once('/'));
         value == "~" || below.is_some_and(|(name, _)| is_name(name))
