@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Weights of the model of a config, drawn from `seed`, in a file.
-fn weights_file(environment: &Environment<'_>, folder: &Path, overrides: &[&str], seed: u64) -> PathBuf {
+pub fn weights_file(environment: &Environment<'_>, folder: &Path, overrides: &[&str], seed: u64) -> PathBuf {
     let mut model = setup::model(&config(overrides), environment).expect("a model");
     scramble(&mut model.weights, seed);
     let path = folder.join(format!("teacher-{seed}.safetensors"));
@@ -45,7 +45,7 @@ fn adapter_file(environment: &Environment<'_>, folder: &Path) -> PathBuf {
 }
 
 /// The algorithm with one teacher, `key` naming its file, and further settings.
-fn taught_by(key: &str, file: &Path, more: &str) -> String {
+pub fn taught_by(key: &str, file: &Path, more: &str) -> String {
     let file = file.display();
     format!(
         "algorithm={{ kind = \"diffusion-opd\", teachers = [{{ name = \"one\", {key} = '{file}' }}]{more} }}"

@@ -1,16 +1,16 @@
 //! Losses that look at whole groups on several ranks, which are threads here: the same bytes as on one.
 
-use crate::support::{Left, Visit, config, environment, left, registries, scramble, with_trainer};
+use crate::distillation::{self, taught_by};
+use crate::records::preference_overrides;
+use crate::support::{Left, Visit, config, environment, left, registries, with_trainer};
 use flow_config::{Config, Shard};
 use flow_exchange_cube::BlockExchange;
-use flow_models::StoredDtype;
 use flow_report::{CheckpointReader, Manifest, OnExists, RunDirectory};
 use flow_trainer::algorithm::Algorithm;
 use flow_trainer::distributed::Exchange;
 use flow_trainer::observer::Silent;
 use flow_trainer::setup::{self, Environment};
 use flow_trainer::{TrainError, Trainer};
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -157,6 +157,10 @@ fn a_loss_of_single_rows_and_networks_beside_the_student_leave_the_same_bytes_on
         "evaluation.every=0",
     ];
     let (sde, ode) = ("scheduler.dynamics=\"flow-sde\"", "scheduler.dynamics=\"ode\"");
+    let files = tempfile::tempdir().expect("a temporary directory");
+    let registries = registries();
+    let teacher = distillation::weights_file(&environment(&registries), files.path(), &[], 5);
+    let taught = taught_by("weights", &teacher, ", inner_epochs = 2");
     for (algorithm, dynamics) in [
         ("algorithm={ kind = \"grpo-guard\", inner_epochs = 2 }", sde),
         ("algorithm={ kind = \"dppo\", inner_epochs = 2 }", sde),
@@ -170,6 +174,7 @@ fn a_loss_of_single_rows_and_networks_beside_the_student_leave_the_same_bytes_on
             "algorithm={ kind = \"tdm-r1\", fake_score = { updates = 2 } }",
             ode,
         ),
+        (taught.as_str(), ode),
     ] {
         let overrides = [&geometry[..], &[algorithm, dynamics]].concat();
         let one = on_ranks(1, &overrides);
@@ -368,20 +373,31 @@ fn members_that_part_at_steps_leave_the_same_bytes_on_one_two_and_four_ranks() {
 
 #[test]
 fn records_leave_the_same_bytes_on_one_two_and_four_ranks() {
-    let overrides = [
-        "algorithm={ kind = \"sft\", train_timesteps = { count = 2 } }",
+    let images = [
+        "algorithm={ kind = \"sft\" }",
         "sampling.prompts_per_step=24",
         "sampling.group_size=1",
         "sampling.micro_batch=3",
+    ];
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let pairs = preference_overrides(folder.path());
+    // Two updates of four micro-batches of two pairs each: more than there are, so that some come again.
+    let more = "sampling.prompts_per_step=16";
+    let pairs: Vec<&str> = pairs.iter().map(String::as_str).chain([more]).collect();
+    let geometry = [
+        "algorithm.train_timesteps={ count = 2 }",
         "optimizer.gradient_accumulation=4",
         "distributed.lanes=4",
         "distributed.check_replicas_every=1",
     ];
-    let one = on_ranks(1, &overrides);
-    for ranks in [2, 4] {
-        let other = on_ranks(ranks, &overrides);
-        assert_eq!(other.metrics, one.metrics, "on {ranks}");
-        assert!(other.weights == one.weights, "on {ranks}");
+    for records in [&images[..], &pairs[..]] {
+        let overrides = [records, &geometry[..]].concat();
+        let one = on_ranks(1, &overrides);
+        for ranks in [2, 4] {
+            let other = on_ranks(ranks, &overrides);
+            assert_eq!(other.metrics, one.metrics, "{records:?} on {ranks}");
+            assert!(other.weights == one.weights, "{records:?} on {ranks}");
+        }
     }
 }
 
@@ -468,12 +484,7 @@ fn rollouts_that_are_an_update_behind_leave_the_same_bytes_on_one_two_and_four_r
 /// A file of random weights for the model of a config, named as an override.
 fn weights_file(folder: &Path, overrides: &[&str]) -> String {
     let registries = registries();
-    let model = setup::model(&config(overrides), &environment(&registries));
-    let mut weights = model.unwrap_or_else(|error| panic!("{error}")).weights;
-    scramble(&mut weights, 11);
-    let path = folder.join("weights.safetensors");
-    flow_models::save(&weights, &path, StoredDtype::F32, &BTreeMap::new())
-        .unwrap_or_else(|error| panic!("{error}"));
+    let path = distillation::weights_file(&environment(&registries), folder, overrides, 11);
     format!("model.weights=\"{}\"", path.display())
 }
 

@@ -33,8 +33,9 @@ const SFT: [&str; 5] = [
     "evaluation.guidance_scale=1.5",
 ];
 
-/// Six pairs: of pictures of one brightness the one that its prompt asks for is liked better.
-fn preferences(folder: &Path) -> Config {
+/// What a config says of a run on six pairs, whose pictures lie in `folder`: of two the one of the brightness that the prompt asks for is
+/// liked better.
+pub fn preference_overrides(folder: &Path) -> Vec<String> {
     let mut lines = String::new();
     for (index, (tone, number)) in [
         ("dark", "one"),
@@ -66,18 +67,25 @@ fn preferences(folder: &Path) -> Config {
     }
     let list = folder.join("pairs.jsonl");
     std::fs::write(&list, lines).expect("written");
-    config(&[
-        &format!("algorithm={{ kind = \"offline-dpo\", beta = {BETA} }}"),
-        &format!(
+    vec![
+        format!("algorithm={{ kind = \"offline-dpo\", beta = {BETA} }}"),
+        format!(
             "data={{ kind = \"preferences\", path = '{}', width = 8, height = 8, grey = true, words = true }}",
             list.display()
         ),
-        "model.dit.conditioning={ kind = \"tokens\", vocabulary = 7, max_tokens = 2 }",
-        "rewards=[{ kind = \"jpeg-compressibility\" }]",
-        "sampling.prompts_per_step=6",
-        "sampling.group_size=2",
-        "sampling.micro_batch=4",
-    ])
+        "model.dit.conditioning={ kind = \"tokens\", vocabulary = 7, max_tokens = 2 }".into(),
+        "rewards=[{ kind = \"jpeg-compressibility\" }]".into(),
+        "sampling.prompts_per_step=6".into(),
+        "sampling.group_size=2".into(),
+        "sampling.micro_batch=4".into(),
+    ]
+}
+
+/// The config of a run on those pairs.
+fn preferences(folder: &Path) -> Config {
+    let overrides = preference_overrides(folder);
+    let overrides: Vec<&str> = overrides.iter().map(String::as_str).collect();
+    config(&overrides)
 }
 
 /// The noise level of a row, as the formulas have it: logit-normal, without a shift, in `[0, 0.99]`.

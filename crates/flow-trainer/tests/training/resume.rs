@@ -1,6 +1,8 @@
 //! Interrupted and resumed runs are the uninterrupted run, bit for bit.
 
+use crate::distillation::{taught_by, weights_file};
 use crate::losses::OF_GARDO;
+use crate::records::preference_overrides;
 use crate::support::{
     Left, RunTo, Visit, config, environment, expect_same_when_resumed, left, registries, with_trainer,
 };
@@ -99,7 +101,12 @@ fn neither_threads_nor_activation_checkpointing_change_a_bit_of_any_algorithm() 
     let environment = environment(&registries);
     let ode = "scheduler.dynamics=\"ode\"";
     let whole = "optimizer.gradient_accumulation=0";
-    let beside: [&[&str]; 4] = [
+    let files = tempfile::tempdir().expect("a temporary directory");
+    let teacher = weights_file(&environment, files.path(), &[], 5);
+    let taught = taught_by("weights", &teacher, ", inner_epochs = 2");
+    let pairs = preference_overrides(files.path());
+    let pairs: Vec<&str> = pairs.iter().map(String::as_str).chain([whole]).collect();
+    let beside: [&[&str]; 6] = [
         &["algorithm={ kind = \"dmd2\", fake_score = { updates = 2 } }", ode],
         &["algorithm={ kind = \"tdm\", fake_score = { updates = 2 } }", ode],
         &[
@@ -112,6 +119,8 @@ fn neither_threads_nor_activation_checkpointing_change_a_bit_of_any_algorithm() 
             "sampling.group_size=1",
             "sampling.prompts_per_step=12",
         ],
+        &[&taught, ode, whole],
+        &pairs[..],
     ];
     let run = |overrides: &[&str], threads: usize| {
         let config = config(overrides);
