@@ -109,7 +109,7 @@ impl fmt::Display for Deviation {
 }
 
 impl OnPolicyAudit {
-    /// Looks at one unit before any optimizer step: at its ratios, and at the bits of its distribution beside those that
+    /// Looks at one loss term before any optimizer step: at its ratios, and at the bits of its distribution beside those that
     /// the rollout `recorded`.
     pub fn check(
         &mut self,
@@ -156,7 +156,7 @@ impl OnPolicyAudit {
         }
     }
 
-    /// Adds what was seen of the units that follow on these.
+    /// Adds what was seen of the loss terms that follow on these.
     pub fn merge(&mut self, next: &Self) {
         self.checked += next.checked;
         self.compared += next.compared;

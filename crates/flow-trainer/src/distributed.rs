@@ -1,7 +1,7 @@
 //! One run on several ranks: who samples and learns from what, and what they tell each other.
 //!
 //! Every update's micro-batches are cut into lanes, and a rank has consecutive lanes of each update. What the ranks found is put
-//! together in the order of samples and units, so nothing that a run computes depends on how many there are.
+//! together in the order of samples and loss terms, so nothing that a run computes depends on how many there are.
 
 use crate::audit::OnPolicyAudit;
 use crate::error::TrainError;
@@ -271,7 +271,7 @@ fn to_bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// What one unit came to, as bits.
+/// What one loss term came to, as bits.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct LossTermSeen {
     loss: Vec<u32>,
@@ -279,7 +279,7 @@ pub(crate) struct LossTermSeen {
 }
 
 impl LossTermSeen {
-    /// Of a unit's loss and other terms.
+    /// Of a loss term's loss and other terms.
     pub(crate) fn new(loss: &RawTensor, terms: &[(&'static str, RawTensor)]) -> Self {
         let bits = |values: &RawTensor| to_bits(&cpu::to_host(values));
         Self {
@@ -317,10 +317,10 @@ pub(crate) fn on_some_rank<'a>(ranks: impl Iterator<Item = &'a Vec<bool>>) -> Ve
     present
 }
 
-/// What a rank saw in an update: its units in order, its audit, and which weights have gradients.
+/// What a rank saw in an update: its loss terms in order, its audit, and which weights have gradients.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct UpdateSeen {
-    pub units: Vec<LossTermSeen>,
+    pub loss_terms: Vec<LossTermSeen>,
     pub audit: OnPolicyAudit,
     pub present: Vec<bool>,
 }

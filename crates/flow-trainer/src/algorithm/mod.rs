@@ -277,7 +277,7 @@ pub trait Algorithm: Sync + std::fmt::Debug + Send {
         false
     }
 
-    /// Whether losses read [`LossContext::before`]. Costs a pass of [`before`](Self::before) over all units.
+    /// Whether losses read [`LossContext::before`]. Costs a pass of [`before`](Self::before) over all loss terms.
     fn looks_before(&self) -> bool {
         false
     }

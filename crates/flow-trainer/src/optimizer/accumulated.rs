@@ -1,4 +1,4 @@
-//! Sums of gradients over the units of an optimizer step, in lanes and over ranks.
+//! Sums of gradients over the loss terms of an optimizer step, in lanes and over ranks.
 
 use super::scatter::{OwnSquares, Scatter};
 use crate::shards::Shards;
@@ -15,7 +15,7 @@ const BUCKET: usize = 1 << 26;
 /// Gradients by weight; none where there is none.
 pub(super) type Sums = Vec<Option<RawTensor>>;
 
-/// Sums of gradients over the units of one optimizer step: within lanes one after another, and over lanes by their tree.
+/// Sums of gradients over the loss terms of one optimizer step: within lanes one after another, and over lanes by their tree.
 #[derive(Debug)]
 pub struct Accumulated {
     /// The lane that is summed now, and its sums.
@@ -23,7 +23,7 @@ pub struct Accumulated {
     sums: Sums,
     /// Sums of the lanes before.
     partials: Partials<Sums>,
-    units: usize,
+    loss_terms: usize,
     expected: usize,
     /// Of weights in parts, as far as this rank adds them up.
     own_squares: OwnSquares,
@@ -39,7 +39,7 @@ impl Default for Accumulated {
     }
 }
 
-/// Sums over all units of a step.
+/// Sums over all loss terms of a step.
 #[derive(Debug)]
 pub(super) struct Summed {
     /// By weight; of one in parts this rank's part as one row, none if it is empty.
@@ -64,39 +64,39 @@ impl Summed {
 }
 
 impl Accumulated {
-    /// Nothing yet, of so many units.
-    pub fn of(units: usize) -> Self {
-        Self::in_lanes(units, Lanes::new(1))
+    /// Nothing yet, of so many loss terms.
+    pub fn of(loss_terms: usize) -> Self {
+        Self::in_lanes(loss_terms, Lanes::new(1))
     }
 
-    /// Nothing yet, of so many units over all ranks, in lanes.
-    pub fn in_lanes(units: usize, lanes: Lanes) -> Self {
+    /// Nothing yet, of so many loss terms over all ranks, in lanes.
+    pub fn in_lanes(loss_terms: usize, lanes: Lanes) -> Self {
         Self {
             lane: 0,
             sums: Vec::new(),
             partials: Partials::new(lanes),
-            units: 0,
-            expected: units,
+            loss_terms: 0,
+            expected: loss_terms,
             own_squares: BTreeMap::new(),
             squares: BTreeMap::new(),
             beside: Vec::new(),
         }
     }
 
-    /// Adds one unit's gradients, all in one lane.
+    /// Adds one loss term's gradients, all in one lane.
     pub fn add(&mut self, kernels: &dyn Kernels, gradients: Vec<Option<RawTensor>>) {
         self.add_to(0, kernels, gradients);
     }
 
-    /// Adds one unit's gradients to a lane: the one of the unit before or the next one that has units here.
+    /// Adds one loss term's gradients to a lane: the one of the loss term before or the next one that has loss terms here.
     pub fn add_to(&mut self, lane: usize, kernels: &dyn Kernels, gradients: Vec<Option<RawTensor>>) {
         if lane != self.lane {
             self.end_lane(kernels);
             self.lane = lane;
         }
-        self.units += 1;
+        self.loss_terms += 1;
         if self.sums.is_empty() {
-            // A recorded backward pass writes the next unit's gradients where it wrote these.
+            // A recorded backward pass writes the next loss term's gradients where it wrote these.
             let recorder = kernels.recorder().filter(|_| self.expected > 1);
             self.sums = match recorder {
                 Some(recorder) => {
@@ -113,7 +113,7 @@ impl Accumulated {
         accumulate(kernels, &mut self.sums, gradients);
     }
 
-    /// A lane in which there are no units, of so many weights: it takes its place in the tree and adds nothing.
+    /// A lane in which there are no loss terms, of so many weights: it takes its place in the tree and adds nothing.
     pub(crate) fn add_none_to(&mut self, lane: usize, kernels: &dyn Kernels, weights: usize) {
         self.end_lane(kernels);
         self.lane = lane;
@@ -218,7 +218,7 @@ impl Accumulated {
             }
         }
         self.partials.push(0..lanes.count(), total, |_, _| {});
-        self.units = self.expected;
+        self.loss_terms = self.expected;
         Ok(())
     }
 
@@ -249,9 +249,9 @@ impl Accumulated {
         self.beside.push(sums.total(kernels).sums);
     }
 
-    /// Number of units added.
-    pub fn units(&self) -> usize {
-        self.units
+    /// Number of loss terms added.
+    pub fn loss_terms(&self) -> usize {
+        self.loss_terms
     }
 }
 

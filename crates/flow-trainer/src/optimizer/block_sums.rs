@@ -1,15 +1,15 @@
 //! Sums of the gradients of blocks of whose weights ranks have a part each, as in ZeRO-3 (Rajbhandari et al. 2020, arXiv:1910.02054).
 //!
-//! Backward gives the gradients of one block after another. Each is added to its block's sum of the lane at once, so that of a unit under way no
-//! more than a block's are there. In a rank's last unit of an update the sums of a block are exchanged as soon as they are complete: each rank is
+//! Backward gives the gradients of one block after another. Each is added to its block's sum of the lane at once, so that of a loss term under way no
+//! more than a block's are there. In a rank's last loss term of an update the sums of a block are exchanged as soon as they are complete: each rank is
 //! sent its part of them, and never has another one's. The host goes on meanwhile, and waits for all blocks at the end of the update.
 //!
-//! A lane adds up its units one after another, and lanes are added by their tree: this order is that of the run on one rank, and it needs a
-//! lane's whole sum until its last unit. So where a rank has several units, it holds the sums of all blocks, one for each level of the tree
+//! A lane adds up its loss terms one after another, and lanes are added by their tree: this order is that of the run on one rank, and it needs a
+//! lane's whole sum until its last loss term. So where a rank has several loss terms, it holds the sums of all blocks, one for each level of the tree
 //! that is open; where it has one, it never holds more than a block's.
 //!
 //! Blocks are exchanged in one order on all ranks, the last of the layout first, which is that of a backward pass; one that is complete
-//! before its turn waits for it. A rank without units exchanges none of its own in that order.
+//! before its turn waits for it. A rank without loss terms exchanges none of its own in that order.
 
 use super::Accumulated;
 use crate::shards::Shards;
@@ -20,20 +20,20 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The lanes of an update's units on this rank.
+/// The lanes of an update's loss terms on this rank.
 #[derive(Clone, Debug)]
 pub(crate) struct LossTermLanes {
     /// All lanes of the update.
     pub lanes: Lanes,
     /// This rank's.
     pub own: Range<usize>,
-    /// That of each unit of this rank, in order.
-    pub of_units: Vec<usize>,
+    /// That of each loss term of this rank, in order.
+    pub of_loss_terms: Vec<usize>,
     /// Units of all ranks.
-    pub all_units: usize,
+    pub all_loss_terms: usize,
 }
 
-/// The sums of an update. One unit is under way at a time.
+/// The sums of an update. One loss term is under way at a time.
 #[derive(Debug)]
 pub(crate) struct BlockSums {
     kernels: Arc<dyn Kernels>,
@@ -41,7 +41,7 @@ pub(crate) struct BlockSums {
     exchange: Arc<dyn Exchange>,
     layout: Arc<ParamLayout>,
     shards: Shards,
-    units: LossTermLanes,
+    loss_terms: LossTermLanes,
     /// Places in the order of the exchange, by stack and block.
     places: BTreeMap<(String, usize), usize>,
     state: Mutex<State>,
@@ -63,9 +63,9 @@ struct BlockSum {
     /// Places of its weights in parts.
     weights: Vec<usize>,
     sums: Accumulated,
-    /// Gradients of the unit under way, by weight; empty as long as there are none.
-    unit: Vec<Option<RawTensor>>,
-    /// Runs in backward that are still to come in the unit under way.
+    /// Gradients of the loss term under way, by weight; empty as long as there are none.
+    loss_term: Vec<Option<RawTensor>>,
+    /// Runs in backward that are still to come in the loss term under way.
     expected: usize,
     /// Units whose gradients are in the sums.
     added: usize,
@@ -80,7 +80,7 @@ impl BlockSums {
         shards: &Shards,
         exchange: &Arc<dyn Exchange>,
         (kernels, device): (&Arc<dyn Kernels>, &ComputeDevice),
-        units: LossTermLanes,
+        loss_terms: LossTermLanes,
     ) -> Self {
         let mut of_blocks: Vec<((String, usize), Vec<usize>)> = Vec::new();
         for (index, weight) in layout.specs().iter().enumerate() {
@@ -103,11 +103,11 @@ impl BlockSums {
         let places = places.map(|(place, (block, _))| (block.clone(), place)).collect();
         let sum = |(_, weights): ((String, usize), Vec<usize>)| BlockSum {
             weights,
-            sums: Accumulated::in_lanes(units.all_units, units.lanes),
-            unit: Vec::new(),
+            sums: Accumulated::in_lanes(loss_terms.all_loss_terms, loss_terms.lanes),
+            loss_term: Vec::new(),
             expected: 0,
             added: 0,
-            next_lane: units.own.start,
+            next_lane: loss_terms.own.start,
         };
         let state = State {
             blocks: of_blocks.into_iter().map(sum).collect(),
@@ -120,7 +120,7 @@ impl BlockSums {
             exchange: exchange.clone(),
             layout: layout.clone(),
             shards: shards.clone(),
-            units,
+            loss_terms,
             places,
             state: Mutex::new(state),
         }
@@ -130,7 +130,7 @@ impl BlockSums {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the unit under way: blocks that backward did not reach have added nothing to it.
+    /// Ends the loss term under way: blocks that backward did not reach have added nothing to it.
     pub fn end_unit(&self) {
         let mut state = self.state();
         let done = state.done;
@@ -154,19 +154,19 @@ impl BlockSums {
         Ok(())
     }
 
-    /// Adds the gradients of the unit under way to the sums of its lane.
+    /// Adds the gradients of the loss term under way to the sums of its lane.
     fn add(&self, block: &mut BlockSum) {
-        let lane = self.units.of_units[block.added];
+        let lane = self.loss_terms.of_loss_terms[block.added];
         self.add_none(block, lane);
-        let mut unit = std::mem::take(&mut block.unit);
-        unit.resize(self.layout.len(), None);
-        block.sums.add_to(lane, &*self.kernels, unit);
+        let mut loss_term = std::mem::take(&mut block.loss_term);
+        loss_term.resize(self.layout.len(), None);
+        block.sums.add_to(lane, &*self.kernels, loss_term);
         block.next_lane = lane + 1;
         block.added += 1;
         block.expected = 0;
     }
 
-    /// Lanes before `end` that have no units take their place in the tree.
+    /// Lanes before `end` that have no loss terms take their place in the tree.
     fn add_none(&self, block: &mut BlockSum, end: usize) {
         for lane in block.next_lane..end {
             block.sums.add_none_to(lane, &*self.kernels, self.layout.len());
@@ -177,7 +177,7 @@ impl BlockSums {
     /// Exchanges blocks whose turn it is, as long as they are complete.
     fn exchange_complete(&self, state: &mut State) -> Result<(), Lost> {
         while let Some(block) = state.blocks.get_mut(state.exchanged)
-            && block.added == self.units.of_units.len()
+            && block.added == self.loss_terms.of_loss_terms.len()
         {
             self.exchange(block)?;
             state.exchanged += 1;
@@ -187,7 +187,7 @@ impl BlockSums {
 
     fn exchange(&self, block: &mut BlockSum) -> Result<(), Lost> {
         let kernels = &*self.kernels;
-        self.add_none(block, self.units.own.end);
+        self.add_none(block, self.loss_terms.own.end);
         let own = block.sums.present(kernels);
         let mine = block.weights.iter().map(|index| own.get(*index) == Some(&true));
         let mine: Vec<u8> = mine.map(u8::from).collect();
@@ -198,7 +198,7 @@ impl BlockSums {
             }
         }
         let on = (kernels, &self.device, Some(&self.shards));
-        let exchange = (&*self.exchange, self.units.lanes);
+        let exchange = (&*self.exchange, self.loss_terms.lanes);
         block.sums.begin_exchange(exchange, &self.layout, &present, on)
     }
 
@@ -220,9 +220,9 @@ impl BlockGradients for BlockSums {
         };
         let mut state = self.state();
         let block = &mut state.blocks[place];
-        block.unit.resize(self.layout.len(), None);
+        block.loss_term.resize(self.layout.len(), None);
         for (index, gradient) in gradients {
-            match &mut block.unit[index] {
+            match &mut block.loss_term[index] {
                 Some(sum) => self.kernels.ops().optimizer.accumulate(sum, &gradient),
                 none => *none = Some(gradient),
             }

@@ -1,6 +1,6 @@
 //! Means of what losses log.
 
-/// A running mean, accumulated in f64 in the order of the units.
+/// A running mean, accumulated in f64 in the order of the loss terms.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Mean {
     sum: f64,

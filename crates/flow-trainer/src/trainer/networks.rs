@@ -49,15 +49,16 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         let kernels = self.training_plan().kernels.clone();
         let mut accumulated = Accumulated::in_lanes(all, lanes);
         let mut seen = UpdateSeen {
-            units: Vec::with_capacity(sites.len()),
+            loss_terms: Vec::with_capacity(sites.len()),
             audit: OnPolicyAudit::default(),
             present: Vec::new(),
         };
         let compared = self.compared(learner, pass, &sites, update, rows)?;
-        self.for_each_unit(learner, &sites, pass, (&compared, None), |_, site, unit| {
-            seen.units.push(LossTermSeen::new(&unit.loss_values, &unit.terms));
+        self.for_each_loss_term(learner, &sites, pass, (&compared, None), |_, site, loss_term| {
+            seen.loss_terms
+                .push(LossTermSeen::new(&loss_term.loss_values, &loss_term.terms));
             let lane = (site.micro_batch - update.start) * lanes.count() / update.len();
-            accumulated.add_to(lane, &*kernels, unit.gradients);
+            accumulated.add_to(lane, &*kernels, loss_term.gradients);
         })?;
         seen.present = accumulated.present(&*kernels);
         let present = self.take_in(learner, seen, outcome)?;

@@ -45,13 +45,13 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
             compared.extend(self.compared(Learner::Student, &pass, &sites, update, values)?);
         }
         let mut audit = OnPolicyAudit::default();
-        self.for_each_unit(
+        self.for_each_loss_term(
             Learner::Student,
             &all,
             &pass,
             (&compared, None),
-            |batch, site, unit| {
-                if let Some(replayed) = &unit.replayed {
+            |batch, site, loss_term| {
+                if let Some(replayed) = &loss_term.replayed {
                     self.check_unit(&mut audit, batch, site.position, replayed);
                 }
                 observer.advance(1);

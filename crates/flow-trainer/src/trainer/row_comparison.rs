@@ -42,7 +42,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
             true => self.distribution.gather(&mine)?.concat(),
             false => mine,
         };
-        // Ranks have consecutive micro-batches of an update, and units go through the positions of one after another.
+        // Ranks have consecutive micro-batches of an update, and loss terms go through the positions of one after another.
         let positions = all.len() / update.len();
         let size = self.settings.geometry.micro_batch_size();
         let samples = update.start * size..update.end * size;
@@ -89,12 +89,12 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
     }
 }
 
-/// Each number with the values of all units' rows, in order.
-fn side_by_side<'a>(units: impl Iterator<Item = &'a Numbers>) -> Vec<Vec<f32>> {
+/// Each number with the values of all loss terms' rows, in order.
+fn side_by_side<'a>(loss_terms: impl Iterator<Item = &'a Numbers>) -> Vec<Vec<f32>> {
     let mut numbers: Vec<Vec<f32>> = Vec::new();
-    for unit in units {
-        numbers.resize(unit.len(), Vec::new());
-        for (values, bits) in numbers.iter_mut().zip(unit) {
+    for loss_term in loss_terms {
+        numbers.resize(loss_term.len(), Vec::new());
+        for (values, bits) in numbers.iter_mut().zip(loss_term) {
             values.extend(bits.iter().map(|bits| f32::from_bits(*bits)));
         }
     }

@@ -223,7 +223,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         let sites = positions.sites(mine, |number| pass.batches.size(number));
         let mut accumulated = Accumulated::in_lanes(all, lanes);
         let mut seen = UpdateSeen {
-            units: Vec::with_capacity(sites.len()),
+            loss_terms: Vec::with_capacity(sites.len()),
             audit: seen_before,
             present: Vec::new(),
         };
@@ -235,25 +235,32 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         let sums = self.block_sums(&sites, update, all);
         let mut next_lane = own_lanes.start;
         let beside = (&compared, sums.as_ref());
-        self.for_each_unit(Learner::Student, &sites, pass, beside, |batch, site, mut unit| {
-            if outcome.steps.is_empty()
-                && let Some(replayed) = &unit.replayed
-            {
-                match is_behind {
-                    true => unit.terms.push(ratio_deviation(replayed)),
-                    false if outcome.audit.is_some() => {
-                        self.check_unit(&mut seen.audit, batch, site.position, replayed);
+        self.for_each_loss_term(
+            Learner::Student,
+            &sites,
+            pass,
+            beside,
+            |batch, site, mut loss_term| {
+                if outcome.steps.is_empty()
+                    && let Some(replayed) = &loss_term.replayed
+                {
+                    match is_behind {
+                        true => loss_term.terms.push(ratio_deviation(replayed)),
+                        false if outcome.audit.is_some() => {
+                            self.check_unit(&mut seen.audit, batch, site.position, replayed);
+                        }
+                        false => {}
                     }
-                    false => {}
                 }
-            }
-            seen.units.push(LossTermSeen::new(&unit.loss_values, &unit.terms));
-            let lane = self.lane_of(&site, update);
-            (next_lane..lane).for_each(|lane| accumulated.add_none_to(lane, &*kernels, weights));
-            accumulated.add_to(lane, &*kernels, unit.gradients);
-            next_lane = lane + 1;
-            observer.advance(1);
-        })?;
+                seen.loss_terms
+                    .push(LossTermSeen::new(&loss_term.loss_values, &loss_term.terms));
+                let lane = self.lane_of(&site, update);
+                (next_lane..lane).for_each(|lane| accumulated.add_none_to(lane, &*kernels, weights));
+                accumulated.add_to(lane, &*kernels, loss_term.gradients);
+                next_lane = lane + 1;
+                observer.advance(1);
+            },
+        )?;
         (next_lane..own_lanes.end).for_each(|lane| accumulated.add_none_to(lane, &*kernels, weights));
         sums.map_or(Ok(()), |sums| sums.finish(&mut accumulated))?;
         seen.present = accumulated.present(&*kernels);
@@ -273,31 +280,36 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         Ok(())
     }
 
-    /// The lane of a unit of an update.
+    /// The lane of a loss term of an update.
     fn lane_of(&self, site: &Site, update: &Range<usize>) -> usize {
         (site.micro_batch - update.start) * self.distribution.lanes.count() / update.len()
     }
 
-    /// Who takes the gradients of blocks at this rank's `sites` of an update of `all_units`, if ranks have parts of the trained weights.
-    fn block_sums(&self, sites: &[Site], update: &Range<usize>, all_units: usize) -> Option<Arc<BlockSums>> {
+    /// Who takes the gradients of blocks at this rank's `sites` of an update of `all_loss_terms`, if ranks have parts of the trained weights.
+    fn block_sums(
+        &self,
+        sites: &[Site],
+        update: &Range<usize>,
+        all_loss_terms: usize,
+    ) -> Option<Arc<BlockSums>> {
         let state = &self.state;
         let shards = state.optimizer.shards().filter(|_| state.has_trained_parts())?;
-        let units = LossTermLanes {
+        let loss_terms = LossTermLanes {
             lanes: self.distribution.lanes,
             own: self.distribution.own_lanes(),
-            of_units: sites.iter().map(|site| self.lane_of(site, update)).collect(),
-            all_units,
+            of_loss_terms: sites.iter().map(|site| self.lane_of(site, update)).collect(),
+            all_loss_terms,
         };
         Some(Arc::new(BlockSums::new(
             (self.sampler.policy.model.spec(), state.weights.current.layout()),
             shards,
             &self.distribution.exchange,
             (&self.training_plan().kernels, &self.sampler.device),
-            units,
+            loss_terms,
         )))
     }
 
-    /// Adds what all ranks saw of an update, in the order of units. Gives the weights that have a gradient on some rank.
+    /// Adds what all ranks saw of an update, in the order of loss terms. Gives the weights that have a gradient on some rank.
     pub(super) fn take_in(
         &self,
         learner: Learner,
@@ -309,13 +321,13 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
             false => vec![seen],
         };
         for seen in &all {
-            for unit in &seen.units {
+            for loss_term in &seen.loss_terms {
                 let loss = match learner {
                     Learner::Student | Learner::Previous => &mut outcome.loss,
                     Learner::Network(role) => outcome.terms.entry(role.loss_name().to_owned()).or_default(),
                 };
-                loss.add(unit.loss());
-                for (name, values) in unit.terms() {
+                loss.add(loss_term.loss());
+                for (name, values) in loss_term.terms() {
                     outcome.terms.entry(name.to_owned()).or_default().add(values);
                 }
             }
@@ -385,9 +397,9 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         Ok(pass)
     }
 
-    /// Losses and gradients at `sites`, computed beside one another and visited in order. If somebody takes gradients of weights in parts, units
+    /// Losses and gradients at `sites`, computed beside one another and visited in order. If somebody takes gradients of weights in parts, loss terms
     /// come one after another, and have none of them.
-    pub(super) fn for_each_unit(
+    pub(super) fn for_each_loss_term(
         &self,
         learner: Learner,
         sites: &[Site],
@@ -403,7 +415,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
             let computed = device.concurrently(wave.len(), |index| {
                 let site = wave[index];
                 let compared = compared.get(&site.number).cloned().unwrap_or_default();
-                self.unit(Given {
+                self.loss_term(Given {
                     compared,
                     learner,
                     sums: sums.cloned(),
@@ -413,33 +425,33 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
             if let Some(sums) = sums {
                 sums.end_unit();
             }
-            for (site, unit) in wave.iter().zip(computed) {
+            for (site, loss_term) in wave.iter().zip(computed) {
                 let batch = &*micro_batches[&site.micro_batch].batch;
-                self.check_loss(&unit, site.micro_batch, batch, site.position)?;
-                visit(batch, *site, unit);
+                self.check_loss(&loss_term, site.micro_batch, batch, site.position)?;
+                visit(batch, *site, loss_term);
             }
         }
         Ok(())
     }
 
-    fn unit(&self, given: Given<'_>) -> LossTerm {
+    fn loss_term(&self, given: Given<'_>) -> LossTerm {
         let (position, weight) = (given.position, given.micro_batch.weight);
         let learner = given.learner;
-        let (unit, pass) = self.in_context(given, |context| match learner {
+        let (loss_term, pass) = self.in_context(given, |context| match learner {
             Learner::Student | Learner::Previous => self.algorithm.loss(context, position),
             Learner::Network(role) => self.algorithm.network_loss(role, context, position),
         });
         let loss = match weight {
-            1.0 => unit.loss,
-            weight => unit.loss * weight,
+            1.0 => loss_term.loss,
+            weight => loss_term.loss * weight,
         };
         let loss_values = flow_core::tensors::plain(&loss.clone().into_dispatch());
         let gradients = pass.gradients(&loss);
         LossTerm {
             loss: cpu::to_host(&loss_values)[0],
             loss_values,
-            replayed: unit.replayed,
-            terms: unit.terms,
+            replayed: loss_term.replayed,
+            terms: loss_term.terms,
             gradients,
         }
     }
@@ -547,12 +559,12 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
 
     fn check_loss(
         &self,
-        unit: &LossTerm,
+        loss_term: &LossTerm,
         micro_batch: usize,
         batch: &Trajectories,
         position: LossPoint,
     ) -> Result<(), TrainError> {
-        if unit.loss.is_finite() {
+        if loss_term.loss.is_finite() {
             return Ok(());
         }
         let position = match position {
@@ -567,7 +579,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
             iteration,
             micro_batch,
             position,
-            value: unit.loss,
+            value: loss_term.loss,
         })
     }
 

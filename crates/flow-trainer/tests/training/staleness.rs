@@ -215,7 +215,7 @@ struct Seen {
 }
 
 impl Noting {
-    fn note(&self, context: &LossContext<'_, '_>, position: LossPoint, unit: &PointLoss) {
+    fn note(&self, context: &LossContext<'_, '_>, position: LossPoint, loss_term: &PointLoss) {
         let LossPoint::Recorded(index) = position else {
             unreachable!("GRPO takes its loss at recorded steps");
         };
@@ -232,7 +232,7 @@ impl Noting {
         let first = self.first.get().expect("it was given");
         let of_first = velocity(&InferencePass::new(first, context.current.backends().clone()));
         let step = HostStep::of(record, &velocity(context.current), &of_first);
-        let replayed = unit.replayed.as_ref().expect("GRPO has ratios");
+        let replayed = loss_term.replayed.as_ref().expect("GRPO has ratios");
         self.seen.lock().expect("no loss panics").push(Seen {
             ratios: host(&replayed.ratio),
             expected: step.ratios(),
@@ -268,11 +268,11 @@ impl Algorithm for Noting {
     }
 
     fn loss(&self, context: &LossContext<'_, '_>, position: LossPoint) -> PointLoss {
-        let unit = self.inner.loss(context, position);
+        let loss_term = self.inner.loss(context, position);
         if context.site.iteration == 1 {
-            self.note(context, position, &unit);
+            self.note(context, position, &loss_term);
         }
-        unit
+        loss_term
     }
 }
 

@@ -207,13 +207,15 @@ impl Algorithm for Gardo {
         let policy = mean_over_rows(policy_b) * weight;
         let terms = vec![("clip_fraction", decided_b.into_dispatch())];
         // Its own pull is below.
-        let mut unit = with_reference(context, &replayed, ratio, policy, terms, &KlConfig::default());
+        let mut loss_term = with_reference(context, &replayed, ratio, policy, terms, &KlConfig::default());
         if self.settings.is_gated() {
             let pull_b = self.pull(context, &replayed);
-            unit.terms.push(("kl", plain(&pull_b.clone().into_dispatch())));
-            unit.loss = unit.loss + mean_over_rows(pull_b) * self.settings.kl_beta as f32;
+            loss_term
+                .terms
+                .push(("kl", plain(&pull_b.clone().into_dispatch())));
+            loss_term.loss = loss_term.loss + mean_over_rows(pull_b) * self.settings.kl_beta as f32;
         }
-        unit
+        loss_term
     }
 }
 

@@ -18,10 +18,10 @@ use std::time::Duration;
 
 const LANES: usize = 4;
 
-/// The lanes of the units of each rank, in order. Lane 2 has none.
-const UNITS: [&[usize]; 2] = [&[0, 0, 1], &[3]];
+/// The lanes of the loss terms of each rank, in order. Lane 2 has none.
+const LOSS_TERMS: [&[usize]; 2] = [&[0, 0, 1], &[3]];
 
-/// A unit in whose backward pass no gradient reaches block 1.
+/// A loss term in whose backward pass no gradient reaches block 1.
 const WITHOUT: usize = 1;
 
 /// Two blocks of two weights each, of which ranks have no even halves: they are cut within a piece of those whose squares are summed apart, of which
@@ -37,34 +37,34 @@ fn layout() -> Arc<ParamLayout> {
     Arc::new(layout)
 }
 
-/// The gradient of a weight in one of the two runs of its block in a unit.
-fn gradient(layout: &ParamLayout, index: usize, unit: usize, run: u32) -> RawTensor {
+/// The gradient of a weight in one of the two runs of its block in a loss term.
+fn gradient(layout: &ParamLayout, index: usize, loss_term: usize, run: u32) -> RawTensor {
     let shape = &layout.specs()[index].shape;
     let mut values = vec![0.0; shape.iter().product()];
     Stream::new(5, Purpose::Test)
-        .at((4 * unit + index) as u64, run)
+        .at((4 * loss_term + index) as u64, run)
         .fill_normal(&mut values);
     ComputeDevice::cpu().plain(values, shape)
 }
 
-/// The sums of one process that has all units and all weights.
+/// The sums of one process that has all loss terms and all weights.
 fn whole(layout: &ParamLayout, kernels: &dyn Kernels) -> Summed {
     let mut sums = Accumulated::in_lanes(LANES, Lanes::new(LANES));
-    let (of_units, mut unit) = (UNITS.concat(), 0);
+    let (of_loss_terms, mut loss_term) = (LOSS_TERMS.concat(), 0);
     for lane in 0..LANES {
-        if !of_units.contains(&lane) {
+        if !of_loss_terms.contains(&lane) {
             sums.add_none_to(lane, kernels, layout.len());
         }
-        while of_units.get(unit) == Some(&lane) {
+        while of_loss_terms.get(loss_term) == Some(&lane) {
             let both_runs = |index: usize| {
-                let mut sum = gradient(layout, index, unit, 0);
-                let second = gradient(layout, index, unit, 1);
+                let mut sum = gradient(layout, index, loss_term, 0);
+                let second = gradient(layout, index, loss_term, 1);
                 kernels.ops().optimizer.accumulate(&mut sum, &second);
-                (index < 2 || unit != WITHOUT).then_some(sum)
+                (index < 2 || loss_term != WITHOUT).then_some(sum)
             };
             let gradients = (0..layout.len()).map(both_runs).collect();
             sums.add_to(lane, kernels, gradients);
-            unit += 1;
+            loss_term += 1;
         }
     }
     sums.total(kernels)
@@ -83,23 +83,29 @@ fn compare(exchange: Arc<dyn Exchange>) {
     let shards = Shards::beside_parts(&layout, &[true; 4], &*blocks, world);
     let exchange: Arc<dyn Exchange> = Arc::new(exchange);
     let lanes = Lanes::new(LANES);
-    let units = LossTermLanes {
+    let loss_terms = LossTermLanes {
         lanes,
         own: lanes.of_rank(world.rank, world.ranks),
-        of_units: UNITS[world.rank].to_vec(),
-        all_units: 4,
+        of_loss_terms: LOSS_TERMS[world.rank].to_vec(),
+        all_loss_terms: 4,
     };
-    let first = UNITS[..world.rank].concat().len();
-    let own_units = first..first + units.of_units.len();
-    let sums = BlockSums::new((&spec, &layout), &shards, &exchange, (&kernels, &device), units);
-    for unit in own_units {
+    let first = LOSS_TERMS[..world.rank].concat().len();
+    let own_loss_terms = first..first + loss_terms.of_loss_terms.len();
+    let sums = BlockSums::new(
+        (&spec, &layout),
+        &shards,
+        &exchange,
+        (&kernels, &device),
+        loss_terms,
+    );
+    for loss_term in own_loss_terms {
         for block in [0, 1, 0, 1] {
             sums.expect("blocks", block);
         }
         for (block, run) in [(1, 0), (0, 0), (1, 1), (0, 1)] {
-            if (block, unit) != (1, WITHOUT) {
+            if (block, loss_term) != (1, WITHOUT) {
                 let weights = 2 * block..2 * block + 2;
-                let gradients = weights.map(|index| (index, gradient(&layout, index, unit, run)));
+                let gradients = weights.map(|index| (index, gradient(&layout, index, loss_term, run)));
                 sums.take("blocks", block, gradients.collect());
             }
         }
@@ -129,7 +135,7 @@ fn compare(exchange: Arc<dyn Exchange>) {
 
 #[test]
 fn blocks_that_run_twice_or_get_no_gradient_add_up_on_ranks_with_other_numbers_of_units() {
-    let ranks = in_process(UNITS.len(), Duration::from_secs(20));
+    let ranks = in_process(LOSS_TERMS.len(), Duration::from_secs(20));
     let threads: Vec<_> = ranks
         .into_iter()
         .map(|exchange| thread::spawn(move || compare(exchange)))
