@@ -162,7 +162,7 @@ fn steps_follow_the_formula_with_clipping_decay_and_warmup() {
             }
         }
     }
-    // Five steps of f32 rounding on values of about 1: a few loss terms in the last place.
+    // Five steps of f32 rounding on values of about 1: a few units in the last place.
     for (i, (found, expected)) in host(&weights).iter().zip(&expected).enumerate() {
         for (a, b) in found.iter().zip(expected) {
             assert!((a - b).abs() < 2e-6, "{}: {a} and {b}", layout.specs()[i].name);

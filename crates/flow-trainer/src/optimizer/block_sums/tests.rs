@@ -134,7 +134,7 @@ fn compare(exchange: Arc<dyn Exchange>) {
 }
 
 #[test]
-fn blocks_that_run_twice_or_get_no_gradient_add_up_on_ranks_with_other_numbers_of_units() {
+fn blocks_that_run_twice_or_get_no_gradient_add_up_on_ranks_with_other_numbers_of_loss_terms() {
     let ranks = in_process(LOSS_TERMS.len(), Duration::from_secs(20));
     let threads: Vec<_> = ranks
         .into_iter()
