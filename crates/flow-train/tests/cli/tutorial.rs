@@ -1,6 +1,9 @@
-//! The commands of the book's tutorial, run as they stand there, with fewer steps.
+//! The commands of the book's tutorial, run as they stand there, with fewer steps, and the words job with small models in the place of
+//! those that are fetched.
 
 use crate::support::{Outcome, Place, contains};
+use crate::words;
+use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -26,8 +29,8 @@ fn blocks(page: &str) -> Vec<(String, String)> {
     found
 }
 
-/// What a shell knows before the commands: the installed program, which takes few steps, and may refuse what `check` is shown
-/// for.
+/// What a shell knows before the commands: the installed program, which takes few steps, finds the models fetched, and may refuse what
+/// `check` is shown for.
 const PRELUDE: &str = r#"
 set -e
 few="--set run.steps=2 --set evaluation.prompts=2 --set evaluation.images_per_prompt=2"
@@ -37,6 +40,7 @@ flow-train() {
         train) command flow-train "$@" $few ;;
         pretrain) command flow-train "$@" --set pretrain.steps=2 --set pretrain.warmup=1 ;;
         check) command flow-train "$@" || test $? = 2 ;;
+        fetch) test "$*" = "fetch words" ;;
         *) command flow-train "$@" ;;
     esac
 }
@@ -55,38 +59,90 @@ fn shell(folder: &Path, block: &str) -> Outcome {
     Outcome::of(output.expect("bash runs"))
 }
 
+/// Where the reader is put to ask in the place of Tesseract, which not every machine has.
+const JUDGE: &str = "crates/flow-rewards-remote/examples";
+
+/// A folder as the tutorial finds the repository: digits as they are, words as small models make them.
+fn repository(root: &Path) -> Place {
+    let place = words::place();
+    place.succeed(&["pretrain", "words.toml", "--quiet"]);
+    for folder in ["configs", "assets", JUDGE] {
+        fs::create_dir_all(place.path(folder)).expect("a folder");
+    }
+    for file in ["configs/digits-grpo.toml", "assets/digits-dit.safetensors"] {
+        fs::copy(root.join(file), place.path(file)).expect("copied");
+    }
+    for (from, to) in [
+        ("reward_command.py", "tesseract_judge.py"),
+        ("reward_server.py", "reward_server.py"),
+    ] {
+        fs::copy(root.join(JUDGE).join(from), place.path(JUDGE).join(to)).expect("copied");
+    }
+    let mut config = place.text("words.toml");
+    for (from, to) in [
+        ("name = \"words\"", "name = \"words-nft\""),
+        ("\"taesd\"", "\"../taesd\""),
+        ("path = \"bert\"", "path = \"../bert\""),
+        ("\"words.safetensors\"", "\"../words.safetensors\""),
+        (
+            "[scheduler]\n",
+            "[algorithm]\nkind = \"nft\"\n\n[scheduler]\ndynamics = \"ode\"\n",
+        ),
+        (
+            "[optimizer]\n",
+            "[optimizer]\nschedule = { kind = \"cosine\", steps = 200 }\n",
+        ),
+    ] {
+        assert!(config.contains(from), "{from}");
+        config = config.replace(from, to);
+    }
+    fs::write(place.path("configs/words-nft.toml"), config).expect("written");
+    place
+}
+
+/// Does to the configs what the page says of a block of TOML.
+fn edit(folder: &Path, block: &str) {
+    let configs = folder.join("configs");
+    if block.starts_with("[[eval_rewards]]") {
+        let path = configs.join("words-judge.toml");
+        let config = fs::read_to_string(&path).expect("it was copied");
+        fs::write(&path, format!("{config}\n{block}")).expect("written");
+        return;
+    }
+    let path = configs.join("grey.toml");
+    let config = fs::read_to_string(&path).expect("it was copied");
+    let from = config.find("[[rewards]]").expect("a table");
+    let to = from + config[from..].find("\n\n").expect("an end");
+    let config = format!("{}{}{}", &config[..from], block.trim_end(), &config[to..]);
+    let config = config.replacen("name = \"digits-grpo\"", "name = \"grey\"", 1);
+    fs::write(&path, config).expect("written");
+}
+
+/// Whether a command is there to be run.
+fn has(program: &str) -> bool {
+    Command::new(program).arg("--version").output().is_ok()
+}
+
 #[test]
 fn the_commands_of_the_tutorial_do_what_it_says() {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/src/tutorial.md");
-    let (Ok(page), Ok(_)) = (
-        std::fs::read_to_string(page),
-        Command::new("bash").arg("--version").output(),
-    ) else {
-        test_support::skipped("there is no tutorial beside this crate, or no bash");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let page = fs::read_to_string(root.join("docs/src/tutorial.md"));
+    let (Ok(page), true) = (page, has("bash") && has("python3")) else {
+        test_support::skipped("there is no tutorial beside this crate, no bash, or no python3");
         return;
     };
-    let place = Place::bare();
-    let mut folder = place.path(".");
+    let place = repository(&root);
+    let folder = place.path(".");
     let mut said = String::new();
     for (language, block) in blocks(&page) {
         match language.as_str() {
+            // `bash` is what needs a GPU.
             "sh" => {
                 let outcome = shell(&folder, &block);
                 assert_eq!(outcome.code, Some(0), "{block}\n{outcome:#?}");
                 said.push_str(&format!("{}{}", outcome.stdout, outcome.stderr));
-                if block.contains("cd first") {
-                    folder = place.path("first");
-                }
             }
-            "toml" => {
-                let path = folder.join("grey.toml");
-                let config = std::fs::read_to_string(&path).expect("it was copied");
-                let from = config.find("[[rewards]]").expect("a table");
-                let to = from + config[from..].find("\n\n").expect("an end");
-                let config = format!("{}{}{}", &config[..from], block.trim_end(), &config[to..]);
-                let config = config.replacen("name = \"digits-grpo\"", "name = \"grey\"", 1);
-                std::fs::write(&path, config).expect("written");
-            }
+            "toml" => edit(&folder, &block),
             _ => {}
         }
     }
@@ -97,15 +153,20 @@ fn the_commands_of_the_tutorial_do_what_it_says() {
             "schedule of iteration 1",
             "trained    reads-as-digit: ",
             "trained    mid-grey: ",
-            "digits-prompt-002-sample-008.png",
+            "tesseract: ",
+            "words-prompt-002-sample-008.png",
         ],
     );
     for file in [
         "runs/digits-grpo/report.html",
         "runs/digits-grpo-2/report.html",
+        "runs/words-nft/report.html",
+        "runs/words-nft-2/report.html",
+        "runs/comparison.html",
         "runs/grey/report.html",
-        "digits.png",
-        "digits-prompt-001-sample-001.png",
+        "early.png",
+        "words.png",
+        "words-prompt-001-sample-001.png",
         "my/digits.safetensors",
     ] {
         assert!(folder.join(file).is_file(), "{file}");

@@ -113,7 +113,7 @@ fn half(place: &Place, name: &str, convolutions: &[(usize, [usize; 2], bool)], b
 }
 
 /// With a TAESD, the BERT of the encoders' tests with a vocabulary of letters, and the config.
-fn place() -> Place {
+pub fn place() -> Place {
     let place = Place::bare();
     fs::create_dir_all(place.path("taesd")).unwrap();
     let inner = [WIDTH; 2];
