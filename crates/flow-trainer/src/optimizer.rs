@@ -226,7 +226,7 @@ impl AdamW {
             learning_rate: self.learning_rate_at(self.steps),
             corrections: [1.0 - beta1.powf(exponent), 1.0 - beta2.powf(exponent)],
             max_norm: self.settings.max_grad_norm,
-            loss_terms,
+            units: loss_terms,
         };
         let AdamWScalars { scalars, norm } = scalars_of(kernels, &summed, &factors, device);
         let step = |weight_decay: f64| AdamWStep {
