@@ -52,7 +52,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
             (&compared, None),
             |batch, site, loss_term| {
                 if let Some(replayed) = &loss_term.replayed {
-                    self.check_unit(&mut audit, batch, site.position, replayed);
+                    self.check_loss_term(&mut audit, batch, site.position, replayed);
                 }
                 observer.advance(1);
             },
@@ -95,7 +95,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
             for (site, replayed) in wave.iter().zip(replayed) {
                 let batch = &*micro_batches[&site.micro_batch].batch;
                 if let Some(replayed) = &replayed {
-                    self.check_unit(&mut audit, batch, site.position, replayed);
+                    self.check_loss_term(&mut audit, batch, site.position, replayed);
                 }
             }
         }
@@ -103,7 +103,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
     }
 
     /// Compares what a loss computed again with what the rollout recorded.
-    pub(super) fn check_unit(
+    pub(super) fn check_loss_term(
         &self,
         audit: &mut OnPolicyAudit,
         batch: &Trajectories,

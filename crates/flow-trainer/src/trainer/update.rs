@@ -235,32 +235,26 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         let sums = self.block_sums(&sites, update, all);
         let mut next_lane = own_lanes.start;
         let beside = (&compared, sums.as_ref());
-        self.for_each_loss_term(
-            Learner::Student,
-            &sites,
-            pass,
-            beside,
-            |batch, site, mut loss_term| {
-                if outcome.steps.is_empty()
-                    && let Some(replayed) = &loss_term.replayed
-                {
-                    match is_behind {
-                        true => loss_term.terms.push(ratio_deviation(replayed)),
-                        false if outcome.audit.is_some() => {
-                            self.check_unit(&mut seen.audit, batch, site.position, replayed);
-                        }
-                        false => {}
+        self.for_each_loss_term(Learner::Student, &sites, pass, beside, |batch, site, mut term| {
+            if outcome.steps.is_empty()
+                && let Some(replayed) = &term.replayed
+            {
+                match is_behind {
+                    true => term.terms.push(ratio_deviation(replayed)),
+                    false if outcome.audit.is_some() => {
+                        self.check_loss_term(&mut seen.audit, batch, site.position, replayed);
                     }
+                    false => {}
                 }
-                seen.loss_terms
-                    .push(LossTermSeen::new(&loss_term.loss_values, &loss_term.terms));
-                let lane = self.lane_of(&site, update);
-                (next_lane..lane).for_each(|lane| accumulated.add_none_to(lane, &*kernels, weights));
-                accumulated.add_to(lane, &*kernels, loss_term.gradients);
-                next_lane = lane + 1;
-                observer.advance(1);
-            },
-        )?;
+            }
+            seen.loss_terms
+                .push(LossTermSeen::new(&term.loss_values, &term.terms));
+            let lane = self.lane_of(&site, update);
+            (next_lane..lane).for_each(|lane| accumulated.add_none_to(lane, &*kernels, weights));
+            accumulated.add_to(lane, &*kernels, term.gradients);
+            next_lane = lane + 1;
+            observer.advance(1);
+        })?;
         (next_lane..own_lanes.end).for_each(|lane| accumulated.add_none_to(lane, &*kernels, weights));
         sums.map_or(Ok(()), |sums| sums.finish(&mut accumulated))?;
         seen.present = accumulated.present(&*kernels);
@@ -285,20 +279,15 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         (site.micro_batch - update.start) * self.distribution.lanes.count() / update.len()
     }
 
-    /// Who takes the gradients of blocks at this rank's `sites` of an update of `all_loss_terms`, if ranks have parts of the trained weights.
-    fn block_sums(
-        &self,
-        sites: &[Site],
-        update: &Range<usize>,
-        all_loss_terms: usize,
-    ) -> Option<Arc<BlockSums>> {
+    /// Who takes the gradients of blocks at this rank's `sites` of an update of `all` loss terms, if ranks have parts of the trained weights.
+    fn block_sums(&self, sites: &[Site], update: &Range<usize>, all: usize) -> Option<Arc<BlockSums>> {
         let state = &self.state;
         let shards = state.optimizer.shards().filter(|_| state.has_trained_parts())?;
         let loss_terms = LossTermLanes {
             lanes: self.distribution.lanes,
             own: self.distribution.own_lanes(),
             of_loss_terms: sites.iter().map(|site| self.lane_of(site, update)).collect(),
-            all_loss_terms,
+            all_loss_terms: all,
         };
         Some(Arc::new(BlockSums::new(
             (self.sampler.policy.model.spec(), state.weights.current.layout()),
