@@ -25,7 +25,7 @@ import torch
 import words_data
 import words_peer
 import words_read
-from algorithms import mean_curve
+from algorithms import lines_of, mean_curve
 from models import Mmdit
 from run_peer import Peer
 from safetensors.torch import load_file
@@ -114,10 +114,6 @@ class WordsPeer(Peer):
 def train(options):
     kind = lambda *parts: WordsPeer(*parts, models=options.models, threads=options.threads)
     run_peer.train(options, kind)
-
-
-def lines_of(path):
-    return [json.loads(line) for line in Path(path).read_text().splitlines()]
 
 
 def compare(options):

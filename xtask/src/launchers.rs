@@ -1,6 +1,6 @@
 //! Launchers that users have, themselves: torchrun and Open MPI's mpirun start one run, and it leaves the bytes of one process.
 
-use crate::process::run as run_command;
+use crate::process::{run as run_command, set_path};
 use crate::terminal::say;
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail};
@@ -35,13 +35,12 @@ pub fn run(workspace: &Workspace, python: &Path) -> Result<Option<String>> {
         Ok(mpirun) => mpirun,
         Err(error) => return Ok(Some(format!("{error:#}"))),
     };
-    let program = workspace.release_folder()?.join("flow-train");
+    let program = workspace.program()?;
     let folder = tempfile::tempdir()?;
     let run = |name: &str, mut command: Command| -> Result<(Vec<u8>, Vec<u8>)> {
         command.current_dir(workspace.root());
         command.args(["train", JOB, "--quiet"]);
-        let place = toml::Value::from(folder.path().to_string_lossy().into_owned());
-        let own = [format!("run.dir={place}"), format!("run.name={name}")];
+        let own = [set_path("run.dir", folder.path()), format!("run.name={name}")];
         for setting in SETTINGS.into_iter().chain(own.iter().map(String::as_str)) {
             command.args(["--set", setting]);
         }

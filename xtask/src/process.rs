@@ -24,6 +24,11 @@ pub fn cargo(workspace: &Workspace, arguments: &[&str]) -> Command {
     command
 }
 
+/// `KEY="TEXT"`, as `--set` takes a path.
+pub fn set_path(key: &str, path: &Path) -> String {
+    format!("{key}={}", toml::Value::from(path.to_string_lossy().into_owned()))
+}
+
 /// The command in words.
 pub fn words(command: &Command) -> String {
     let program = Path::new(command.get_program())

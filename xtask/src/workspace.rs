@@ -119,6 +119,12 @@ impl Workspace {
             .to_owned())
     }
 
+    /// The release build of `flow-train`.
+    pub fn program(&self) -> Result<PathBuf> {
+        let name = format!("flow-train{}", std::env::consts::EXE_SUFFIX);
+        Ok(self.release_folder()?.join(name))
+    }
+
     /// Every source file, sorted.
     pub fn files(&self) -> Result<Vec<PathBuf>> {
         let mut found = Vec::new();

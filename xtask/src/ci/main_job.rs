@@ -1,6 +1,6 @@
 //! The README's first command, cut short.
 
-use crate::process::{cargo, output, run as run_command};
+use crate::process::{cargo, output, run as run_command, set_path};
 use crate::terminal::say;
 use crate::workspace::Workspace;
 use anyhow::{Result, bail};
@@ -26,11 +26,8 @@ pub(super) fn run(workspace: &Workspace, iterations: usize) -> Result<()> {
     compare_commands(workspace)?;
     let folder = tempfile::tempdir()?;
     let steps = format!("run.steps={iterations}");
-    let place = format!(
-        "run.dir={}",
-        toml::Value::from(folder.path().to_string_lossy().into_owned())
-    );
-    let mut program = Command::new(workspace.release_folder()?.join("flow-train"));
+    let place = set_path("run.dir", folder.path());
+    let mut program = Command::new(workspace.program()?);
     program.current_dir(workspace.root());
     program.args(["train", JOB, "--set", &steps, "--set", &place]);
     run_command(&mut program)?;

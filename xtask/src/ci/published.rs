@@ -1,7 +1,7 @@
 //! What needs published models: PP-OCR's own files for the tests, and the words job as it stands in the repository, cut short.
 
 use crate::pip;
-use crate::process::run as run_command;
+use crate::process::{run as run_command, set_path};
 use crate::terminal::say;
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail};
@@ -61,7 +61,7 @@ pub(super) fn words_job(workspace: &Workspace) -> Result<Option<String>> {
     let release = workspace.release_folder()?;
     let models = release.parent().unwrap_or(&release).join(MODELS);
     take_autoencoder(workspace, &models.join("taesd3"))?;
-    let program = release.join("flow-train");
+    let program = workspace.program()?;
     let mut fetch = Command::new(&program);
     fetch.args(["fetch", "words", "--quiet", "--out"]).arg(&models);
     let (variable, file) = TRUSTED;
@@ -98,14 +98,13 @@ fn take_autoencoder(workspace: &Workspace, to: &Path) -> Result<()> {
 
 /// `--set` before each of the job's settings.
 fn settings(runs: &Path, models: &Path) -> Vec<String> {
-    let text = |path: &Path| toml::Value::from(path.to_string_lossy().into_owned()).to_string();
     let mut values = vec![
-        format!("run.dir={}", text(runs)),
-        format!("model.autoencoder={}", text(&models.join("taesd3"))),
-        format!("text.path={}", text(&models.join("minilm"))),
+        set_path("run.dir", runs),
+        set_path("model.autoencoder", &models.join("taesd3")),
+        set_path("text.path", &models.join("minilm")),
     ];
     for reward in ["rewards.0", "eval_rewards.0", "eval_rewards.1"] {
-        values.push(format!("{reward}.path={}", text(&models.join("ocr"))));
+        values.push(set_path(&format!("{reward}.path"), &models.join("ocr")));
     }
     values.extend(SHORT.map(str::to_owned));
     values

@@ -10,7 +10,7 @@ use crate::terminal::say;
 use crate::workspace::Workspace;
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// What to make again.
 #[derive(Debug, Args)]
@@ -45,7 +45,7 @@ pub fn run(workspace: &Workspace, options: &Options) -> Result<()> {
         workspace,
         &["build", "--release", "--package", "flow-train"],
     ))?;
-    let program = program(workspace)?;
+    let program = workspace.program()?;
     if options.only != Some(Half::Runs) {
         compare_weights(workspace, &program, options)?;
     }
@@ -81,15 +81,4 @@ fn compare_weights(workspace: &Workspace, program: &Path, options: &Options) -> 
     }
     say!("{none}: no weights are compared");
     Ok(())
-}
-
-fn program(workspace: &Workspace) -> Result<PathBuf> {
-    Ok(workspace
-        .release_folder()?
-        .join(format!("flow-train{}", std::env::consts::EXE_SUFFIX)))
-}
-
-/// `--set KEY="TEXT"` for a path.
-fn set_path(key: &str, path: &Path) -> String {
-    format!("{key}={}", toml::Value::from(path.to_string_lossy().into_owned()))
 }

@@ -1,7 +1,6 @@
 //! A job over several seeds: gains with intervals, written into the book.
 
-use super::set_path;
-use crate::process::run as run_command;
+use crate::process::{run as run_command, set_path};
 use crate::terminal::say;
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail};

@@ -1,7 +1,6 @@
 //! The committed pretrained weights: made again from config and seed, and compared byte by byte.
 
-use super::set_path;
-use crate::process::run as run_command;
+use crate::process::{run as run_command, set_path};
 use crate::terminal::say;
 use crate::workspace::{Workspace, normal};
 use anyhow::{Context, Result, bail};
