@@ -262,6 +262,12 @@ impl LowPrecisionFormat {
         let largest = values
             .iter()
             .fold(0.0f32, |largest, value| largest.max(value.abs()));
+        self.scale_for(largest)
+    }
+
+    /// The scale of values whose largest magnitude is `largest`.
+    #[inline(always)]
+    fn scale_for(self, largest: f32) -> f32 {
         // Rounded by 2^-8 at most, so that the largest value has the largest code again. The bf16 nearest to the largest f32s is
         // infinite.
         bf16::from_f32(largest / self.largest())
@@ -271,15 +277,14 @@ impl LowPrecisionFormat {
 
     /// Writes the codes of values that share a scale; gives that scale.
     fn quantise_block(self, values: &[f32], codes: &mut [i32]) -> Result<f32, NotFinite> {
-        if !values.iter().all(|value| value.is_finite()) {
+        // Bits of magnitudes are in the order of these, infinity behind all that are finite, and NaN behind it.
+        let magnitudes = values.iter().map(|value| value.to_bits() & 0x7FFF_FFFF);
+        let largest = f32::from_bits(magnitudes.fold(0, u32::max));
+        if !largest.is_finite() {
             return Err(NotFinite);
         }
-        let scale = self.scale_of(values);
-        for (word, values) in codes.iter_mut().zip(values.chunks(self.codes_per_word())) {
-            let with =
-                |word: u32, value: &f32| (word << self.code_bits()) | u32::from(self.encode(value / scale));
-            *word = values.iter().rev().fold(0, with) as i32;
-        }
+        let scale = self.scale_for(largest);
+        self.encode(values, scale, codes);
         Ok(scale)
     }
 }

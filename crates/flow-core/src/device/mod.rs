@@ -351,7 +351,7 @@ impl ComputeDevice {
         if !self.is_processor() {
             use burn::backend::{Dispatch, ops::FloatTensorOps};
             use burn::tensor::DType;
-            let flat = TensorData::from_bytes_vec(bytes.to_vec(), [bytes.len() / 2], DType::BF16);
+            let flat = TensorData::from_bytes_vec(copied(bytes), [bytes.len() / 2], DType::BF16);
             let flat = Tensor::<1>::from_data(flat, (&self.device, DType::BF16));
             return Some(Dispatch::float_reshape(flat.into_dispatch(), shape.into()));
         }
@@ -378,6 +378,17 @@ impl ComputeDevice {
         let _ = (values, shape);
         None
     }
+}
+
+/// A copy, made by all threads: most of its time goes into pages of memory that are new, and of a mapped file.
+#[cfg(feature = "cube")]
+fn copied(bytes: &[u8]) -> Vec<u8> {
+    use rayon::prelude::*;
+    const AT_A_TIME: usize = 1 << 20;
+    let mut copy = vec![0; bytes.len()];
+    let parts = copy.par_chunks_mut(AT_A_TIME).zip(bytes.par_chunks(AT_A_TIME));
+    parts.for_each(|(to, from)| to.copy_from_slice(from));
+    copy
 }
 
 /// The processor's name as the system gives it, else its architecture.

@@ -10,6 +10,10 @@ const E4M3_STEPS: f32 = 512.0;
 const E4M3_SMALLEST_NORMAL: f32 = 8.0 / E4M3_STEPS;
 /// 1.5 · 2^14: f32s beside it are 1 / 512 apart.
 const E4M3_STEPS_APART: f32 = 24_576.0;
+/// 1.5 · 2^23: f32s beside it are 1 apart, and their lowest bits are those of the integer that lies between.
+const INTEGERS_APART: f32 = 12_582_912.0;
+/// Values whose codes are computed at a time, before they are put into words.
+const CODES_AT_A_TIME: usize = 64;
 /// Values of a block of NF4 (`blocksize` in QLoRA, section 3).
 const NF4_BLOCK: usize = 64;
 /// The values of NF4 by code (QLoRA, appendix E), each the shortest decimal of the f32 given there.
@@ -88,23 +92,17 @@ impl LowPrecisionFormat {
         }
     }
 
-    /// The code nearest to `value`, of two equally near ones the even one; beyond the largest code that.
-    pub(super) fn encode(self, value: f32) -> u8 {
+    /// Writes the codes of values that share `scale`, as many in a word as it has room for: the nearest to each value divided by the
+    /// scale, of two equally near ones the even one; beyond the largest code that.
+    pub(super) fn encode(self, values: &[f32], scale: f32, words: &mut [i32]) {
         let largest = self.largest();
-        let value = value.clamp(-largest, largest);
+        let scaled = |value: f32| (value / scale).clamp(-largest, largest);
         match self {
-            Self::Int8 => value.round_ties_even() as i8 as u8,
-            Self::Fp8 => {
-                let sign = (value.to_bits() >> 24) as u8 & 0x80;
-                let magnitude = round_to_e4m3(value).abs();
-                let code = if magnitude < E4M3_SMALLEST_NORMAL {
-                    (magnitude * E4M3_STEPS) as u8
-                } else {
-                    ((magnitude.to_bits() >> 20) - E4M3_EXPONENTS) as u8
-                };
-                sign | code
-            }
-            Self::Nf4 => NF4_THRESHOLDS.partition_point(|threshold| *threshold <= value) as u8,
+            Self::Fp8 => pack::<4>(values, words, |value| e4m3_code(scaled(value))),
+            Self::Int8 => pack::<4>(values, words, |value| {
+                (scaled(value) + INTEGERS_APART).to_bits() & 0xFF
+            }),
+            Self::Nf4 => pack::<8>(values, words, |value| nf4_code(scaled(value))),
         }
     }
 
@@ -150,6 +148,46 @@ pub(super) fn round_to_e4m3(value: f32) -> f32 {
         value
     } else {
         rounded.copysign(value)
+    }
+}
+
+/// The e4m3 code nearest to `value`, which is at most 448 and no NaN; of two equally near ones the even one.
+#[inline(always)]
+fn e4m3_code(value: f32) -> u32 {
+    let bits = value.to_bits() & 0x7FFF_FFFF;
+    // Both are computed, so that a loop needs no branch. Codes of small numbers are multiples of a step.
+    let small = (f32::from_bits(bits) + E4M3_STEPS_APART).to_bits() - E4M3_STEPS_APART.to_bits();
+    let normal = ((bits + 0x7_FFFF + ((bits >> 20) & 1)) >> 20).wrapping_sub(E4M3_EXPONENTS);
+    let code = if bits < E4M3_SMALLEST_NORMAL.to_bits() {
+        small
+    } else {
+        normal
+    };
+    (value.to_bits() >> 24) & 0x80 | code
+}
+
+/// The NF4 code nearest to `value`: as many as there are thresholds that it has reached.
+#[inline(always)]
+fn nf4_code(value: f32) -> u32 {
+    let reached = NF4_THRESHOLDS.map(|threshold| u32::from(threshold <= value));
+    reached.iter().sum()
+}
+
+/// Puts the codes of values into words, `PER_WORD` of them into each, the first into the lowest bits. Codes of many values are computed
+/// before any is put into its word: that loop has no branch, and processors do it for several values at once.
+#[inline(always)]
+fn pack<const PER_WORD: usize>(values: &[f32], words: &mut [i32], code: impl Fn(f32) -> u32) {
+    let bits = 32 / PER_WORD;
+    let several = words.chunks_mut(CODES_AT_A_TIME / PER_WORD);
+    for (values, words) in values.chunks(CODES_AT_A_TIME).zip(several) {
+        let codes = match <&[f32; CODES_AT_A_TIME]>::try_from(values) {
+            Ok(values) => values.map(&code),
+            Err(_) => std::array::from_fn(|place| values.get(place).map_or(0, |value| code(*value))),
+        };
+        for (word, codes) in words.iter_mut().zip(codes.chunks_exact(PER_WORD)) {
+            let with = |word: u32, code: &u32| (word << bits) | code;
+            *word = codes.iter().rev().fold(0, with) as i32;
+        }
     }
 }
 

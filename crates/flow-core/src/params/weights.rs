@@ -438,7 +438,7 @@ impl Weights {
             }
         }
         let wide = |two: &[u8]| f32::from_bits(u32::from(u16::from_le_bytes([two[0], two[1]])) << 16);
-        self.set_host(index, bytes.chunks_exact(2).map(wide).collect())
+        self.set_host(index, bytes.par_chunks_exact(2).map(wide).collect())
     }
 
     /// Replaces the value at `index` by host values, row-major, in memory that lasts.
