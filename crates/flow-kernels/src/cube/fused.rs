@@ -63,11 +63,15 @@ pub(super) fn linear_gated_residual(
         let gated = Gated::read(&plain[0], &plain[2], gate, element);
         let layer = with.layer(&plain[3..], weights);
         let input = LayerInput::of_numbers(x.clone());
+        let ending = with.stash.ending();
         let branch = keep_branch.then(|| kept(with.stash, || layer.output(&input)));
-        let output = match &branch {
-            Some(branch) => gated.with(branch),
-            None => layer.gated(&input, &gated),
-        };
+        let output = with.stash.ending_or(ending, || {
+            let output = match &branch {
+                Some(branch) => gated.with(branch),
+                None => layer.gated(&input, &gated),
+            };
+            output.into_plain()
+        });
         drop(input);
         let x = keep_x.then_some(x);
         let backward: autograd::Backward = Arc::new(move |incoming| {
@@ -93,7 +97,7 @@ pub(super) fn linear_gated_residual(
             }
             gradients
         });
-        (output.into_plain(), backward)
+        (output, backward)
     })
 }
 
@@ -239,8 +243,10 @@ pub(super) fn modulated_feed_forward(
         let keep_sum = tracked || with.stash.keeps(LINEAR);
         let input = || normed.layer_input(up.input_forms());
         let forms = down.input_forms();
-        // Where codes alone are read, the kernel that makes them activates the sum, and the activated numbers are nowhere.
-        let in_product = if forms.numbers {
+        let ending = with.stash.ending();
+        // Where the second layer does not run, nothing reads them. Where it reads codes alone, the kernel that makes these activates
+        // the sum, and the activated numbers are nowhere.
+        let in_product = if forms.numbers && (keep_branch || ending.is_none()) {
             activation
         } else {
             Activation::None
@@ -250,15 +256,17 @@ pub(super) fn modulated_feed_forward(
             Some(summed) => summed.layer_input(activation, forms),
             None => LayerInput::of_numbers(up.forward(&input(), activation, false).1),
         };
-        let (output, branch) = if keep_branch {
-            let branch = kept(with.stash, || down.output(&inner()));
-            (gated.with(&branch), Some(branch))
-        } else {
-            (down.gated(&inner(), &gated), None)
-        };
+        let branch = keep_branch.then(|| kept(with.stash, || down.output(&inner())));
+        let output = with.stash.ending_or(ending, || {
+            let output = match &branch {
+                Some(branch) => gated.with(branch),
+                None => down.gated(&inner(), &gated),
+            };
+            output.into_plain()
+        });
         let Some(Summed { sum, .. }) = summed else {
             let nothing: autograd::Backward = Arc::new(|incoming| vec![None; incoming.wanted.len()]);
-            return (output.into_plain(), nothing);
+            return (output, nothing);
         };
         let backward: autograd::Backward = Arc::new(move |incoming| {
             let (wanted, wanted_down) = incoming.wanted.split_at(first_down);
@@ -297,6 +305,6 @@ pub(super) fn modulated_feed_forward(
                 });
             dx.chain(dmodulation).chain(of_up).chain(of_down).collect()
         });
-        (output.into_plain(), backward)
+        (output, backward)
     })
 }

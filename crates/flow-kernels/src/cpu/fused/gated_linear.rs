@@ -71,23 +71,27 @@ pub(crate) fn linear_gated_residual(
         let (rows, columns) = gated.residual.rows_and_columns();
         let (work, shape) = (layer.work(rows), gated.residual.shape().to_vec());
         let inputs = x.rows_and_columns().1;
-        let (output, branch) = if keep_branch {
+        let ending = stash.ending();
+        let branch = keep_branch.then(|| {
             let mut kept = stash.through(LINEAR, &mut || {
                 let branch = build_rows(rows, columns, work, layer.start(), |start, branch| {
                     layer.forward_rows(x.values(), start, branch);
                 });
                 vec![from_vec(branch, &shape)]
             });
-            let branch = kept.pop().expect("a linear layer keeps one tensor");
-            (gated.with(&branch), Some(branch))
-        } else {
+            kept.pop().expect("a linear layer keeps one tensor")
+        });
+        let output = stash.ending_or(ending, || {
+            if let Some(branch) = &branch {
+                return gated.with(branch);
+            }
             let output = build_rows(rows, columns, work, threads::Start::Zeros, |start, y| {
                 let rows = y.len().checked_div(columns).unwrap_or(0);
                 let branch = layer_rows(&layer, &x.values()[start * inputs..][..rows * inputs], rows);
                 gated.rows(&branch, start, y);
             });
-            (from_vec(output, &shape), None)
-        };
+            from_vec(output, &shape)
+        });
         let x_shape = x.shape().to_vec();
         let x = keep_x.then_some(x);
         let Gated {
