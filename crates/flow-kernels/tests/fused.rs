@@ -343,6 +343,65 @@ fn results_kept_from_a_plain_run_serve_a_tracked_run_with_the_same_bits() {
     }
 }
 
+/// Gives one result as what left a region, and computes everything else.
+#[derive(Debug)]
+struct Given {
+    ending: Mutex<RawTensor>,
+    asked: AtomicU64,
+}
+
+impl Stash for Given {
+    fn through(&self, _: &'static str, compute: &mut dyn FnMut() -> Vec<RawTensor>) -> Vec<RawTensor> {
+        compute()
+    }
+
+    fn keeps(&self, _: &'static str) -> bool {
+        false
+    }
+
+    fn ending(&self) -> Option<RawTensor> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        Some(self.ending.lock().expect("not poisoned").clone())
+    }
+
+    fn note_ending(&self, _: &RawTensor) {
+        panic!("it was given");
+    }
+}
+
+#[test]
+fn an_operation_that_is_given_its_result_gives_that_and_has_the_gradients_of_one_that_computes() {
+    let kernels = CpuKernels::default();
+    let fused = fused(&kernels);
+    for operation in OPERATIONS {
+        if matches!(operation, Operation::ModulatedLinear(_)) {
+            continue;
+        }
+        let case = Case {
+            operation,
+            size: [2, 9, 12, 20],
+            bias: true,
+            rank: Some(2),
+        };
+        // Nothing that a computation would come to.
+        let ending = operand(7, &case.output_shape());
+        let count = case.operands().len();
+        let (all, mut gates_frozen) = (vec![true; count], vec![true; count]);
+        gates_frozen[1] = false;
+        for tracked in [all, gates_frozen, vec![false; count]] {
+            let stash = Given {
+                ending: Mutex::new(ending.plain()),
+                asked: AtomicU64::new(0),
+            };
+            let found = results(&case, &tracked, &*fused, &stash);
+            let expected = results(&case, &tracked, &kernels, &Compute);
+            assert_eq!(found.0, bits(&ending.values), "{operation:?} {tracked:?}");
+            assert!(found.1 == expected.1, "{operation:?} {tracked:?}");
+            assert_eq!(stash.asked.into_inner(), 1, "{operation:?} {tracked:?}");
+        }
+    }
+}
+
 #[test]
 fn every_fused_operation_is_told_once_and_fused_kernels_are_not_fused_again() {
     let told = Arc::new(AtomicU64::new(0));

@@ -308,3 +308,87 @@ pub(super) fn modulated_feed_forward(
         (output, backward)
     })
 }
+
+#[cfg(all(test, feature = "lavapipe"))]
+mod tests {
+    use super::*;
+    use flow_core::device::ComputeDevice;
+    use flow_core::ops::NormChunks;
+    use flow_core::tensors::leaf;
+    use flow_matmul_cube::problem::Layout;
+    use std::sync::Mutex;
+
+    /// Gives what left a region, if there is something, and computes everything else.
+    #[derive(Debug)]
+    struct Given(Mutex<Option<RawTensor>>);
+
+    impl Stash for Given {
+        fn through(&self, _: &'static str, compute: &mut dyn FnMut() -> Vec<RawTensor>) -> Vec<RawTensor> {
+            compute()
+        }
+
+        fn keeps(&self, _: &'static str) -> bool {
+            false
+        }
+
+        fn ending(&self) -> Option<RawTensor> {
+            self.0.lock().expect("nobody panicked").clone()
+        }
+    }
+
+    /// Columns of the forward products of a feed-forward part of width 8 and inner width 12, and of a gated layer of 16 inputs
+    /// behind it, all with frozen weights.
+    fn forward_products(device: &ComputeDevice, ending: Option<RawTensor>) -> Vec<[usize; 2]> {
+        let plain = |shape: &[usize]| device.plain(vec![0.5; shape.iter().product()], shape);
+        let layer = |outputs, inputs| LinearWeights {
+            weight: plain(&[outputs, inputs]),
+            low_precision: None,
+            bias: None,
+            adapter: None,
+        };
+        let products = Products::storing(Element::F32);
+        let stash = Given(Mutex::new(ending));
+        let with = With {
+            stash: &stash,
+            element: Element::F32,
+            products: &products,
+        };
+        let (x, modulation) = (leaf(&plain(&[1, 6, 8])), plain(&[1, 3, 8]));
+        let weights = FeedForwardWeights {
+            up: layer(12, 8),
+            activation: Activation::GeluTanh,
+            down: layer(8, 12),
+        };
+        let chunks = NormChunks {
+            shift: 0,
+            scale: 1,
+            epsilon: 1e-6,
+        };
+        let norm = ModulatedNorm {
+            x: &x,
+            modulation: &modulation,
+            chunks,
+        };
+        let y = modulated_feed_forward(with, norm, &weights, 2);
+        let gated = GatedResidual {
+            residual: &y,
+            modulation: &modulation,
+            gate: 2,
+        };
+        linear_gated_residual(with, gated, &leaf(&plain(&[1, 6, 16])), &layer(8, 16));
+        let known = products.known.lock().expect("nobody panicked");
+        let forward = known.keys().filter(|call| call.layout == Layout::Nt);
+        let mut columns: Vec<[usize; 2]> = forward.map(|call| [call.n, call.k]).collect();
+        columns.sort_unstable();
+        columns
+    }
+
+    #[test]
+    fn what_is_given_takes_no_product() {
+        let device = ComputeDevice::vulkan().unwrap_or_else(|error| panic!("{error:?}"));
+        let ending = device.plain(vec![0.25; 48], &[1, 6, 8]);
+        assert_eq!(forward_products(&device, None), [[8, 12], [8, 16], [12, 8]]);
+        // Backward needs the sum before the activation.
+        assert_eq!(forward_products(&device, Some(ending)), [[12, 8]]);
+    }
+}
