@@ -117,7 +117,7 @@ impl Case {
                             modulation,
                             gate: GATE,
                         },
-                        &inputs[2],
+                        &[&inputs[2]],
                         &weights,
                     )
                 })
@@ -249,6 +249,52 @@ fn whatever_is_tracked_the_gradients_are_those_of_the_composed_operations() {
                 found == results(&case, &tracked, &kernels, &Compute),
                 "{operation:?} {tracked:?}"
             );
+        }
+    }
+}
+
+#[test]
+fn an_input_in_parts_has_the_bits_of_one_that_is_joined_first() {
+    let [batch, tokens, width, left, right] = [2, 9, 12, 5, 20];
+    let operands = [
+        operand(1, &[batch, tokens, width]),
+        operand(2, &[batch, tokens, left]),
+        operand(3, &[batch, tokens, right]),
+        operand(4, &[batch, CHUNKS, width]),
+        operand(5, &[width, left + right]),
+        operand(6, &[width]),
+    ];
+    let seed = operand(7, &[batch, tokens, width]);
+    let of = |kernels: &dyn Kernels, tracked: &[bool]| {
+        let kernel = |inputs: &[DispatchTensor]| {
+            let weights = LinearWeights {
+                low_precision: None,
+                weight: inputs[4].clone(),
+                bias: Some(inputs[5].clone()),
+                adapter: None,
+            };
+            let gated = GatedResidual {
+                residual: &inputs[0],
+                modulation: &inputs[3],
+                gate: GATE,
+            };
+            let parts = [&inputs[1], &inputs[2]];
+            let ops = kernels.ops();
+            ops.fused_or_composed(|ops| ops.linear_gated_residual(&Compute, gated, &parts, &weights))
+        };
+        let (output, gradients) = run(&operands, tracked, &kernel, &seed);
+        let gradients = gradients.iter().map(|gradient| gradient.as_deref().map(bits));
+        (bits(&output), gradients.collect::<Vec<_>>())
+    };
+    let kernels = CpuKernels::default();
+    let fused = fused(&kernels);
+    for chosen in 0..1_u32 << operands.len() {
+        let tracked: Vec<bool> = (0..operands.len())
+            .map(|index| chosen >> index & 1 == 1)
+            .collect();
+        // Burn joins tensors of one graph, or of none.
+        if tracked[1] == tracked[2] {
+            assert!(of(&*fused, &tracked) == of(&kernels, &tracked), "{tracked:?}");
         }
     }
 }
