@@ -235,6 +235,14 @@ impl Stash for ProfiledStash<'_> {
     fn keeps(&self, name: &'static str) -> bool {
         self.inner.keeps(name)
     }
+
+    fn ending(&self) -> Option<RawTensor> {
+        self.inner.ending()
+    }
+
+    fn note_ending(&self, result: &RawTensor) {
+        self.inner.note_ending(result);
+    }
 }
 
 #[derive(Debug)]

@@ -118,6 +118,34 @@ pub fn stacked(tensors: Vec<RawTensor>) -> RawTensor {
     Dispatch::float_cat(tensors, 0)
 }
 
+/// Float tensors `[B, S, _]` of the same `B` and `S` side by side, `[B, S, sum]`; one alone as it is.
+///
+/// # Panics
+/// If there is none, or the shapes or types do not fit.
+pub fn side_by_side<'a>(parts: impl IntoIterator<Item = &'a DispatchTensor>) -> DispatchTensor {
+    let mut parts: Vec<DispatchTensor> = parts.into_iter().cloned().collect();
+    if parts.len() == 1 {
+        return parts.remove(0);
+    }
+    let parts: Vec<Tensor<3>> = parts.into_iter().map(Tensor::from_dispatch).collect();
+    Tensor::cat(parts, 2).into_dispatch()
+}
+
+/// The gradients of the `wanted` ones of parts of these `widths`, for the `gradient` of them [side by side](side_by_side).
+pub fn gradients_of_sides(gradient: RawTensor, widths: &[usize], wanted: &[bool]) -> Vec<Option<RawTensor>> {
+    if let [_] = widths {
+        return vec![Some(gradient)];
+    }
+    let all = Tensor::<3>::from_dispatch(gradient);
+    let mut end = 0;
+    let parts = widths.iter().zip(wanted).map(|(width, wanted)| {
+        let start = end;
+        end += width;
+        wanted.then(|| all.clone().narrow(2, start, *width).into_dispatch())
+    });
+    parts.collect()
+}
+
 /// Values `range` of a plain float tensor in row-major order, as one row; it may be a view, which holds all of them.
 ///
 /// # Panics

@@ -117,7 +117,7 @@ impl Case {
                             modulation,
                             gate: GATE,
                         },
-                        &inputs[2],
+                        &[&inputs[2]],
                         &weights,
                     )
                 })
@@ -254,6 +254,52 @@ fn whatever_is_tracked_the_gradients_are_those_of_the_composed_operations() {
 }
 
 #[test]
+fn an_input_in_parts_has_the_bits_of_one_that_is_joined_first() {
+    let [batch, tokens, width, left, right] = [2, 9, 12, 5, 20];
+    let operands = [
+        operand(1, &[batch, tokens, width]),
+        operand(2, &[batch, tokens, left]),
+        operand(3, &[batch, tokens, right]),
+        operand(4, &[batch, CHUNKS, width]),
+        operand(5, &[width, left + right]),
+        operand(6, &[width]),
+    ];
+    let seed = operand(7, &[batch, tokens, width]);
+    let of = |kernels: &dyn Kernels, tracked: &[bool]| {
+        let kernel = |inputs: &[DispatchTensor]| {
+            let weights = LinearWeights {
+                low_precision: None,
+                weight: inputs[4].clone(),
+                bias: Some(inputs[5].clone()),
+                adapter: None,
+            };
+            let gated = GatedResidual {
+                residual: &inputs[0],
+                modulation: &inputs[3],
+                gate: GATE,
+            };
+            let parts = [&inputs[1], &inputs[2]];
+            let ops = kernels.ops();
+            ops.fused_or_composed(|ops| ops.linear_gated_residual(&Compute, gated, &parts, &weights))
+        };
+        let (output, gradients) = run(&operands, tracked, &kernel, &seed);
+        let gradients = gradients.iter().map(|gradient| gradient.as_deref().map(bits));
+        (bits(&output), gradients.collect::<Vec<_>>())
+    };
+    let kernels = CpuKernels::default();
+    let fused = fused(&kernels);
+    for chosen in 0..1_u32 << operands.len() {
+        let tracked: Vec<bool> = (0..operands.len())
+            .map(|index| chosen >> index & 1 == 1)
+            .collect();
+        // Burn joins tensors of one graph, or of none.
+        if tracked[1] == tracked[2] {
+            assert!(of(&*fused, &tracked) == of(&kernels, &tracked), "{tracked:?}");
+        }
+    }
+}
+
+#[test]
 fn one_thread_and_three_give_the_same_bits() {
     let fused = fused(&CpuKernels::default());
     for operation in OPERATIONS {
@@ -340,6 +386,65 @@ fn results_kept_from_a_plain_run_serve_a_tracked_run_with_the_same_bits() {
             replayed == results(&case, &all, &kernels, &Compute),
             "{operation:?}"
         );
+    }
+}
+
+/// Gives one result as what left a region, and computes everything else.
+#[derive(Debug)]
+struct Given {
+    ending: Mutex<RawTensor>,
+    asked: AtomicU64,
+}
+
+impl Stash for Given {
+    fn through(&self, _: &'static str, compute: &mut dyn FnMut() -> Vec<RawTensor>) -> Vec<RawTensor> {
+        compute()
+    }
+
+    fn keeps(&self, _: &'static str) -> bool {
+        false
+    }
+
+    fn ending(&self) -> Option<RawTensor> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        Some(self.ending.lock().expect("not poisoned").clone())
+    }
+
+    fn note_ending(&self, _: &RawTensor) {
+        panic!("it was given");
+    }
+}
+
+#[test]
+fn an_operation_that_is_given_its_result_gives_that_and_has_the_gradients_of_one_that_computes() {
+    let kernels = CpuKernels::default();
+    let fused = fused(&kernels);
+    for operation in OPERATIONS {
+        if matches!(operation, Operation::ModulatedLinear(_)) {
+            continue;
+        }
+        let case = Case {
+            operation,
+            size: [2, 9, 12, 20],
+            bias: true,
+            rank: Some(2),
+        };
+        // Nothing that a computation would come to.
+        let ending = operand(7, &case.output_shape());
+        let count = case.operands().len();
+        let (all, mut gates_frozen) = (vec![true; count], vec![true; count]);
+        gates_frozen[1] = false;
+        for tracked in [all, gates_frozen, vec![false; count]] {
+            let stash = Given {
+                ending: Mutex::new(ending.plain()),
+                asked: AtomicU64::new(0),
+            };
+            let found = results(&case, &tracked, &*fused, &stash);
+            let expected = results(&case, &tracked, &kernels, &Compute);
+            assert_eq!(found.0, bits(&ending.values), "{operation:?} {tracked:?}");
+            assert!(found.1 == expected.1, "{operation:?} {tracked:?}");
+            assert_eq!(stash.asked.into_inner(), 1, "{operation:?} {tracked:?}");
+        }
     }
 }
 

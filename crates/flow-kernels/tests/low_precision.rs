@@ -110,7 +110,7 @@ fn operation(
                 modulation,
                 gate: 1,
             };
-            ops.linear_gated_residual(&Compute, gated, &inner, &down)
+            ops.linear_gated_residual(&Compute, gated, &[&inner], &down)
         }),
         _ => ops.fused_or_composed(|ops| {
             let weights = FeedForwardWeights { up, activation, down };

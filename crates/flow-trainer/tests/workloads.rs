@@ -6,7 +6,7 @@ mod flops;
 #[path = "../examples/common/workloads.rs"]
 mod workloads;
 
-use flops::{Forward, tera, text_tokens};
+use flops::{Forward, of_last_products, tera, text_tokens};
 use flow_core::device::ComputeDevice;
 use flow_models::ModelRegistry;
 use flow_validate::Operations;
@@ -52,6 +52,24 @@ fn guidance_doubles_a_batch_and_adapters_spare_the_gradients_of_what_is_frozen()
         tera(&sd35, "step", "none"),
         once * (2.0 * linear + 3.5 * attention),
     );
+}
+
+#[test]
+fn adapters_spare_the_products_that_blocks_end_with() {
+    let flux = workload("flux-512", false).expect("a workload");
+    let Forward { linear, attention } = Forward::of(&flux);
+    // 1,024 tokens and 512 of text: 19 blocks from 12,288 channels to 3,072, and 38 from 15,360.
+    let last = 2.0 * 1_536.0 * 3_072.0 * (19.0 * 12_288.0 + 38.0 * 15_360.0);
+    close(of_last_products(&flux), last);
+    close(
+        tera(&flux, "step", "attn_only"),
+        4.0 / 1e12 * (3.0 * linear - last + 3.5 * attention),
+    );
+    for name in NAMES {
+        let workload = workload(name, false).expect("a workload");
+        let share = of_last_products(&workload) / Forward::of(&workload).linear;
+        assert!((0.2..0.4).contains(&share), "{name}: {share}");
+    }
 }
 
 #[test]

@@ -115,7 +115,7 @@ impl Checkpointing {
             exec.params().expect_gradients(&site.stack, site.block);
         }
         let pending = Pending {
-            memory: recording.finish(),
+            memory: recording.finish(&outputs),
             inputs: self.counters.hold_all(values),
             weights: params.read(),
         };
@@ -185,7 +185,7 @@ impl Checkpointing {
             kind: site.kind,
             outputs: self.counters.hold_all(outputs.clone()),
             weights,
-            memory: apart.finish(),
+            memory: apart.finish(&outputs),
         }));
         outputs
     }

@@ -7,6 +7,7 @@ use super::counters::{Counters, Held, take_all};
 use super::kept::Kept;
 use crate::block_policy::Saves;
 use flow_core::ops::Stash;
+use flow_core::tensors::{buffer, plain};
 use flow_core::{RawTensor, RegionKind, Site};
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
@@ -54,6 +55,8 @@ pub(super) struct Memory {
     entries: VecDeque<Entry>,
     /// How often the run asked for results of each name, kept or not.
     requests: BTreeMap<&'static str, usize>,
+    /// What each operation made that the region may end with, in order, if it left the region.
+    endings: VecDeque<Option<Held>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -82,6 +85,8 @@ impl Ordinals {
 struct Recorded {
     entries: Mutex<VecDeque<Entry>>,
     ordinals: Ordinals,
+    /// What each operation made that the region may end with. Which of them leave it is known when it has ended.
+    endings: Mutex<Vec<RawTensor>>,
 }
 
 /// The store of a region's forward run: keeps what the policy says. Within a nested region it is the same store, told
@@ -137,11 +142,25 @@ impl Recording {
         lock(&self.recorded.entries).push_back(entry);
     }
 
-    /// What was kept. The run is over.
-    pub fn finish(&self) -> Memory {
+    /// What was kept. The run is over, and gave `outputs`.
+    ///
+    /// Of what operations made that may be the last, that is held which is among them: the next block has it as its input, so
+    /// this takes memory behind the last block alone. It is found by its buffer, but is what the operation made, so that nothing
+    /// else can be taken for it.
+    pub fn finish(&self, outputs: &[RawTensor]) -> Memory {
+        let leaving: Vec<usize> = outputs
+            .iter()
+            .map(|output| buffer(&plain(output)).identity)
+            .collect();
+        let held_if_leaving = |result: RawTensor| {
+            let leaves = leaving.contains(&buffer(&result).identity);
+            leaves.then(|| self.counters.hold(result))
+        };
+        let endings = std::mem::take(&mut *lock(&self.recorded.endings));
         Memory {
             entries: std::mem::take(&mut *lock(&self.recorded.entries)),
             requests: self.recorded.ordinals.counts(),
+            endings: endings.into_iter().map(held_if_leaving).collect(),
         }
     }
 }
@@ -151,6 +170,7 @@ impl Recorded {
         Arc::new(Self {
             entries: Mutex::default(),
             ordinals: Ordinals::default(),
+            endings: Mutex::default(),
         })
     }
 }
@@ -173,6 +193,17 @@ impl Stash for Recording {
         self.saves.mentions(name) || self.outer.keeps(name)
     }
 
+    fn ending(&self) -> Option<RawTensor> {
+        let ending = self.outer.ending()?;
+        lock(&self.recorded.endings).push(ending.clone());
+        Some(ending)
+    }
+
+    fn note_ending(&self, result: &RawTensor) {
+        self.outer.note_ending(result);
+        lock(&self.recorded.endings).push(result.clone());
+    }
+
     fn as_any(&self) -> Option<&dyn Any> {
         Some(self)
     }
@@ -187,6 +218,7 @@ pub(super) struct Replaying {
     entries: Mutex<VecDeque<Entry>>,
     requests: BTreeMap<&'static str, usize>,
     ordinals: Ordinals,
+    endings: Mutex<VecDeque<Option<Held>>>,
 }
 
 impl Replaying {
@@ -198,6 +230,7 @@ impl Replaying {
             entries: Mutex::new(memory.entries),
             requests: memory.requests,
             ordinals: Ordinals::default(),
+            endings: Mutex::new(memory.endings),
         }
     }
 
@@ -230,6 +263,12 @@ impl Replaying {
                 count(&found)
             );
         }
+        let unasked = lock(&self.endings).len();
+        assert!(
+            unasked == 0,
+            "replay of region {}: {unasked} fewer operations that it may end with ran than in the first run",
+            self.site
+        );
         if let Some(left) = lock(&self.entries).front() {
             panic!(
                 "replay of region {}: the first run kept {}, which the replay never asked for",
@@ -266,6 +305,20 @@ impl Stash for Replaying {
 
     fn keeps(&self, name: &'static str) -> bool {
         self.saves.mentions(name)
+    }
+
+    /// # Panics
+    /// If the first run had fewer operations that the region may end with.
+    fn ending(&self) -> Option<RawTensor> {
+        let Some(next) = lock(&self.endings).pop_front() else {
+            panic!(
+                "replay of region {}: more operations that it may end with run than in the first run",
+                self.site
+            )
+        };
+        let ending = next?.take();
+        self.counters.restored();
+        Some(ending)
     }
 
     fn as_any(&self) -> Option<&dyn Any> {

@@ -225,10 +225,11 @@ impl<'a> Planner<'a> {
             held += cost(profile, block_policy).held_bytes;
             // What leaves the block is the next one's input; if that one keeps none, it comes on top.
             if blocks.get(block + 1).is_none_or(|next| !next.recompute) {
-                let regions = profile.regions.iter();
-                let apart =
-                    regions.filter(|region| block_policy.region(region.kind) == RegionPolicy::Separate);
-                held += apart.map(|region| region.leaving_bytes).sum::<u64>();
+                let leaving = |region: &RegionProfile| match block_policy.region(region.kind) {
+                    RegionPolicy::Separate => region.leaving_bytes,
+                    RegionPolicy::Inline => region.ending_bytes,
+                };
+                held += profile.regions.iter().map(leaving).sum::<u64>();
             }
         }
         if held > 0 {

@@ -49,6 +49,8 @@ pub struct RegionProfile {
     pub output_bytes: u64,
     /// Of these outputs, those that are the block's, which the next block holds as its inputs.
     pub leaving_bytes: u64,
+    /// Of those that leave the block, what is held for the block's replay if it runs again.
+    pub ending_bytes: u64,
     /// What its operations keep for backward, and its outputs.
     pub kept_bytes: u64,
     /// The most in use during its forward with a graph.
@@ -129,6 +131,8 @@ struct Log {
     outputs: Vec<Vec<RawTensor>>,
     /// The results in each region that may be kept, likewise.
     results: Vec<Vec<Vec<RawTensor>>>,
+    /// What operations made in each region that it may end with, likewise.
+    endings: Vec<Vec<RawTensor>>,
 }
 
 /// The store of a run that is measured: everything is computed, timed and noted.
@@ -167,6 +171,13 @@ impl Stash for Trace {
             }
         }
         result
+    }
+
+    fn note_ending(&self, result: &RawTensor) {
+        let mut log = lock(&self.log);
+        if let (Some(region), false) = (log.current, log.measures) {
+            log.endings[region].push(result.clone());
+        }
     }
 
     fn as_any(&self) -> Option<&dyn Any> {
@@ -224,6 +235,7 @@ impl Profiler {
         let inputs: Vec<RawTensor> = inputs.iter().map(plain).collect();
         let (outputs, log) = self.trace(exec, &inputs, body, Log::default());
         let leaving = leaving_bytes(&outputs, &log.outputs);
+        let endings = leaving_bytes(&outputs, &log.endings);
         let shared = output_bytes(&outputs, &log);
         let shapes: Vec<Vec<usize>> = inputs.iter().map(shape).collect();
         let parts = log.regions.iter().map(|region| {
@@ -239,8 +251,10 @@ impl Profiler {
             };
             let (outputs, Log { mut regions, .. }) = self.trace(exec, &inputs, body, measuring);
             drop(outputs);
-            for ((region, leaving), shared) in regions.iter_mut().zip(leaving).zip(shared) {
+            let found = regions.iter_mut().zip(leaving).zip(endings).zip(shared);
+            for (((region, leaving), ending), shared) in found {
                 region.leaving_bytes = leaving;
+                region.ending_bytes = ending;
                 for (slot, shared) in region.slots.iter_mut().zip(shared) {
                     slot.output_bytes = shared;
                 }
@@ -315,6 +329,7 @@ impl Profiler {
             let index = log.regions.len();
             log.regions.push(measured.unwrap_or_else(|| empty(kind)));
             log.results.push(Vec::new());
+            log.endings.push(Vec::new());
             log.current = Some(index);
             index
         };
@@ -419,6 +434,7 @@ fn empty(kind: RegionKind) -> RegionProfile {
         kind,
         output_bytes: 0,
         leaving_bytes: 0,
+        ending_bytes: 0,
         kept_bytes: 0,
         forward_peak_bytes: 0,
         backward_peak_bytes: 0,

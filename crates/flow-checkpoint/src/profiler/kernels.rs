@@ -179,7 +179,7 @@ impl FusedOps for ProfiledKernels {
         &self,
         stash: &dyn Stash,
         gated: GatedResidual<'_>,
-        x: &DispatchTensor,
+        x: &[&DispatchTensor],
         weights: &LinearWeights,
     ) -> DispatchTensor {
         self.profiler.whole("linear_gated_residual", || {

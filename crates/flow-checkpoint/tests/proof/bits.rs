@@ -85,16 +85,24 @@ fn three_optimizer_steps_give_the_same_weights_and_moments() {
 #[test]
 fn fused_kernels_give_the_same_bits_under_every_policy() {
     for Place { name, device, plan } in Place::all() {
-        let fused = Backends {
-            block_kernels: plan.kernels.fused(Arc::new(|| {})),
-            ..plan.clone()
-        };
+        let fused = fused(&plan);
         assert!(fused.block_kernels.is_some(), "{name} has fused kernels");
         for (number, subject) in Subject::all_on(&device).into_iter().enumerate() {
             let expected = subject.pass(&Arc::new(plan.clone()), 1);
             let policies = tried(policies(subject.model.spec()), &device, number, 4);
             assert_bits_under(policies, &subject, name, &fused, 1, &expected);
         }
+    }
+}
+
+#[test]
+fn two_stacks_of_different_blocks_give_the_bits_of_none_fused_and_not() {
+    let subject = Subject::flux();
+    let plan = plan_of(CpuKernels::default());
+    let expected = subject.pass(&Arc::new(plan.clone()), 1);
+    for plan in [fused(&plan), plan] {
+        let policies = policies(subject.model.spec());
+        assert_bits_under(policies, &subject, "f32", &plan, 1, &expected);
     }
 }
 

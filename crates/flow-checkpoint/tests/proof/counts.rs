@@ -96,6 +96,34 @@ fn named_results_are_computed_once_and_everything_else_twice() {
     assert_eq!(forwards(&region), forwards(&usage(&subject, &FULL)));
 }
 
+/// Where kernels fuse the last product of a block with gate and residual. A mixture of experts ends with another operation.
+#[test]
+fn no_replay_runs_the_operation_that_made_what_left_its_block() {
+    let layers = LAYERS as u64;
+    let streams = 2 * layers;
+    for subject in Subject::all().into_iter().chain([Subject::flux()]) {
+        // The last block of these leaves the text as it is.
+        let (blocks, endings) = match subject.name.split(',').next().expect("a name") {
+            "dit" | "wan" => (layers, layers),
+            "mmdit" | "qwen-image" => (layers, streams - 1),
+            "flux" => (2 * layers, streams + layers),
+            _ => (layers, 0),
+        };
+        let plan = plan_of(CpuKernels::default());
+        for (plan, expected) in [(fused(&plan), endings), (plan, 0)] {
+            let engine = engine(&FULL, &*subject.model);
+            subject.pass(&with_engine(&plan, &engine), 1);
+            let counts = engine.counts();
+            assert_eq!(counts.replayed, blocks, "{}", subject.name);
+            let routed = match subject.name.starts_with("experts") {
+                true => layers,
+                false => 0,
+            };
+            assert_eq!(counts.restored, expected + routed, "{}", subject.name);
+        }
+    }
+}
+
 /// `(linear layers, attention)` of one pass, forward and backward, in floating-point operations.
 fn flops(subject: &Subject, policy: &Policy) -> (f64, f64) {
     let usage = usage(subject, policy);

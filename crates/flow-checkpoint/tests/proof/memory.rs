@@ -2,15 +2,20 @@
 
 use crate::support::*;
 use flow_checkpoint::Policy;
-use flow_core::{CallContext, Stage, TrainingPass};
+use flow_core::{Backends, CallContext, Stage, TrainingPass};
 use flow_kernels::CpuKernels;
 
 const F32: u64 = 4;
 
 /// Bytes held between forward and backward.
 fn held(subject: &Subject, policy: &Policy) -> u64 {
+    held_under(&plan_of(CpuKernels::default()), subject, policy)
+}
+
+/// The same under a plan.
+fn held_under(plan: &Backends, subject: &Subject, policy: &Policy) -> u64 {
     let engine = engine(policy, &*subject.model);
-    let plan = with_engine(&plan_of(CpuKernels::default()), &engine);
+    let plan = with_engine(plan, &engine);
     let training = TrainingPass::new(&subject.weights, plan, subject.trained.clone());
     let exec = training.exec(CallContext::single(Stage::Training));
     let velocity = subject.model.velocity(&exec, subject.input(1)).into_dispatch();
@@ -71,6 +76,24 @@ fn what_a_policy_keeps_of_a_dit_is_its_closed_form() {
         held(&subject, &Policy::BlockSkip { every: 2 }),
         2 * stream + conditioning
     );
+}
+
+#[test]
+fn what_leaves_a_block_takes_memory_behind_the_last_one_alone_and_only_where_its_replay_is_given_it() {
+    let subject = Subject::dit();
+    let stream = 2 * 6 * 24 * F32;
+    let plan = plan_of(CpuKernels::default());
+    for (policy, extra) in [
+        (Policy::Full { split: false }, stream),
+        (Policy::AttnOnly { split: false }, stream),
+        // The outputs of its regions are held anyway.
+        (Policy::Full { split: true }, 0),
+        // Of three blocks, the first and the last run again.
+        (Policy::BlockSkip { every: 2 }, 2 * stream),
+    ] {
+        let [of_fused, alone] = [fused(&plan), plan.clone()].map(|plan| held_under(&plan, &subject, &policy));
+        assert_eq!(of_fused, alone + extra, "{policy}");
+    }
 }
 
 #[test]

@@ -20,8 +20,8 @@ use flow_kernels::CpuKernels;
 #[cfg(any(feature = "lavapipe", feature = "cuda"))]
 use flow_kernels::KernelRegistry;
 use flow_models::{
-    Architecture, Dit, DitConfig, Mmdit, MmditConfig, MoeConfig, Position, QwenImage, QwenImageConfig,
-    Trained, Wan, WanConfig, add_lora, trained_mask,
+    Architecture, Dit, DitConfig, Flux, FluxConfig, Mmdit, MmditConfig, MoeConfig, Position, QwenImage,
+    QwenImageConfig, Trained, Wan, WanConfig, add_lora, trained_mask,
 };
 use std::sync::Arc;
 
@@ -201,6 +201,23 @@ pub fn qwen_image_config() -> QwenImageConfig {
     }
 }
 
+/// Blocks of two streams, and as many of one.
+pub fn flux_config() -> FluxConfig {
+    FluxConfig {
+        latent_height: 4,
+        latent_width: 6,
+        in_channels: 12,
+        num_layers: LAYERS,
+        num_single_layers: LAYERS,
+        attention_head_dim: 8,
+        num_attention_heads: 3,
+        joint_attention_dim: 10,
+        pooled_projection_dim: 7,
+        axes_dims_rope: [2, 2, 4],
+        ..FluxConfig::flux1_schnell()
+    }
+}
+
 impl Subject {
     pub fn new(name: &str, model: Box<dyn Architecture>, trained: Trained, rows: usize) -> Self {
         Self::on(&ComputeDevice::cpu(), name, model, trained, rows)
@@ -233,12 +250,18 @@ impl Subject {
         Self::new("dit", Box::new(dit), Trained::Full, 2)
     }
 
-    /// Every kind of model, set of trained weights, and batch, on the processor.
+    /// A model of two stacks.
+    pub fn flux() -> Self {
+        let flux = Flux::new(&flux_config(), &ComputeDevice::cpu()).expect("it fits");
+        Self::new("flux, lora", Box::new(flux), Trained::Lora, 2)
+    }
+
+    /// Every kind of model of one stack, set of trained weights, and batch, on the processor.
     pub fn all() -> Vec<Self> {
         Self::all_on(&ComputeDevice::cpu())
     }
 
-    /// Every kind of model, set of trained weights, and batch.
+    /// Every kind of model of one stack, set of trained weights, and batch.
     pub fn all_on(device: &ComputeDevice) -> Vec<Self> {
         let dit = |position| Box::new(Dit::new(&dit_config(position), device).expect("it fits"));
         let experts = |position, shared| {
@@ -425,6 +448,14 @@ pub fn noisy_weights(layout: &Arc<ParamLayout>, device: &ComputeDevice) -> Weigh
 /// The processor, with these kernels.
 pub fn plan_of(kernels: CpuKernels) -> Backends {
     Backends::new(Arc::new(CpuAttention), Arc::new(kernels))
+}
+
+/// `plan` with operations of blocks that are made of others computed as one.
+pub fn fused(plan: &Backends) -> Backends {
+    Backends {
+        block_kernels: plan.kernels.fused(Arc::new(|| {})),
+        ..plan.clone()
+    }
 }
 
 pub fn with_engine(plan: &Backends, engine: &Arc<Checkpointing>) -> Arc<Backends> {

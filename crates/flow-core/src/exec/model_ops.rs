@@ -160,16 +160,33 @@ impl Exec<'_> {
         modulation_bkd: Tensor<3>,
         gate: usize,
     ) -> Tensor<3> {
-        let ([batch, tokens, _], [rows, positions, _]) = (residual_bsd.dims(), x.dims());
-        assert_eq!([batch, tokens], [rows, positions], "residual and branch");
+        self.linear_gated_residual_of_parts(residual_bsd, layer, [x], modulation_bkd, gate)
+    }
+
+    /// [`linear_gated_residual`](Self::linear_gated_residual) of `parts` of `[B, S, _]` side by side, which fused kernels join only where
+    /// something reads them.
+    pub fn linear_gated_residual_of_parts<const PARTS: usize>(
+        &self,
+        residual_bsd: Tensor<3>,
+        layer: &Linear,
+        parts: [Tensor<3>; PARTS],
+        modulation_bkd: Tensor<3>,
+        gate: usize,
+    ) -> Tensor<3> {
+        let [batch, tokens, _] = residual_bsd.dims();
+        for part in &parts {
+            let [rows, positions, _] = part.dims();
+            assert_eq!([batch, tokens], [rows, positions], "residual and branch");
+        }
         check_modulation(modulation_bkd.dims(), residual_bsd.dims(), &[gate]);
         let gated = GatedResidual {
             residual: &residual_bsd.into_dispatch(),
             modulation: &modulation_bkd.into_dispatch(),
             gate,
         };
-        let (x, weights) = (x.into_dispatch(), self.weights(layer));
-        let sum = self.fused_ops(|ops| ops.linear_gated_residual(&*self.stash, gated, &x, &weights));
+        let (parts, weights) = (parts.map(Tensor::into_dispatch), self.weights(layer));
+        let parts: Vec<&DispatchTensor> = parts.iter().collect();
+        let sum = self.fused_ops(|ops| ops.linear_gated_residual(&*self.stash, gated, &parts, &weights));
         Tensor::from_dispatch(sum)
     }
 

@@ -4,7 +4,7 @@ use super::{
     Activation, FeedForwardWeights, GatedResidual, LinearWeights, ModelOps, ModulatedNorm, RotaryTables,
     Stash,
 };
-use crate::tensors::shape;
+use crate::tensors::{shape, side_by_side};
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 use std::fmt::Debug;
@@ -12,12 +12,13 @@ use std::fmt::Debug;
 /// Operations that are made of those of [`ModelOps`], forward and backward. [`Composed`] is what they must equal, bit for
 /// bit, in results and gradients.
 pub trait FusedOps: Debug + Send + Sync {
-    /// [`gated_residual`](ModelOps::gated_residual) of `gated` and of the linear layer of `x [B, S, in]`; gives `[B, S, D]`.
+    /// [`gated_residual`](ModelOps::gated_residual) of `gated` and of the linear layer of `x [B, S, in]`, which is given in parts that
+    /// stand [side by side](crate::tensors::side_by_side); gives `[B, S, D]`.
     fn linear_gated_residual(
         &self,
         stash: &dyn Stash,
         gated: GatedResidual<'_>,
-        x: &DispatchTensor,
+        x: &[&DispatchTensor],
         weights: &LinearWeights,
     ) -> DispatchTensor;
 
@@ -70,10 +71,11 @@ impl FusedOps for Composed<'_> {
         &self,
         stash: &dyn Stash,
         gated: GatedResidual<'_>,
-        x: &DispatchTensor,
+        x: &[&DispatchTensor],
         weights: &LinearWeights,
     ) -> DispatchTensor {
-        let branch = self.0.linear(stash, x, weights, Activation::None);
+        let x = side_by_side(x.iter().copied());
+        let branch = self.0.linear(stash, &x, weights, Activation::None);
         self.0.gated_residual(gated, &branch)
     }
 

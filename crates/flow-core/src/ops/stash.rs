@@ -17,10 +17,33 @@ pub trait Stash: Debug + Send + Sync {
         true
     }
 
+    /// What the operation that asks made in an earlier run of the same region, if that left the region. No gradient needs it, and
+    /// whatever follows the region holds it anyway, so that an operation which is given it need not compute it again.
+    ///
+    /// An operation that a region may end with asks once in each run, and tells of its result by
+    /// [`note_ending`](Self::note_ending) if it was given none.
+    fn ending(&self) -> Option<RawTensor> {
+        None
+    }
+
+    /// Takes note of what the operation made that asked for its [`ending`](Self::ending) and was given none.
+    fn note_ending(&self, _result: &RawTensor) {}
+
     /// The store itself, for the region engine that made it: how an engine knows, at a region within another, what it
     /// is doing with the outer one. `None` for stores that no engine looks for.
     fn as_any(&self) -> Option<&dyn Any> {
         None
+    }
+}
+
+impl dyn Stash + '_ {
+    /// What an operation gives that a region may end with: what it was given of its [`ending`](Stash::ending), or else what it computes.
+    pub fn ending_or(&self, ending: Option<RawTensor>, compute: impl FnOnce() -> RawTensor) -> RawTensor {
+        ending.unwrap_or_else(|| {
+            let result = compute();
+            self.note_ending(&result);
+            result
+        })
     }
 }
 

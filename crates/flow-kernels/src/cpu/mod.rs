@@ -196,7 +196,7 @@ impl FusedOps for CpuKernels {
         &self,
         stash: &dyn Stash,
         gated: GatedResidual<'_>,
-        x: &DispatchTensor,
+        x: &[&DispatchTensor],
         weights: &LinearWeights,
     ) -> DispatchTensor {
         self.note_fused();

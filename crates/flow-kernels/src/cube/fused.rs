@@ -13,7 +13,7 @@ use super::products::Products;
 use crate::cpu::linear::has_trained_matrix;
 use burn::backend::{Dispatch, DispatchTensor, ops::FloatTensorOps};
 use flow_core::ops::{FeedForwardWeights, GatedResidual, LinearWeights, ModulatedNorm, Stash};
-use flow_core::tensors::is_tracked;
+use flow_core::tensors::{gradients_of_sides, is_tracked, shape, side_by_side};
 use flow_core::{Activation, RawTensor, autograd};
 use flow_kernels_cube::Element;
 use std::cell::OnceCell;
@@ -39,11 +39,11 @@ fn plus(a: RawTensor, b: RawTensor) -> RawTensor {
     Dispatch::float_add(a, b)
 }
 
-/// `gated_residual(residual, linear(x))`. Keeps the branch only for the gradient of the gates.
+/// `gated_residual(residual, linear(x))`, `x` being `parts` side by side. Keeps the branch only for the gradient of the gates.
 pub(super) fn linear_gated_residual(
     with: With<'_>,
     gated: GatedResidual<'_>,
-    x: &DispatchTensor,
+    parts: &[&DispatchTensor],
     weights: &LinearWeights,
 ) -> DispatchTensor {
     let GatedResidual {
@@ -51,49 +51,59 @@ pub(super) fn linear_gated_residual(
         modulation,
         gate,
     } = gated;
-    let mut inputs = vec![residual, x, modulation];
+    let mut inputs = vec![residual];
+    inputs.extend(parts);
+    let of_modulation = inputs.len();
+    inputs.push(modulation);
     inputs.extend(weights.tensors());
     let keep_x = has_trained_matrix(weights);
     let keep_branch = is_tracked(modulation) || with.stash.keeps(LINEAR);
     let element = with.element;
     autograd::apply("linear_gated_residual", &inputs, |plain, _| {
-        let x = Operand::read(&plain[1]);
-        let (of_x, x_shape) = (x.element(), x.shape());
-        let x = x.cast(element);
-        let gated = Gated::read(&plain[0], &plain[2], gate, element);
-        let layer = with.layer(&plain[3..], weights);
-        let input = LayerInput::of_numbers(x.clone());
-        let branch = keep_branch.then(|| kept(with.stash, || layer.output(&input)));
-        let output = match &branch {
-            Some(branch) => gated.with(branch),
-            None => layer.gated(&input, &gated),
-        };
+        let (parts, ending) = (&plain[1..of_modulation], with.stash.ending());
+        let of_x = Operand::read(&parts[0]).element();
+        let widths: Vec<usize> = parts.iter().map(|part| shape(part)[2]).collect();
+        let reads_x = keep_x || keep_branch || ending.is_none();
+        let x = reads_x.then(|| Operand::read(&side_by_side(parts)).cast(element));
+        let gated = Gated::read(&plain[0], &plain[of_modulation], gate, element);
+        let x_shape = [gated.call.batch, gated.call.tokens, widths.iter().sum()];
+        let layer = with.layer(&plain[of_modulation + 1..], weights);
+        let input = x.clone().map(LayerInput::of_numbers);
+        let read = || input.as_ref().expect("read where something reads it");
+        let branch = keep_branch.then(|| kept(with.stash, || layer.output(read())));
+        let output = with.stash.ending_or(ending, || {
+            let output = match &branch {
+                Some(branch) => gated.with(branch),
+                None => layer.gated(read(), &gated),
+            };
+            output.into_plain()
+        });
         drop(input);
-        let x = keep_x.then_some(x);
+        let x = x.filter(|_| keep_x);
         let backward: autograd::Backward = Arc::new(move |incoming| {
             let wanted = incoming.wanted;
             let gradient = Operand::read_as(incoming.gradient(), element);
-            let want_branch = wanted[1] || wanted[3..].contains(&true);
-            let branch = branch.as_ref().filter(|_| wanted[2]);
-            let (dbranch, dmodulation) = gated.backward(branch, &gradient, want_branch);
-            let mut gradients = vec![
-                wanted[0].then(|| gated.residual_gradient(&gradient)),
-                None,
-                dmodulation,
-            ];
+            let (of_parts, of_weights) = (&wanted[1..of_modulation], &wanted[of_modulation + 1..]);
+            let want_x = of_parts.contains(&true);
+            let branch = branch.as_ref().filter(|_| wanted[of_modulation]);
+            let (dbranch, dmodulation) =
+                gated.backward(branch, &gradient, want_x || of_weights.contains(&true));
+            let mut gradients = vec![None; wanted.len()];
+            gradients[0] = wanted[0].then(|| gated.residual_gradient(&gradient));
+            gradients[of_modulation] = dmodulation;
             if let Some(dbranch) = dbranch.map(OfSums::new) {
-                gradients[1] = wanted[1].then(|| {
+                if want_x {
                     let dx = layer.input_gradient(&dbranch, &x_shape, Then::Nothing);
-                    dx.into_plain_as(of_x)
-                });
-                let dbias = layer.bias_gradient(&dbranch, &wanted[3..]);
-                gradients.extend(layer.weight_gradients(x.as_ref(), &dbranch, dbias, &wanted[3..]));
-            } else {
-                gradients.resize_with(wanted.len(), || None);
+                    let of_sides = gradients_of_sides(dx.into_plain_as(of_x), &widths, of_parts);
+                    gradients.splice(1..of_modulation, of_sides);
+                }
+                let dbias = layer.bias_gradient(&dbranch, of_weights);
+                let found = layer.weight_gradients(x.as_ref(), &dbranch, dbias, of_weights);
+                gradients.splice(of_modulation + 1.., found);
             }
             gradients
         });
-        (output.into_plain(), backward)
+        (output, backward)
     })
 }
 
@@ -239,8 +249,10 @@ pub(super) fn modulated_feed_forward(
         let keep_sum = tracked || with.stash.keeps(LINEAR);
         let input = || normed.layer_input(up.input_forms());
         let forms = down.input_forms();
-        // Where codes alone are read, the kernel that makes them activates the sum, and the activated numbers are nowhere.
-        let in_product = if forms.numbers {
+        let ending = with.stash.ending();
+        // Where the second layer does not run, nothing reads them. Where it reads codes alone, the kernel that makes these activates
+        // the sum, and the activated numbers are nowhere.
+        let in_product = if forms.numbers && (keep_branch || ending.is_none()) {
             activation
         } else {
             Activation::None
@@ -250,15 +262,17 @@ pub(super) fn modulated_feed_forward(
             Some(summed) => summed.layer_input(activation, forms),
             None => LayerInput::of_numbers(up.forward(&input(), activation, false).1),
         };
-        let (output, branch) = if keep_branch {
-            let branch = kept(with.stash, || down.output(&inner()));
-            (gated.with(&branch), Some(branch))
-        } else {
-            (down.gated(&inner(), &gated), None)
-        };
+        let branch = keep_branch.then(|| kept(with.stash, || down.output(&inner())));
+        let output = with.stash.ending_or(ending, || {
+            let output = match &branch {
+                Some(branch) => gated.with(branch),
+                None => down.gated(&inner(), &gated),
+            };
+            output.into_plain()
+        });
         let Some(Summed { sum, .. }) = summed else {
             let nothing: autograd::Backward = Arc::new(|incoming| vec![None; incoming.wanted.len()]);
-            return (output.into_plain(), nothing);
+            return (output, nothing);
         };
         let backward: autograd::Backward = Arc::new(move |incoming| {
             let (wanted, wanted_down) = incoming.wanted.split_at(first_down);
@@ -297,6 +311,91 @@ pub(super) fn modulated_feed_forward(
                 });
             dx.chain(dmodulation).chain(of_up).chain(of_down).collect()
         });
-        (output.into_plain(), backward)
+        (output, backward)
     })
+}
+
+#[cfg(all(test, feature = "lavapipe"))]
+mod tests {
+    use super::*;
+    use flow_core::device::ComputeDevice;
+    use flow_core::ops::NormChunks;
+    use flow_core::tensors::leaf;
+    use flow_matmul_cube::problem::Layout;
+    use std::sync::Mutex;
+
+    /// Gives what left a region, if there is something, and computes everything else.
+    #[derive(Debug)]
+    struct Given(Mutex<Option<RawTensor>>);
+
+    impl Stash for Given {
+        fn through(&self, _: &'static str, compute: &mut dyn FnMut() -> Vec<RawTensor>) -> Vec<RawTensor> {
+            compute()
+        }
+
+        fn keeps(&self, _: &'static str) -> bool {
+            false
+        }
+
+        fn ending(&self) -> Option<RawTensor> {
+            self.0.lock().expect("nobody panicked").clone()
+        }
+    }
+
+    /// Columns of the forward products of a feed-forward part of width 8 and inner width 12, and of a gated layer of 16 inputs
+    /// behind it, all with frozen weights.
+    fn forward_products(device: &ComputeDevice, ending: Option<RawTensor>) -> Vec<[usize; 2]> {
+        let plain = |shape: &[usize]| device.plain(vec![0.5; shape.iter().product()], shape);
+        let layer = |outputs, inputs| LinearWeights {
+            weight: plain(&[outputs, inputs]),
+            low_precision: None,
+            bias: None,
+            adapter: None,
+        };
+        let products = Products::storing(Element::F32);
+        let stash = Given(Mutex::new(ending));
+        let with = With {
+            stash: &stash,
+            element: Element::F32,
+            products: &products,
+        };
+        let (x, modulation) = (leaf(&plain(&[1, 6, 8])), plain(&[1, 3, 8]));
+        let weights = FeedForwardWeights {
+            up: layer(12, 8),
+            activation: Activation::GeluTanh,
+            down: layer(8, 12),
+        };
+        let chunks = NormChunks {
+            shift: 0,
+            scale: 1,
+            epsilon: 1e-6,
+        };
+        let norm = ModulatedNorm {
+            x: &x,
+            modulation: &modulation,
+            chunks,
+        };
+        let y = modulated_feed_forward(with, norm, &weights, 2);
+        let gated = GatedResidual {
+            residual: &y,
+            modulation: &modulation,
+            gate: 2,
+        };
+        let parts = [plain(&[1, 6, 4]), leaf(&plain(&[1, 6, 12]))];
+        linear_gated_residual(with, gated, &parts.each_ref(), &layer(8, 16));
+        let known = products.known.lock().expect("nobody panicked");
+        let forward = known.keys().filter(|call| call.layout == Layout::Nt);
+        let mut columns: Vec<[usize; 2]> = forward.map(|call| [call.n, call.k]).collect();
+        columns.sort_unstable();
+        columns
+    }
+
+    #[test]
+    fn what_is_given_takes_no_product() {
+        let device = ComputeDevice::vulkan().unwrap_or_else(|error| panic!("{error:?}"));
+        let ending = device.plain(vec![0.25; 48], &[1, 6, 8]);
+        assert_eq!(forward_products(&device, None), [[8, 12], [8, 16], [12, 8]]);
+        // Backward needs the sum before the activation.
+        assert_eq!(forward_products(&device, Some(ending)), [[12, 8]]);
+    }
 }

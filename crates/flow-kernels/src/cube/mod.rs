@@ -217,7 +217,7 @@ impl FusedOps for CubeKernels {
         &self,
         stash: &dyn Stash,
         gated: GatedResidual<'_>,
-        x: &DispatchTensor,
+        x: &[&DispatchTensor],
         weights: &LinearWeights,
     ) -> DispatchTensor {
         fused::linear_gated_residual(self.fusing(stash), gated, x, weights)

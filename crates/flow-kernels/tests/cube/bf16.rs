@@ -100,7 +100,7 @@ fn in_bf16_everything_is_as_near_as_its_roundings_allow() {
                             modulation,
                             gate: 2,
                         },
-                        &inputs[11],
+                        &[&inputs[11]],
                         &down,
                     )
                 }),

@@ -99,7 +99,7 @@ fn compute(made: Made, side: &Side, stash: &dyn Stash, inputs: &[DispatchTensor]
                     modulation,
                     gate: 2,
                 },
-                inner,
+                &[inner],
                 &down,
             )
         }),

@@ -234,7 +234,7 @@ fn operations_made_of_others() {
                         modulation,
                         gate: 2,
                     },
-                    inner,
+                    &[inner],
                     &weights.down,
                 )
             }),

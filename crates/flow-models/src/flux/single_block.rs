@@ -84,8 +84,7 @@ impl SingleBlock {
             &self.mlp,
             Activation::GeluTanh,
         );
-        let both = Tensor::cat(vec![attended, inner], 2);
-        exec.linear_gated_residual(x, &self.out, both, modulation, chunk::GATE)
+        exec.linear_gated_residual_of_parts(x, &self.out, [attended, inner], modulation, chunk::GATE)
     }
 }
 

@@ -46,17 +46,18 @@ pub(crate) fn modulated_feed_forward(
             down: StoredValues::read(&plain[first_down..], &weights.down, precision),
         };
         let part = stored.for_forward();
+        let ending = stash.ending();
         if !tracked && !stash.keeps(LINEAR) {
             let nothing: autograd::Backward = Arc::new(|incoming| vec![None; incoming.wanted.len()]);
-            return (part.forward(), nothing);
+            return (stash.ending_or(ending, || part.forward()), nothing);
         }
         let one = |mut kept: Vec<RawTensor>| kept.pop().expect("a linear layer keeps one tensor");
         let sum = one(stash.through(LINEAR, &mut || vec![part.normed.layer(&part.up)]));
         let branch = keep_branch.then(|| one(stash.through(LINEAR, &mut || vec![part.branch(&sum)])));
-        let output = match &branch {
+        let output = stash.ending_or(ending, || match &branch {
             Some(branch) => part.gated.with(branch),
             None => part.output(&sum),
-        };
+        });
         let backward: autograd::Backward = Arc::new(move |incoming| {
             let (up, down) = incoming.wanted.split_at(first_down);
             let part = stored.for_backward();
