@@ -59,8 +59,8 @@ impl LowPrecisionLoad {
                 .quantises_activations()
                 .then_some(rows * row_of_codes(columns))
         };
-        // The codes of a trained matrix's rows with their scales, and these widened; or of its columns, whose numbers stood as rows before,
-        // in as much room.
+        // The codes of a trained matrix's rows, or for gradients of its columns, with their scales, and these widened. The two are not there
+        // at one time.
         let rounded = |of: &LowPrecision| {
             let columns = match of.compute.quantises_gradients() {
                 true => of.columns * row_of_codes(of.rows),

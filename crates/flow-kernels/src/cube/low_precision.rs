@@ -99,9 +99,9 @@ impl StoredMatrix {
         match self {
             Self::Numbers(_) => None,
             // Of the numbers themselves, not of what forward rounded them to.
-            Self::Rounded(compute, numbers) => compute
-                .quantises_gradients()
-                .then(|| quantised(&numbers.transposed())),
+            Self::Rounded(compute, numbers) => {
+                compute.quantises_gradients().then(|| quantised_columns(numbers))
+            }
             Self::LowPrecision(words) => {
                 let (start, form) = words.form.transposed()?;
                 Some(words.quantised(start, form))
@@ -181,4 +181,10 @@ fn stored(form: LowPrecision) -> InLowPrecision {
 pub(super) fn quantised(x: &Operand) -> Quantised {
     let quantised = Quantised::new(x.client(), &matrix(x), x.element());
     quantised.unwrap_or_else(|declined| panic!("operation `quantise`: {declined}"))
+}
+
+/// The columns of `x` as a product of codes takes rows.
+fn quantised_columns(x: &Operand) -> Quantised {
+    let quantised = Quantised::of_columns(x.client(), &matrix(x), x.element());
+    quantised.unwrap_or_else(|declined| panic!("operation `quantise_columns`: {declined}"))
 }
