@@ -22,8 +22,8 @@ pub struct LowPrecisionParams {
     pub compute: LowPrecisionComputeParam,
     /// How frozen weights are stored, or trained ones rounded; `compute = "fp8"` takes `fp8` alone.
     pub format: LowPrecisionFormatParam,
-    /// In what precision the gradients of the layers' inputs are computed; `fp8` is for `compute = "fp8"` and frozen weights, which it
-    /// stores a second time.
+    /// In what precision the gradients of the layers' inputs are computed; `fp8` is for `compute = "fp8"`. Frozen weights are stored a
+    /// second time for it; of trained ones a second copy is made right before each product.
     #[serde(default)]
     pub data_gradient: DataGradientParam,
     /// Layers whose weights stay as they are, beside those outside of the model's blocks: whole names or their ends from a dot
@@ -52,8 +52,9 @@ pub enum DataGradientParam {
     /// In that of the run, from weights widened right before.
     #[default]
     Run,
-    /// In FP8 e4m3, with sums in f32: gradients are rounded to it row by row, as activations are, and weights are stored a second time,
-    /// transposed, with a scale for each input channel.
+    /// In FP8 e4m3, with sums in f32: gradients are rounded to it row by row, as activations are, and so are weights a second time,
+    /// transposed, with a scale for each input channel. Frozen ones are stored so; with `model.finetune = "full"` trained ones are rounded
+    /// so right before each product, and their own gradients stay in the precision of the run.
     Fp8,
 }
 

@@ -22,6 +22,7 @@ mod transposed;
 
 pub use activations::quantise_activations;
 pub use format::LowPrecisionFormat;
+pub use transposed::{COLUMNS_AT_A_TIME, columns_as_rows};
 
 use crate::tensors::{RawTensor, is_float, shape};
 use burn::tensor::{Int, Tensor};
@@ -46,7 +47,8 @@ pub enum LowPrecisionCompute {
     Fp8,
     /// As [`Fp8`](Self::Fp8), but the gradient of the activations is a product of codes as well: of the gradients of the layer's sums, each
     /// row of which is [quantised](quantise_activations) as one of activations, and of the matrix's [transposed](LowPrecision::transposed)
-    /// copy. A low-rank adapter of the layer reads the gradients as they are.
+    /// copy, or where the matrix is numbers of its columns, each quantised so as well. A low-rank adapter of the layer reads the gradients
+    /// as they are, and so does the gradient of the matrix.
     Fp8WithDataGradient,
 }
 

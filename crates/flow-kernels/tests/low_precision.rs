@@ -369,13 +369,24 @@ fn a_trained_matrix_is_rounded_as_one_that_is_stored_and_has_the_gradients_of_on
     assert_eq!(gradients, expected);
 }
 
-/// `quantised(g) Q + scale · (g B) A` in f64, the columns of `Q` being those of the widened matrix, each quantised as a row is.
-fn defined_gradient(gradient: &[f32], matrix: &Matrix, others: &[Operand; 3]) -> Vec<f64> {
+/// Whether a layer's matrix is numbers, which are trained, or words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Is {
+    Frozen,
+    Trained,
+}
+
+/// `quantised(g) Q + scale · (g B) A` in f64, the columns of `Q` being those of the widened matrix, or of the trained one as it is, each
+/// quantised as a row is.
+fn defined_gradient(gradient: &[f32], (matrix, is): (&Matrix, Is), others: &[Operand; 3]) -> Vec<f64> {
     let (outputs, columns) = (matrix.of.rows, matrix.of.columns);
-    let widened = to_host(&matrix.widened);
+    let values = match is {
+        Is::Frozen => to_host(&matrix.widened),
+        Is::Trained => matrix.values.clone(),
+    };
     let copy: Vec<Vec<f64>> = (0..columns)
         .map(|column| {
-            let values: Vec<f32> = widened.iter().skip(column).step_by(columns).copied().collect();
+            let values: Vec<f32> = values.iter().skip(column).step_by(columns).copied().collect();
             quantised(&values)
         })
         .collect();
@@ -399,12 +410,13 @@ fn defined_gradient(gradient: &[f32], matrix: &Matrix, others: &[Operand; 3]) ->
     result
 }
 
-/// The gradients of a layer's input, bias, `A` and `B` for that of its result, `gradient [rows, outputs]`; behind its result.
+/// The gradients of a layer's input, bias, `A` and `B`, and of its matrix if that is trained, for that of its result, `gradient
+/// [rows, outputs]`; behind its result.
 fn gradients(
     gradient: &[f32],
-    matrix: &Matrix,
+    (matrix, is): (&Matrix, Is),
     others: &[Operand; 3],
-    in_words: LowPrecisionCompute,
+    compute: LowPrecisionCompute,
 ) -> Vec<Vec<f32>> {
     let (outputs, columns) = (matrix.of.rows, matrix.of.columns);
     let rows = gradient.len() / outputs;
@@ -413,9 +425,18 @@ fn gradients(
         shape: vec![rows, columns],
     }];
     operands.extend(others.iter().cloned());
+    if is == Is::Trained {
+        operands.push(Operand {
+            values: matrix.values.clone(),
+            shape: vec![outputs, columns],
+        });
+    }
     let kernels = CpuKernels::default();
     let kernel = |inputs: &[DispatchTensor]| {
-        let layer = matrix.layer(&inputs[1..], Some(in_words));
+        let mut layer = matrix.layer(&inputs[1..], Some(compute));
+        if is == Is::Trained {
+            layer.weight = inputs[4].clone();
+        }
         let model = kernels.ops().model;
         model.linear(&Compute, &inputs[0], &layer, Activation::None)
     };
@@ -423,20 +444,23 @@ fn gradients(
         values: gradient.to_vec(),
         shape: vec![rows, outputs],
     };
-    let (result, found) = run(&operands, &[true; 4], &kernel, &seed);
+    let tracked = vec![true; operands.len()];
+    let (result, found) = run(&operands, &tracked, &kernel, &seed);
     let found = found.into_iter().map(|values| values.expect("tracked"));
     std::iter::once(result).chain(found).collect()
 }
 
 #[test]
 fn input_gradients_of_codes_are_those_of_their_definition_row_by_row_and_nothing_else_is_another() {
-    for [rows, outputs, columns] in [[1, 1, 1], [7, 5, 3], [33, 29, 18], [70, 130, 67]] {
+    let sizes = [[1, 1, 1], [7, 5, 3], [33, 29, 18], [70, 130, 67]];
+    let cases = [Is::Frozen, Is::Trained].map(|is| sizes.map(|size| (is, size)));
+    for (is, [rows, outputs, columns]) in cases.into_iter().flatten() {
         let matrix = Matrix::new(LowPrecisionFormat::Fp8, 1, [outputs, columns]);
         let others = others(10, [outputs, columns]);
         let seed = activations(rows, outputs);
-        let of = |seed: &[f32], in_words| gradients(seed, &matrix, &others, in_words);
+        let of = |seed: &[f32], compute| gradients(seed, (&matrix, is), &others, compute);
         let found = of(&seed, CODES_OF_GRADIENTS);
-        let expected = defined_gradient(&seed, &matrix, &others);
+        let expected = defined_gradient(&seed, (&matrix, is), &others);
         let each = found[1].chunks(columns).zip(expected.chunks(columns)).enumerate();
         for (number, (found, expected)) in each {
             let length = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
@@ -444,19 +468,23 @@ fn input_gradients_of_codes_are_those_of_their_definition_row_by_row_and_nothing
             let error = length(&mut found.iter().zip(expected).map(|(f, e)| f64::from(*f) - e));
             assert!(
                 error <= 2e-5 * size,
-                "{rows} x {outputs} x {columns}, row {number}: {error:e} off, of {size:e}"
+                "{is:?}, {rows} x {outputs} x {columns}, row {number}: {error:e} off, of {size:e}"
             );
             let alone = of(&seed[number * outputs..][..outputs], CODES_OF_GRADIENTS);
             assert_eq!(bits(found), bits(&alone[1]), "row {number} alone");
         }
-        // What forward gives, and the gradients of bias and adapter.
-        let widened = of(&seed, CODES);
-        for which in [0, 2, 3, 4] {
-            assert_eq!(bits(&found[which]), bits(&widened[which]), "tensor {which}");
+        // What forward gives, and the gradients of bias, adapter and matrix.
+        let products = of(&seed, CODES);
+        for which in (0..products.len()).filter(|which| *which != 1) {
+            assert_eq!(
+                bits(&found[which]),
+                bits(&products[which]),
+                "{is:?}, tensor {which}"
+            );
         }
         assert!(
-            columns < 3 || bits(&found[1]) != bits(&widened[1]),
-            "gradients are rounded"
+            columns < 3 || bits(&found[1]) != bits(&products[1]),
+            "{is:?}: gradients are rounded"
         );
         let one_thread = on_threads(1, || of(&seed, CODES_OF_GRADIENTS));
         assert_eq!(bits(&found[1]), bits(&one_thread[1]), "one thread");
@@ -468,12 +496,13 @@ fn a_row_of_gradients_that_is_not_finite_gives_no_number_and_leaves_the_others_a
     let matrix = Matrix::new(LowPrecisionFormat::Fp8, 1, [INNER, WIDTH]);
     let others = others(10, [INNER, WIDTH]);
     let seed = activations(3, INNER);
-    let of = |seed: &[f32]| gradients(seed, &matrix, &others, CODES_OF_GRADIENTS).swap_remove(1);
-    let whole = of(&seed);
-    for wrong in [f32::NAN, f32::INFINITY] {
+    let of = |seed: &[f32], is| gradients(seed, (&matrix, is), &others, CODES_OF_GRADIENTS).swap_remove(1);
+    let every = [Is::Frozen, Is::Trained].map(|is| [f32::NAN, f32::INFINITY].map(|wrong| (is, wrong)));
+    for (is, wrong) in every.into_iter().flatten() {
+        let whole = of(&seed, is);
         let mut seed = seed.clone();
         seed[INNER + 3] = wrong;
-        let found = of(&seed);
+        let found = of(&seed, is);
         let rows: Vec<&[f32]> = found.chunks(WIDTH).collect();
         // The adapter reads the row as it is.
         assert!(rows[1].iter().all(|value| !value.is_finite()), "{wrong}");

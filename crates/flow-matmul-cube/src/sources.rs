@@ -4,6 +4,9 @@
 use crate::Element;
 use crate::epilogue::CompiledEpilogue;
 use crate::fp8;
+use crate::fp8::columns::ColumnSizesCompilationArg;
+use crate::fp8::columns::column_magnitudes::ColumnMagnitudes;
+use crate::fp8::columns::quantise_columns::QuantiseColumns;
 use crate::fp8::quantise::quantise_kernel::QuantiseKernel;
 use crate::fp8::quantise::{QuantiseKind, QuantiseSizesCompilationArg, threads_per_row};
 use crate::fp8::widen::WidenSizesCompilationArg;
@@ -175,7 +178,7 @@ fn portable<F: Float, O: Float>(on: &Properties, kind: Kind) -> Box<dyn CubeKern
     ))
 }
 
-/// The kernels that quantise rows of `columns` numbers, a multiple of four or not, and that widen them, all on an H100.
+/// The kernels that quantise rows of `columns` numbers, a multiple of four or not, and columns, and that widen them, all on an H100.
 ///
 /// # Errors
 /// If CubeCL refuses one.
@@ -233,8 +236,36 @@ fn code_sources_of<F: Float>(element: Element, columns: usize) -> Result<Vec<Sou
             scaled,
         )
     };
+    let sizes = || ColumnSizesCompilationArg {
+        rows: (),
+        columns: (),
+        stride: (),
+        parts: (),
+        row_words: (),
+    };
+    let magnitudes = ColumnMagnitudes::<F>::new(
+        settings(),
+        on.device.clone(),
+        on.target.clone(),
+        buffer(),
+        buffer(),
+        sizes(),
+    );
+    let quantise_columns = QuantiseColumns::<F>::new(
+        settings(),
+        on.device.clone(),
+        on.target.clone(),
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        sizes(),
+        true,
+    );
     let definitions = [
         (format!("quantise_{threads}_{width}"), quantise.define()),
+        ("column_magnitudes".into(), magnitudes.define()),
+        ("quantise_columns".into(), quantise_columns.define()),
         ("widen".into(), widen(false).define()),
         ("widen_scaled".into(), widen(true).define()),
     ];

@@ -3,7 +3,9 @@
 
 use cubecl::prelude::*;
 use flow_matmul_cube::Element;
-use flow_matmul_cube::cases::{Both, Case, Random, other_bits, problems_of_codes, wrong, wrong_codes};
+use flow_matmul_cube::cases::{
+    Both, Case, Random, other_bits, problems_of_codes, wrong, wrong_codes, wrong_columns,
+};
 use flow_matmul_cube::fp8::{Quantised, quantise_rows};
 use flow_matmul_cube::prepared::{DeviceCapabilities, Plan, Prepared};
 use flow_matmul_cube::problem::{Accumulation, Activation, Epilogue, Layout, Matmul, Storage};
@@ -74,6 +76,24 @@ fn rows_get_the_scale_and_the_codes_that_the_format_defines() {
             );
         }
     }
+}
+
+#[test]
+fn columns_get_the_codes_and_scales_of_the_rows_of_the_transpose() {
+    let client = client();
+    for shape in [[1, 1], [7, 3], [130, 77], [77, 130], [257, 33], [600, 64]] {
+        for element in [Element::F32, Element::F16] {
+            assert_eq!(
+                wrong_columns(&client, shape, element),
+                None,
+                "{shape:?} {element:?}"
+            );
+        }
+    }
+    let nothing = Matrix::contiguous(client.empty(4), [0, 5]);
+    let error = Quantised::of_columns(&client, &nothing, Element::F32);
+    let error = error.expect_err("no rows").to_string();
+    assert!(error.contains("nothing to quantise"), "{error}");
 }
 
 #[test]

@@ -21,7 +21,8 @@ pub struct LowPrecisionLoad {
     pub largest: usize,
     /// Bytes beside its operands and its result of the product in FP8 that takes most, by row of a call; 0 where products are not in FP8.
     pub product: usize,
-    /// Bytes that the trained matrix takes as codes of which these are most, whatever the rows of a call; 0 where products round none.
+    /// Bytes that the trained matrix takes as codes of which these are most, of its rows or for gradients of its columns, whatever the rows
+    /// of a call; 0 where products round none.
     pub rounded: usize,
 }
 
@@ -58,6 +59,15 @@ impl LowPrecisionLoad {
                 .quantises_activations()
                 .then_some(rows * row_of_codes(columns))
         };
+        // The codes of a trained matrix's rows, or for gradients of its columns, with their scales, and these widened. The two are not there
+        // at one time.
+        let rounded = |of: &LowPrecision| {
+            let columns = match of.compute.quantises_gradients() {
+                true => of.columns * row_of_codes(of.rows),
+                false => 0,
+            };
+            columns.max(of.rows * row_of_codes(of.columns))
+        };
         let transposed = |of: &LowPrecision| of.transposed().map_or(0, |(_, copy)| copy.bytes());
         Self {
             values: matrices().map(|of| of.values()).sum(),
@@ -68,10 +78,7 @@ impl LowPrecisionLoad {
                 .filter_map(product)
                 .max()
                 .unwrap_or(0),
-            rounded: (trained.iter().flatten())
-                .map(|of| of.rows * row_of_codes(of.columns))
-                .max()
-                .unwrap_or(0),
+            rounded: trained.iter().flatten().map(rounded).max().unwrap_or(0),
         }
     }
 }
@@ -81,25 +88,20 @@ impl LowPrecisionLoad {
 pub(crate) fn of_entry(config: &Config, rule: &LowPrecisionRule, name: &str, position: usize) -> Diagnostic {
     let format = rule.format;
     let found = match config.model.finetune {
-        Finetune::Full if rule.compute == LowPrecisionCompute::Fp8 => {
+        Finetune::Full if rule.compute.quantises_activations() => {
+            let rounded = match rule.compute.quantises_gradients() {
+                true => "activations, and in backward gradients and the weights' columns",
+                false => "activations",
+            };
             let message = format!(
                 "the accelerator `{name}` multiplies in {format}: trained weights are rounded to it right before each product, and so are \
-                 activations. Rollout and training compute the same products, so ratios stay exactly 1, but the policy is another one than \
+                 {rounded}. Rollout and training compute the same products, so ratios stay exactly 1, but the policy is another one than \
                  the same weights are in the precision of the run"
             );
             Diagnostic::warning(OTHER_POLICY, message).help(
                 "compare the reward at the first evaluation with that of a run without it (`flow-train drift --low-precision` tells what it \
                  changes), and sample and evaluate the weights with the same entry, then without it (`flow-train eval \
                  --without-low-precision`)",
-            )
-        }
-        Finetune::Full if rule.compute == LowPrecisionCompute::Fp8WithDataGradient => {
-            let message = format!(
-                "`data_gradient = \"fp8\"` of the accelerator `{name}` multiplies with a second copy of frozen weights, and \
-                 `model.finetune = \"full\"` trains all of them"
-            );
-            Diagnostic::error(REFUSED, message).help(
-                "leave out `data_gradient`, which leaves products in FP8, or set `model.finetune = \"lora\"`",
             )
         }
         Finetune::Full => {
@@ -152,7 +154,7 @@ pub(crate) fn of_model(
     let first = entries.find_map(|(position, entry)| Some((position, rule_of(entry)?)));
     let is_for = |rule: &LowPrecisionRule| match config.model.finetune {
         Finetune::Lora => true,
-        Finetune::Full => rule.compute == LowPrecisionCompute::Fp8,
+        Finetune::Full => rule.compute.quantises_activations(),
     };
     let Some((position, rule)) = first.filter(|(_, rule)| is_for(rule)) else {
         return Vec::new();

@@ -6,6 +6,9 @@
 //!
 //! The copy is made of the first one's widened values, not of what these were rounded from. So it is a function of the first, gradients
 //! are those of the weights that forward multiplies with, and a matrix that was widened is stored again as the same words.
+//!
+//! A trained matrix has no such copy: kernels round its columns right before each product, from the numbers themselves, as gradients of
+//! trained weights take no part of forward's rounding.
 
 use super::{LowPrecision, LowPrecisionCompute, NotFinite};
 use crate::tensors::RawTensor;
@@ -13,8 +16,8 @@ use rayon::prelude::*;
 
 /// Words at whose multiples the second copy begins: 256 bytes, where every device lets a part of a buffer begin.
 const ALIGNMENT: usize = 64;
-/// Rows of the transpose that are made at a time: 64 bytes of every row of the matrix are read together.
-const ROWS: usize = 16;
+/// Columns that [`columns_as_rows`] turns at a time: 64 bytes of every row of the matrix are read together.
+pub const COLUMNS_AT_A_TIME: usize = 16;
 
 impl LowPrecision {
     /// The word at which the second copy begins, and its form, `[columns, rows]`; none if there is no second copy.
@@ -51,10 +54,10 @@ impl LowPrecision {
         let (codes, scales) = words[start..].split_at_mut(of.code_words());
         let (row_words, row_scale_words) = (of.words_per_row(), of.scale_words_per_row());
         let several = codes
-            .par_chunks_mut(ROWS * row_words)
-            .zip(scales.par_chunks_mut(ROWS * row_scale_words));
+            .par_chunks_mut(COLUMNS_AT_A_TIME * row_words)
+            .zip(scales.par_chunks_mut(COLUMNS_AT_A_TIME * row_scale_words));
         several.enumerate().try_for_each(|(index, (codes, scales))| {
-            let rows = columns_as_rows(&widened, self.columns, index * ROWS);
+            let rows = columns_as_rows(&widened, self.columns, index * COLUMNS_AT_A_TIME);
             let stored = codes
                 .chunks_mut(row_words)
                 .zip(scales.chunks_mut(row_scale_words));
@@ -65,9 +68,12 @@ impl LowPrecision {
     }
 }
 
-/// The columns from `first` on, at most [`ROWS`] of them, of a matrix with rows of `columns` values: each as a row.
-fn columns_as_rows(matrix: &[f32], columns: usize, first: usize) -> Vec<f32> {
-    let (count, length) = (ROWS.min(columns - first), matrix.len() / columns);
+/// The columns from `first` on, at most [`COLUMNS_AT_A_TIME`] of them, of a matrix with rows of `columns` values: each as a row.
+///
+/// # Panics
+/// If there is no column `first`.
+pub fn columns_as_rows(matrix: &[f32], columns: usize, first: usize) -> Vec<f32> {
+    let (count, length) = (COLUMNS_AT_A_TIME.min(columns - first), matrix.len() / columns);
     let mut rows = vec![0.0; count * length];
     for (place, row) in matrix.chunks_exact(columns).enumerate() {
         for (column, value) in row[first..first + count].iter().enumerate() {

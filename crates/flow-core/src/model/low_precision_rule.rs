@@ -32,10 +32,9 @@ impl LowPrecisionRule {
     }
 
     /// What each weight of `layout` is rounded to right before a product, where all is trained and products are in FP8: the matrices
-    /// that [`select`](Self::select) would choose if they were frozen. None if the layout has adapters, or if gradients are to be
-    /// products of codes as well, which want a copy that is made once.
+    /// that [`select`](Self::select) would choose if they were frozen. None if the layout has adapters.
     pub fn select_trained(&self, layout: &ParamLayout, spec: &ModelSpec) -> Arc<[Option<LowPrecision>]> {
-        match !layout.has_adapters() && self.compute == LowPrecisionCompute::Fp8 {
+        match !layout.has_adapters() && self.compute.quantises_activations() {
             true => self.chosen(layout, spec),
             false => Arc::from([]),
         }

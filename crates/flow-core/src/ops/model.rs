@@ -25,7 +25,8 @@ pub struct LinearWeights {
     /// The form of a matrix in low precision. It is frozen; whoever multiplies widens it to f32 or the type of activations right before,
     /// or multiplies its codes with those of activations, as [`LowPrecision::compute`] says; keeps the words alone for backward, and
     /// there widens them again, or multiplies their [second copy](LowPrecision::transposed) with codes of gradients. With numbers, which
-    /// may be trained, it is the form that forward rounds them to right before; backward multiplies with the numbers.
+    /// may be trained, it is the form that forward rounds them to right before; backward multiplies with the numbers, or rounds their
+    /// columns right before and multiplies these with codes of gradients.
     pub low_precision: Option<LowPrecision>,
     /// `[out]`.
     pub bias: Option<DispatchTensor>,

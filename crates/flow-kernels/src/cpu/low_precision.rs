@@ -3,16 +3,17 @@
 use crate::host::math;
 use crate::host::matrix::{Matrix, MatrixMut, Precision, Write};
 use flow_core::cpu::{CpuTensor, from_vec};
-use flow_core::low_precision::quantise_activations;
+use flow_core::low_precision::{COLUMNS_AT_A_TIME, columns_as_rows, quantise_activations};
 use flow_core::tensors::is_float;
-use flow_core::{LowPrecision, RawTensor};
+use flow_core::{LowPrecision, LowPrecisionCompute, RawTensor};
+use rayon::prelude::*;
 
 /// A matrix `[out, in]` as it is stored.
 #[derive(Clone, Debug)]
 pub(crate) enum StoredMatrix {
     Numbers(CpuTensor),
-    /// Numbers that forward rounds to codes.
-    Rounded(CpuTensor),
+    /// Numbers that forward rounds to codes, and backward if it multiplies codes as well.
+    Rounded(LowPrecisionCompute, CpuTensor),
     LowPrecision(LowPrecision, Box<RawTensor>),
 }
 
@@ -46,7 +47,7 @@ impl StoredMatrix {
     /// The matrix `plain`: numbers, perhaps to be rounded, or the words of a matrix in low precision.
     pub(crate) fn read(plain: &RawTensor, low_precision: Option<LowPrecision>) -> Self {
         match low_precision {
-            Some(_) if is_float(plain) => Self::Rounded(CpuTensor::read(plain)),
+            Some(of) if is_float(plain) => Self::Rounded(of.compute, CpuTensor::read(plain)),
             Some(of) => Self::LowPrecision(of, Box::new(plain.clone())),
             None => Self::Numbers(CpuTensor::read(plain)),
         }
@@ -55,7 +56,7 @@ impl StoredMatrix {
     /// Output and input channels.
     pub(crate) fn rows_and_columns(&self) -> (usize, usize) {
         match self {
-            Self::Numbers(numbers) | Self::Rounded(numbers) => numbers.rows_and_columns(),
+            Self::Numbers(numbers) | Self::Rounded(_, numbers) => numbers.rows_and_columns(),
             Self::LowPrecision(of, _) => (of.rows, of.columns),
         }
     }
@@ -63,7 +64,7 @@ impl StoredMatrix {
     /// The numbers, in memory of their own if the matrix is in low precision.
     fn widened(&self) -> CpuTensor {
         match self {
-            Self::Numbers(numbers) | Self::Rounded(numbers) => numbers.clone(),
+            Self::Numbers(numbers) | Self::Rounded(_, numbers) => numbers.clone(),
             Self::LowPrecision(of, words) => matrix(of.host(words), [of.rows, of.columns]),
         }
     }
@@ -74,7 +75,7 @@ impl StoredMatrix {
             Self::LowPrecision(of, words) if of.compute.quantises_activations() => {
                 ForwardMatrix::Codes(Codes::new(of.host_codes_and_scales(words), [of.rows, of.columns]))
             }
-            Self::Rounded(numbers) => {
+            Self::Rounded(_, numbers) => {
                 let (rows, columns) = numbers.rows_and_columns();
                 let mut values = vec![0.0; rows * columns];
                 let scales = quantise_rows(numbers.values(), columns, &mut values);
@@ -85,16 +86,19 @@ impl StoredMatrix {
     }
 
     /// What backward multiplies with, in memory of its own if the matrix is in low precision. Of numbers that forward rounded these, as if
-    /// it had not (the straight-through estimator).
+    /// it had not (the straight-through estimator), or their columns, rounded as rows are.
     pub(crate) fn for_backward(&self) -> BackwardMatrix {
-        let transposed = match self {
-            Self::LowPrecision(of, words) => of.host_transposed(words).map(|copy| (copy, of)),
-            Self::Numbers(_) | Self::Rounded(_) => None,
+        let codes = match self {
+            Self::LowPrecision(of, words) => {
+                let copy = of.host_transposed(words);
+                copy.map(|copy| Codes::new(copy, [of.columns, of.rows]))
+            }
+            Self::Rounded(compute, numbers) => {
+                compute.quantises_gradients().then(|| Codes::of_columns(numbers))
+            }
+            Self::Numbers(_) => None,
         };
-        match transposed {
-            Some((copy, of)) => BackwardMatrix::Codes(Codes::new(copy, [of.columns, of.rows])),
-            None => BackwardMatrix::Numbers(self.widened()),
-        }
+        codes.map_or_else(|| BackwardMatrix::Numbers(self.widened()), BackwardMatrix::Codes)
     }
 }
 
@@ -174,6 +178,19 @@ impl Codes {
             values: matrix(values, shape),
             scales,
         }
+    }
+
+    /// The columns of a matrix of numbers as rows, each quantised as a row of activations is.
+    fn of_columns(numbers: &CpuTensor) -> Self {
+        let (rows, columns) = numbers.rows_and_columns();
+        let (numbers, mut values) = (numbers.values(), vec![0.0; rows * columns]);
+        let several = values.par_chunks_mut(COLUMNS_AT_A_TIME * rows).enumerate();
+        let scales = several.flat_map_iter(|(index, values)| {
+            let turned = columns_as_rows(numbers, columns, index * COLUMNS_AT_A_TIME);
+            quantise_rows(&turned, rows, values)
+        });
+        let scales = scales.collect();
+        Self::new((values, scales), [columns, rows])
     }
 
     /// `quantised(x) Cᵀ`, scaled by the scales of `C [outputs, inputs]` and of the rows of `x`, plus the bias.

@@ -325,7 +325,7 @@ impl Layer {
     }
 
     /// `G W + (G · scale B) A`, and what becomes of it. The first product may be one of codes: of rows of `G`, and of the matrix's
-    /// transposed copy. The adapter reads `G` as it is.
+    /// transposed copy, which of a trained one is made now. The adapter reads `G` as it is.
     pub fn input_gradient(&self, of_sums: &OfSums, shape: &[usize], then: Then<'_>) -> Operand {
         let gradient = &of_sums.gradient;
         let (rows, outputs) = gradient.rows_and_columns();

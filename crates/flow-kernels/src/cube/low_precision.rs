@@ -5,7 +5,7 @@ use super::operand::{Operand, expect_launched};
 use super::products::matrix;
 use flow_core::cube::{self, CubeTensor};
 use flow_core::tensors::is_float;
-use flow_core::{LowPrecision, LowPrecisionFormat, RawTensor};
+use flow_core::{LowPrecision, LowPrecisionCompute, LowPrecisionFormat, RawTensor};
 use flow_kernels_cube::Element;
 use flow_kernels_cube::low_precision::{CodeFormat, LowPrecision as InLowPrecision};
 use flow_matmul_cube::fp8::Quantised;
@@ -17,8 +17,8 @@ use flow_matmul_cube::tensors::{Matrix, Scales};
 pub(super) enum StoredMatrix {
     /// Numbers in the type that products take.
     Numbers(Operand),
-    /// Such numbers, which forward rounds to codes.
-    Rounded(Operand),
+    /// Such numbers, which forward rounds to codes, and backward if it multiplies codes as well.
+    Rounded(LowPrecisionCompute, Operand),
     /// Codes and scales.
     LowPrecision(Words),
 }
@@ -50,7 +50,7 @@ impl StoredMatrix {
             return Self::Numbers(Operand::read_as(plain, element));
         };
         if is_float(plain) {
-            return Self::Rounded(Operand::read_as(plain, element));
+            return Self::Rounded(form.compute, Operand::read_as(plain, element));
         }
         let words = cube::read_ints(plain).expect("words are integers on the device of the layer's input");
         Self::LowPrecision(Words {
@@ -63,7 +63,7 @@ impl StoredMatrix {
     /// Output and input channels.
     pub fn rows_and_columns(&self) -> (usize, usize) {
         match self {
-            Self::Numbers(numbers) | Self::Rounded(numbers) => numbers.rows_and_columns(),
+            Self::Numbers(numbers) | Self::Rounded(_, numbers) => numbers.rows_and_columns(),
             Self::LowPrecision(Words { form, .. }) => (form.rows, form.columns),
         }
     }
@@ -71,7 +71,7 @@ impl StoredMatrix {
     /// The numbers, in memory of their own if the matrix is in low precision.
     pub fn widened(&self) -> Operand {
         match self {
-            Self::Numbers(numbers) | Self::Rounded(numbers) => numbers.clone(),
+            Self::Numbers(numbers) | Self::Rounded(_, numbers) => numbers.clone(),
             Self::LowPrecision(words) => words.widened(),
         }
     }
@@ -80,7 +80,7 @@ impl StoredMatrix {
     pub fn multiplies_codes(&self) -> bool {
         match self {
             Self::Numbers(_) => false,
-            Self::Rounded(_) => true,
+            Self::Rounded(..) => true,
             Self::LowPrecision(words) => words.form.compute.quantises_activations(),
         }
     }
@@ -89,18 +89,24 @@ impl StoredMatrix {
     pub fn quantised(&self) -> Option<Quantised> {
         match self {
             Self::LowPrecision(words) if self.multiplies_codes() => Some(words.quantised(0, words.form)),
-            Self::Rounded(numbers) => Some(quantised(numbers)),
+            Self::Rounded(_, numbers) => Some(quantised(numbers)),
             _ => None,
         }
     }
 
-    /// Codes and scales of the transposed copy, `[in, out]`, if backward multiplies them with those of gradients.
+    /// Codes and scales of the transposed copy, `[in, out]`, if backward multiplies them with those of gradients; of numbers made now.
     pub fn transposed(&self) -> Option<Quantised> {
-        let Self::LowPrecision(words) = self else {
-            return None;
-        };
-        let (start, form) = words.form.transposed()?;
-        Some(words.quantised(start, form))
+        match self {
+            Self::Numbers(_) => None,
+            // Of the numbers themselves, not of what forward rounded them to.
+            Self::Rounded(compute, numbers) => {
+                compute.quantises_gradients().then(|| quantised_columns(numbers))
+            }
+            Self::LowPrecision(words) => {
+                let (start, form) = words.form.transposed()?;
+                Some(words.quantised(start, form))
+            }
+        }
     }
 }
 
@@ -175,4 +181,10 @@ fn stored(form: LowPrecision) -> InLowPrecision {
 pub(super) fn quantised(x: &Operand) -> Quantised {
     let quantised = Quantised::new(x.client(), &matrix(x), x.element());
     quantised.unwrap_or_else(|declined| panic!("operation `quantise`: {declined}"))
+}
+
+/// The columns of `x` as a product of codes takes rows.
+fn quantised_columns(x: &Operand) -> Quantised {
+    let quantised = Quantised::of_columns(x.client(), &matrix(x), x.element());
+    quantised.unwrap_or_else(|declined| panic!("operation `quantise_columns`: {declined}"))
 }

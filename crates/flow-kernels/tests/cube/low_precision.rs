@@ -7,7 +7,7 @@ use burn::tensor::DType;
 use flow_core::cpu::to_host;
 use flow_core::cube;
 use flow_core::ops::{Compute, FeedForwardWeights, LinearWeights, ModulatedNorm, NormChunks, Stash};
-use flow_core::tensors::{leaf, plain, shape};
+use flow_core::tensors::{is_tracked, leaf, plain, shape};
 use flow_core::{Activation, LowPrecision, LowPrecisionCompute, LowPrecisionFormat, RawTensor, autograd};
 use flow_kernels_cube::activation::{self, Activation as Function};
 use flow_kernels_cube::modulated_layer_norm::ModulatedNorm as NormSizes;
@@ -24,7 +24,7 @@ const NORM: NormChunks = NormChunks {
     epsilon: 1e-6,
 };
 
-/// The result of a layer with an adapter, and the gradients of its input and of the adapter.
+/// The result of a layer with an adapter, and the gradients of its input, of the adapter, and of the matrix if it is tracked.
 fn computed(side: &Side, weight: &RawTensor, low_precision: Option<LowPrecision>) -> Vec<Vec<u32>> {
     let (rows, [outputs, inputs]) = (7, [30, 85]);
     let tracked = |draw, shape: &[usize]| leaf(&side.device.plain(values(draw, shape), shape));
@@ -49,8 +49,9 @@ fn computed(side: &Side, weight: &RawTensor, low_precision: Option<LowPrecision>
         <Dispatch as AutodiffBackend>::grad_remove(leaf, &mut gradients)
             .expect("a tracked input gets a gradient")
     };
+    let trained = is_tracked(weight).then_some(weight);
     let all: Vec<RawTensor> = std::iter::once(result)
-        .chain(leaves.iter().map(gradient))
+        .chain(leaves.iter().chain(trained).map(gradient))
         .collect();
     let bits = |tensor: &RawTensor| to_host(tensor).iter().map(|value| value.to_bits()).collect();
     all.iter().map(bits).collect()
@@ -121,25 +122,33 @@ fn assert_near(expected: &[Vec<u32>], found: &[Vec<u32>]) {
 #[test]
 fn input_gradients_of_codes_are_those_of_the_processor_and_nothing_else_is_another() {
     let [cpu, cube] = sides();
-    let on = |side: &Side, compute| {
-        let of = LowPrecision {
-            format: LowPrecisionFormat::Fp8,
-            compute,
-            rows: 30,
-            columns: 85,
-        };
-        let words = of.quantise(&values(9, &[30, 85])).expect("finite values");
-        computed(side, &side.device.words(words), Some(of))
-    };
     let of_gradients = LowPrecisionCompute::Fp8WithDataGradient;
-    assert_near(&on(&cpu, of_gradients), &on(&cube, of_gradients));
-    for side in computing() {
-        let found = on(&side, of_gradients);
-        assert_eq!(found, on(&side, of_gradients), "twice");
-        let products = on(&side, LowPrecisionCompute::Fp8);
-        assert_eq!(found[0], products[0], "the result");
-        assert_ne!(found[1], products[1], "the gradient of the input");
-        assert_eq!(found[2..], products[2..], "the gradients of the adapter");
+    for is_trained in [false, true] {
+        let on = |side: &Side, compute| {
+            let of = LowPrecision {
+                format: LowPrecisionFormat::Fp8,
+                compute,
+                rows: 30,
+                columns: 85,
+            };
+            let numbers = values(9, &[30, 85]);
+            let weight = if is_trained {
+                leaf(&side.device.plain(numbers, &[30, 85]))
+            } else {
+                side.device.words(of.quantise(&numbers).expect("finite values"))
+            };
+            computed(side, &weight, Some(of))
+        };
+        assert_near(&on(&cpu, of_gradients), &on(&cube, of_gradients));
+        for side in computing() {
+            let found = on(&side, of_gradients);
+            assert_eq!(found, on(&side, of_gradients), "twice");
+            let products = on(&side, LowPrecisionCompute::Fp8);
+            assert_eq!(found[0], products[0], "the result");
+            assert_ne!(found[1], products[1], "the gradient of the input");
+            assert_eq!(found[2..], products[2..], "the gradients of adapter and matrix");
+            assert_eq!(found.len(), 4 + usize::from(is_trained));
+        }
     }
 }
 

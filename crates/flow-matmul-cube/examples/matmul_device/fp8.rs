@@ -4,7 +4,7 @@ use super::check;
 use super::timing::{SETS, Values, replayed};
 use cubecl::prelude::*;
 use flow_matmul_cube::Element;
-use flow_matmul_cube::cases::{SIZES, other_bits, problems_of_codes, wrong_codes};
+use flow_matmul_cube::cases::{SIZES, other_bits, problems_of_codes, wrong_codes, wrong_columns};
 use flow_matmul_cube::fp8::{Quantised, quantise_rows};
 use flow_matmul_cube::prepared::{DeviceCapabilities, Plan, Prepared};
 use flow_matmul_cube::problem::{Accumulation, Layout, Matmul, Refusal, Storage};
@@ -91,7 +91,8 @@ pub fn codes(client: &Client, capabilities: DeviceCapabilities) -> bool {
         [5, 12_288],
     ] {
         for element in [Element::Bf16, Element::F16, Element::F32] {
-            if let Some(why) = wrong_codes(client, shape, element) {
+            let wrong = wrong_codes(client, shape, element);
+            if let Some(why) = wrong.or_else(|| wrong_columns(client, shape, element)) {
                 println!("  WRONG codes of {shape:?} {}: {why}", element.name());
                 good = false;
             }

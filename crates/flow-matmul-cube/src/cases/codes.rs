@@ -164,3 +164,36 @@ pub fn wrong_codes(client: &Client, shape: [usize; 2], element: Element) -> Opti
     }
     None
 }
+
+/// Quantises the columns of a matrix, and the rows of its transpose; says if codes or scales differ.
+pub fn wrong_columns(client: &Client, shape: [usize; 2], element: Element) -> Option<String> {
+    let ([height, width], size) = (shape, element.bytes());
+    let (turned, _) = rows([width, height], element);
+    let mut bytes = vec![0; turned.len()];
+    for (place, value) in turned.chunks_exact(size).enumerate() {
+        let (column, row) = (place / height, place % height);
+        bytes[(row * width + column) * size..][..size].copy_from_slice(value);
+    }
+    let matrix = |bytes: &[u8], shape| Matrix::contiguous(client.create_from_slice(bytes), shape);
+    let made = [
+        Quantised::of_columns(client, &matrix(&bytes, shape), element),
+        Quantised::new(client, &matrix(&turned, [width, height]), element),
+    ];
+    let [found, expected] = made.map(|made| {
+        let made = made.map_err(|error| error.to_string())?;
+        Ok::<_, String>([&made.codes.handle, &made.scales.handle].map(|handle| {
+            let read = client.read_one(handle.clone());
+            read.expect("the device gives its memory back").to_vec()
+        }))
+    });
+    match (found, expected) {
+        (Ok(found), Ok(expected)) => {
+            let names = ["codes", "scales"].into_iter().zip(found.iter().zip(&expected));
+            let mut wrong = names.filter(|(_, (found, expected))| found != expected);
+            wrong
+                .next()
+                .map(|(name, _)| format!("the {name} of the columns are not those of the transpose's rows"))
+        }
+        (Err(why), _) | (_, Err(why)) => Some(why),
+    }
+}

@@ -385,12 +385,17 @@ fn an_audit_of_a_config_in_low_precision_has_its_combinations_with_it_and_withou
         audited("compute = \"fp8\", format = \"fp8\""),
         ["full off", "full fp8", "lora off", "lora fp8"]
     );
-    // Nothing is frozen where all is trained.
     let gradients = "compute = \"fp8\", format = \"fp8\", data_gradient = \"fp8\"";
     assert_eq!(
         audited(gradients),
-        ["full off", "lora off", "lora fp8-data-gradient"]
+        [
+            "full off",
+            "full fp8-data-gradient",
+            "lora off",
+            "lora fp8-data-gradient"
+        ]
     );
+    // Nothing is frozen where all is trained.
     assert_eq!(
         audited("compute = \"storage\", format = \"nf4\""),
         ["full off", "lora off", "lora storage-nf4"]

@@ -125,21 +125,24 @@ fn processes_that_share_the_optimizer_write_the_bytes_of_one_that_has_it_alone_a
 fn two_processes_multiply_activations_and_gradients_in_fp8_to_the_bytes_of_one() {
     let place = Place::new();
     let products = "acceleration.shared=[{ name = \"low_precision\", params = { compute = \"fp8\", format = \"fp8\", data_gradient = \"fp8\" } }]";
-    for processes in ["1", "2"] {
-        let name = format!("run.name=on-{processes}");
-        let more = [
-            "--quiet",
-            "--set",
-            "model.finetune=lora",
-            "--set",
-            products,
-            "--set",
-            name.as_str(),
-        ];
-        place.succeed(&arguments(processes, &more));
+    for (finetune, folder) in [("lora", "weights/adapter"), ("full", "weights")] {
+        let left_by = |processes: &str, shard: &str| {
+            let run = format!("{finetune}-on-{processes}-{shard}");
+            let own = [
+                format!("model.finetune={finetune}"),
+                format!("distributed.shard=\"{shard}\""),
+                format!("run.name={run}"),
+            ];
+            let own = own.iter().flat_map(|key| ["--set", key.as_str()]);
+            let more: Vec<&str> = ["--quiet", "--set", products].into_iter().chain(own).collect();
+            place.succeed(&arguments(processes, &more));
+            left_in(&place, &run, folder)
+        };
+        let one = left_by("1", "none");
+        assert!(left_by("2", "none") == one, "{finetune}: other bytes");
+        // Each process steps a part of what is trained.
+        assert!(left_by("2", "optimizer") == one, "{finetune}: shared out");
     }
-    let [one, two] = ["on-1", "on-2"].map(|name| left_in(&place, name, "weights/adapter"));
-    assert!(one == two, "other bytes");
 }
 
 /// Adapters over weights of which each process has a part.

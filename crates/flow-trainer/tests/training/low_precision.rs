@@ -47,6 +47,17 @@ fn run(overrides: &[&str], root: &Path, resume: bool, until: u64) -> Result<Left
     with_trainer(&config(overrides), &environment(&registries), run)
 }
 
+/// Asserts that a run of three iterations had ratios of 1 and no other bits.
+fn assert_is_exact(run: &Left, name: &str) {
+    for key in ["on_policy/max_ratio_deviation", "on_policy/other_bits"] {
+        let deviations = run.metrics.lines().filter_map(|line| {
+            let record: serde_json::Value = serde_json::from_str(line).expect("a record");
+            record.get(key)?.as_f64()
+        });
+        assert_eq!(deviations.collect::<Vec<_>>(), [0.0; 3], "{name}, {key}");
+    }
+}
+
 #[test]
 fn the_ratio_is_exactly_one_and_a_resumed_run_is_the_uninterrupted_one() {
     let root = tempfile::tempdir().expect("a temporary directory");
@@ -64,13 +75,7 @@ fn the_ratio_is_exactly_one_and_a_resumed_run_is_the_uninterrupted_one() {
         let entry = computing(compute, format, more);
         let entry = Some(&*entry);
         let whole = go(&format!("{name}-whole"), entry, false, 3);
-        for key in ["on_policy/max_ratio_deviation", "on_policy/other_bits"] {
-            let deviations = whole.metrics.lines().filter_map(|line| {
-                let record: serde_json::Value = serde_json::from_str(line).expect("a record");
-                record.get(key)?.as_f64()
-            });
-            assert_eq!(deviations.collect::<Vec<_>>(), [0.0; 3], "{name}, {key}");
-        }
+        assert_is_exact(&whole, &name);
         assert!(
             !others.contains(&whole.weights),
             "{name}: the policy, or its gradient, is another one"
@@ -116,27 +121,33 @@ fn a_decoupled_run_with_products_and_gradients_in_fp8_is_resumed_as_the_uninterr
 fn a_run_of_all_weights_multiplies_in_fp8_with_a_ratio_of_exactly_one_and_is_resumed_as_the_uninterrupted_one()
  {
     let root = tempfile::tempdir().expect("a temporary directory");
-    let products = computing("fp8", "fp8", "");
     let go = |name: &str, overrides: &[&str], resume, until| {
         run(overrides, &root.path().join(name), resume, until)
             .unwrap_or_else(|error| panic!("{name}: {error}"))
     };
-    let plain = go("plain", &[], false, 3);
-    let whole = go("whole", &[&*products], false, 3);
-    for key in ["on_policy/max_ratio_deviation", "on_policy/other_bits"] {
-        let deviations = whole.metrics.lines().filter_map(|line| {
-            let record: serde_json::Value = serde_json::from_str(line).expect("a record");
-            record.get(key)?.as_f64()
-        });
-        assert_eq!(deviations.collect::<Vec<_>>(), [0.0; 3], "{key}");
+    let mut others = vec![go("plain", &[], false, 3).weights];
+    for (gradients, more) in [("run", ""), ("fp8", GRADIENTS)] {
+        let products = computing("fp8", "fp8", more);
+        let name = |part: &str| format!("{gradients}-{part}");
+        let whole = go(&name("whole"), &[&*products], false, 3);
+        assert_is_exact(&whole, gradients);
+        assert!(
+            !others.contains(&whole.weights),
+            "{gradients}: the policy, or its gradient, is another one"
+        );
+        others.push(whole.weights.clone());
+        let again = [&*products, "checkpointing.policy=\"full\""];
+        let again = go(&name("again"), &again, false, 3);
+        assert!(again.weights == whole.weights, "{gradients}: computed again");
+        let parts = name("parts");
+        go(&parts, &[&*products], false, 2);
+        let newest = root.path().join(&parts).join("run/checkpoints/step-000002.ckpt");
+        std::fs::remove_file(&newest).expect("the run saved its end");
+        assert!(
+            go(&parts, &[&*products], true, 3) == whole,
+            "{gradients}: resumed"
+        );
     }
-    assert!(whole.weights != plain.weights, "the policy is another one");
-    let again = go("again", &[&*products, "checkpointing.policy=\"full\""], false, 3);
-    assert!(again.weights == whole.weights, "computed again");
-    go("parts", &[&*products], false, 2);
-    let newest = root.path().join("parts/run/checkpoints/step-000002.ckpt");
-    std::fs::remove_file(&newest).expect("the run saved its end");
-    assert!(go("parts", &[&*products], true, 3) == whole, "resumed");
 }
 
 /// How far the run's samples and blocks are from those with the weights of the file.

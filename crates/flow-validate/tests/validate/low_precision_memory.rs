@@ -104,6 +104,14 @@ fn trained_weights_that_are_multiplied_in_fp8_take_the_codes_of_the_largest() {
     // Of every token, and of 10 rows of the matrix, 66 codes in 80 bytes, a scale, and the codes in f32.
     let rows = (spec.tokens * plain.rows) as f64 + 10.0;
     assert_eq!(with.products, rows * (80.0 + 4.0 + 4.0 * 66.0));
+    // Gradients read codes of the matrix's 66 columns of 10 values in 16 bytes, and nothing is stored a second time.
+    let load = load(LowPrecisionCompute::Fp8WithDataGradient);
+    let gradients = of(&load);
+    assert_eq!(load.low_precision.transposed, 0);
+    assert_eq!(gradients.weights, without.weights);
+    let columns = 66.0 * (16.0 + 4.0 + 4.0 * 10.0);
+    let tokens = (spec.tokens * plain.rows) as f64;
+    assert_eq!(gradients.products, tokens * (80.0 + 4.0 + 4.0 * 66.0) + columns);
 }
 
 #[test]

@@ -77,18 +77,18 @@ fn large_frozen_matrices_of_blocks_are_stored_so_but_for_those_that_are_kept() {
             .map(|form| [form.rows, form.columns])
             .collect::<Vec<_>>()
     };
-    let products = LowPrecisionCompute::Fp8;
-    assert_eq!(trained(products, "blocks.0.*", false), [[24, 24], [40, 24]]);
-    assert!(
-        trained(products, "blocks.0.*", true).is_empty(),
-        "these are frozen"
-    );
-    for other in [
-        LowPrecisionCompute::Storage,
-        LowPrecisionCompute::Fp8WithDataGradient,
-    ] {
-        assert!(trained(other, "blocks.0.*", false).is_empty(), "{other:?}");
+    for products in [LowPrecisionCompute::Fp8, LowPrecisionCompute::Fp8WithDataGradient] {
+        assert_eq!(
+            trained(products, "blocks.0.*", false),
+            [[24, 24], [40, 24]],
+            "{products:?}"
+        );
+        assert!(
+            trained(products, "blocks.0.*", true).is_empty(),
+            "{products:?}: these are frozen"
+        );
     }
+    assert!(trained(LowPrecisionCompute::Storage, "blocks.0.*", false).is_empty());
 
     let (layout, spec) = layout(true);
     let rule = LowPrecisionRule {

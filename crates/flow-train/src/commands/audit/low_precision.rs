@@ -40,7 +40,7 @@ impl LowPrecision {
         config: &Config,
     ) -> impl Iterator<Item = Option<&'a Self>> + use<'a> {
         let has_frozen = config.model.finetune == Finetune::Lora;
-        let suits = |low: &&Self| has_frozen || low.compute == LowPrecisionCompute::Fp8;
+        let suits = |low: &&Self| has_frozen || low.compute.quantises_activations();
         std::iter::once(None).chain(found.filter(suits).map(Some))
     }
 
