@@ -1,6 +1,6 @@
 //! Ranks over TCP and threads: what they gather, and what is said when one is missing.
 
-use flow_exchange::{Alone, Exchange, HostValues, Lanes, Lost, Values, in_process, tcp};
+use flow_exchange::{Alone, Exchange, HostValues, Lanes, Lost, ValueType, Values, in_process, tcp};
 use flow_rendezvous::{Launch, Launcher, Membership, RendezvousError, StorePlace, StoreServer};
 use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, mpsc};
@@ -147,6 +147,60 @@ fn a_row_is_put_together_from_the_parts_of_all_ranks_and_values_go_to_one_rank_a
     let mut row = HostValues(vec![1.0, 2.0]);
     Alone.share(&mut row, &[2]).unwrap();
     assert_eq!(row.0, [1.0, 2.0]);
+}
+
+/// Values of 16 bits, as f32.
+struct Narrow(Vec<f32>);
+
+impl Values for Narrow {
+    fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    fn value_type(&self) -> ValueType {
+        ValueType::Bf16
+    }
+
+    fn read(&self) -> Vec<f32> {
+        self.0.clone()
+    }
+
+    fn write(&mut self, values: Vec<f32>) {
+        self.0 = values;
+    }
+
+    fn as_any(&mut self) -> &mut dyn std::any::Any {
+        self
+    }
+}
+
+#[test]
+fn a_row_of_16_bits_keeps_every_bit_of_them() {
+    // Numbers of all sizes and signs, subnormal ones, zeros and infinities, as upper halves of weights may be.
+    let bits: Vec<u32> = (0..=0xFFFFu32)
+        .step_by(5)
+        .chain([0x0001, 0x8000, 0x7F80, 0xFF80])
+        .map(|upper| upper << 16)
+        .filter(|bits| !f32::from_bits(*bits).is_nan())
+        .collect();
+    let counts = [bits.len() / 2, 0, bits.len() - bits.len() / 2];
+    let (_server, tcp) = over_tcp(3, PATIENCE);
+    for ranks in [tcp, in_process(3, PATIENCE)] {
+        let all = bits.clone();
+        let rows = on_each(ranks, move |exchange| {
+            let own = exchange.world().rank;
+            let begin: usize = counts[..own].iter().sum();
+            let part = begin..begin + counts[own];
+            let value = |(at, bits): (usize, &u32)| match part.contains(&at) {
+                true => f32::from_bits(*bits),
+                false => -0.0,
+            };
+            let mut row = Narrow(all.iter().enumerate().map(value).collect());
+            exchange.share(&mut row, &counts).unwrap();
+            row.0.into_iter().map(f32::to_bits).collect::<Vec<u32>>()
+        });
+        assert!(rows.iter().all(|row| *row == bits));
+    }
 }
 
 #[test]

@@ -194,7 +194,8 @@ impl Distribution {
         Ok(self.gather(&mine)?.contains(&true))
     }
 
-    /// Compares weights and moments of all ranks, bit by bit; of what is shared out, each rank has its own.
+    /// Compares weights and moments of all ranks, bit by bit, as far as all have them: of what is shared out, each rank has its own, and of
+    /// weights whose lower halves are shared out all have the upper ones.
     ///
     /// # Errors
     /// [`TrainError::ReplicasDiffer`] with the first rank that has others than rank 0.
@@ -245,7 +246,7 @@ impl TrainState {
         let current = &self.weights.current;
         let trained = self.optimizer.trained().iter().enumerate();
         for (index, _) in trained.filter(|(index, trained)| **trained && !current.is_in_parts(*index)) {
-            add(current.host(index));
+            add(current.common_host(index));
         }
         let are_everywhere = self.optimizer.shards().is_none();
         let moments = self.optimizer.moments().iter().flatten();

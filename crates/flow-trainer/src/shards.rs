@@ -4,15 +4,19 @@
 //! stepped. A weight's step reads its own sum of gradients, its own moments and the norm of all sums, which every rank has, so that it
 //! has the same bits whoever takes it.
 //!
+//! Of a weight in two halves the rank that steps it may keep the lower one alone ([`Weights::keep_lower_halves`]): models read the upper one, so that
+//! nothing else is given. What is stored in 16 bits travels in 16 bits, and everything else in f32.
+//!
 //! Of weights that ranks have parts of each rank has the moments of its part and steps that; nothing of it is given to the others.
 
 use flow_core::device::ComputeDevice;
 use flow_core::split_f32::SplitF32;
 use flow_core::{BlockWeights, Kernels, ParamLayout, RawTensor, Weights, cpu};
-use flow_exchange::{Exchange, Lost, World};
+use flow_exchange::{Exchange, Lost, ValueType, World};
 use flow_exchange_cube::FlatTensor;
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Values that are shared at a time: 256 MiB, of all ranks together.
 const AT_ONCE: usize = 1 << 26;
@@ -114,6 +118,14 @@ impl Shards {
         self.owners[index] == Some(self.own)
     }
 
+    /// Whether this rank keeps the lower half of each weight, one flag each: of those that it has the moments of.
+    pub(crate) fn kept_lower_halves(&self) -> Arc<[bool]> {
+        let weights = 0..self.owners.len();
+        weights
+            .map(|index| self.is_own(index) || self.counts(index).is_some())
+            .collect()
+    }
+
     /// Gives every rank the weights that were `stepped` (one flag each, the same on all ranks), from the ranks that stepped them.
     ///
     /// # Errors
@@ -123,12 +135,39 @@ impl Shards {
         exchange: &dyn Exchange,
         weights: &mut Weights,
         stepped: &[bool],
+        on: (&dyn Kernels, &ComputeDevice),
+    ) -> Result<(), Lost> {
+        // Alike on all ranks.
+        let is_narrow: Vec<bool> = (0..stepped.len())
+            .map(|index| weights.is_narrow_everywhere(index))
+            .collect();
+        for (of, narrow) in [(ValueType::F32, false), (ValueType::Bf16, true)] {
+            let of_type = stepped.iter().zip(&is_narrow);
+            let of_type: Vec<bool> = of_type
+                .map(|(stepped, is_narrow)| *stepped && *is_narrow == narrow)
+                .collect();
+            self.share_as(of, exchange, weights, &of_type, on)?;
+        }
+        exchange.settle()
+    }
+
+    /// Gives every rank the weights that were `stepped`, in a type: f32, which is the whole of them, or the 16 bits that are stored.
+    fn share_as(
+        &self,
+        of: ValueType,
+        exchange: &dyn Exchange,
+        weights: &mut Weights,
+        stepped: &[bool],
         (kernels, device): (&dyn Kernels, &ComputeDevice),
     ) -> Result<(), Lost> {
         let layout = weights.layout().clone();
         let shape = |index: usize| &layout.specs()[index].shape[..];
         for batch in self.batches(&layout, stepped, AT_ONCE) {
-            let values = weights.values(&batch[self.own], kernels);
+            let stored = |index: &usize| weights.stored()[*index].clone();
+            let values = match of {
+                ValueType::F32 => weights.values(&batch[self.own], kernels),
+                ValueType::Bf16 => batch[self.own].iter().map(stored).collect(),
+            };
             let counts = batch.iter().map(|of_rank| count(&layout, of_rank));
             let counts: Vec<usize> = counts.collect();
             let all = batch.concat();
@@ -137,7 +176,7 @@ impl Shards {
                 true => (own.next(), shape(*index)),
                 false => (None, shape(*index)),
             });
-            let mut row = FlatTensor::pack(device, parts);
+            let mut row = FlatTensor::pack_as(device, of, parts);
             drop(values);
             exchange.share(&mut row, &counts)?;
             let shared = row.unpack(all.iter().map(|index| shape(*index)));
@@ -145,7 +184,7 @@ impl Shards {
             let theirs = theirs.filter(|(index, _)| !self.is_own(*index));
             put(weights, theirs.collect(), (kernels, device));
         }
-        exchange.settle()
+        Ok(())
     }
 
     /// The weights that are shared at a time, by their owner: of each rank about as many values as of the others, at least one weight of a
@@ -181,7 +220,7 @@ fn count(layout: &ParamLayout, indices: &[usize]) -> usize {
     indices.iter().map(|index| size(layout, *index)).sum()
 }
 
-/// Puts f32 values in the places of weights, as these are stored: what recorded calls read stays where it is.
+/// Puts values in the places of weights, as these are stored, in halves those in f32: what recorded calls read stays where it is.
 fn put(
     weights: &mut Weights,
     values: BTreeMap<usize, RawTensor>,

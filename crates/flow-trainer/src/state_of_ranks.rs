@@ -72,7 +72,7 @@ fn requested(bytes: &[u8]) -> Result<Option<(usize, Which)>, ()> {
     )))
 }
 
-/// Asks rank `owner` for a moment of `count` values of the weight at `index`. All others are in [`give`].
+/// Asks rank `owner` for the `count` values of the weight at `index`, or of a moment of it. All others are in [`give`].
 ///
 /// # Errors
 /// If a rank is lost.
@@ -156,7 +156,7 @@ pub(crate) fn give(exchange: &dyn Exchange, optimizer: &AdamW, sets: &Sets<'_>) 
             }
         };
         let counts = shards.counts(index);
-        let owner = shards.owner(index).filter(|_| !matches!(which, Which::Value(_)));
+        let owner = shards.owner(index);
         let givers: Vec<usize> = match (counts, owner) {
             (Some(counts), _) => others(counts).map(|(rank, _)| rank).collect(),
             (None, Some(owner)) => vec![owner],

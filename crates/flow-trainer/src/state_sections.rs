@@ -57,8 +57,8 @@ pub(crate) const PREVIOUS_WEIGHTS: &str = "previous";
 pub(crate) type Holders<'a> = (&'a AdamW, &'a dyn Exchange);
 
 /// Adds the weights of a set that are to be `held`, by their place in the layout; `number` is that of the set. Each comes to the host when its
-/// turn to be written has come: all at once would be the whole state a second time. Parts of other ranks are asked for then; these are
-/// in [`state_of_ranks::give`] meanwhile, until [`state_of_ranks::end`].
+/// turn to be written has come: all at once would be the whole state a second time. Parts of other ranks, and values whose lower half another
+/// rank has, are asked for then; these are in [`state_of_ranks::give`] meanwhile, until [`state_of_ranks::end`].
 pub(crate) fn add_weights<'a>(
     writer: &mut CheckpointWriter<'a>,
     (set, number): (&str, usize),
@@ -70,16 +70,16 @@ pub(crate) fn add_weights<'a>(
     for (index, spec) in specs.filter(|(index, _)| held(*index)) {
         let name = format!("{set}/{}", spec.name);
         let counts = counts_of(optimizer, index).filter(|_| weights.is_in_parts(index));
+        let owner = optimizer.shards().and_then(|shards| shards.owner(index));
+        let owner = owner.filter(|_| weights.lacks_lower_half(index));
         writer.section_streamed(&name, bytes(spec), move |out| {
-            let values = match counts {
-                Some(counts) => {
-                    let of = (index, Which::Value(number));
-                    state_of_ranks::ask_all(exchange, of, counts, weights.own_host(index))
-                        .map_err(io::Error::other)?
-                }
-                None => weights.host(index),
+            let of = (index, Which::Value(number));
+            let values = match (counts, owner) {
+                (Some(counts), _) => state_of_ranks::ask_all(exchange, of, counts, weights.own_host(index)),
+                (None, Some(owner)) => state_of_ranks::ask(exchange, owner, of, spec.shape.iter().product()),
+                (None, None) => Ok(weights.host(index)),
             };
-            write_values(out, &values)
+            write_values(out, &values.map_err(io::Error::other)?)
         })?;
     }
     Ok(())

@@ -4,7 +4,7 @@
 //!
 //! | part | values |
 //! |---|---|
-//! | weights | `W`; on a GPU that computes in bf16, half of what is frozen, and of what is trained if it is stored in bf16; of the weights of blocks, an even share on several processes that share them out; what the accelerator `low_precision` stores takes a byte a value and 4 a row, or in NF4 half a byte a value and 2 for each 64 of a row, with `data_gradient = "fp8"` again a byte a value and 4 a column, and the largest such matrix stands there widened as well |
+//! | weights | `W`; on a GPU that computes in bf16, half of what is frozen, and of what is trained if it is stored in bf16; of the weights of blocks, an even share on several processes that share them out; of the lower halves of trained weights, which a GPU that computes in bf16 keeps beside what models read, an even share on several processes that share out the optimizer's state, where all weights are trained and no copy of them is kept (beside a reference alone they are shared out as well, but counted whole); what the accelerator `low_precision` stores takes a byte a value and 4 a row, or in NF4 half a byte a value and 2 for each 64 of a row, with `data_gradient = "fp8"` again a byte a value and 4 a column, and the largest such matrix stands there widened as well |
 //! | products in FP8 | with `compute = "fp8"`, of the product that takes most: the codes of its activations, or with `data_gradient = "fp8"` of its gradients, and these widened, as they are where a device multiplies no FP8; of trained weights as much for the largest matrix, with `data_gradient = "fp8"` or its transpose |
 //! | whole blocks | where processes share out weights: five times the largest block as it is stored: the one that computes, the next one, and three rows of a block that are on their way between processes |
 //! | gradients | `2 T`: those added up over micro-batches, and those of the call under way, which may be bf16. Where processes share out trained blocks, one block of the call under way, and three rows of it, of 256 MiB at most, on their way between processes; the sums are whole until a process's last unit of an update, so an even share where it has one |
@@ -80,6 +80,8 @@ pub struct Load {
     pub text_tokens: usize,
     /// Processes over which the optimizer's moments are shared out; 1 where each has all.
     pub moment_shards: usize,
+    /// Processes over which the lower halves of whole trained weights are shared out; 1 where each has all, or these are not in halves.
+    pub lower_half_shards: usize,
     /// Processes over which the weights of blocks are shared out; 1 where each has all.
     pub weight_shards: usize,
     /// Whether it is trained weights of blocks that are shared out: no adapters stand on them.
@@ -214,6 +216,7 @@ impl Load {
                 },
             },
             moment_shards: 1,
+            lower_half_shards: 1,
             weight_shards: 1,
             shards_trained: false,
             one_unit: false,
@@ -254,10 +257,18 @@ impl Load {
     /// That of one of `ranks` processes which train as one run.
     #[must_use]
     pub fn on_ranks(self, config: &Config, ranks: usize) -> Self {
+        let is_in_halves = is_bf16_gpu(config) && config.optimizer.weights == WeightStorage::F32;
+        // An average follows all bits everywhere, and so may a copy of the algorithm.
+        let are_followed = self.copies > config.sampling.staleness;
+        let shares_halves = is_in_halves && !are_followed && config.model.finetune == Finetune::Full;
         Self {
             moment_shards: match config.distributed.shard {
                 Shard::Optimizer | Shard::Weights => ranks.max(1),
                 Shard::None => 1,
+            },
+            lower_half_shards: match config.distributed.shard {
+                Shard::Optimizer | Shard::Weights if shares_halves => ranks.max(1),
+                Shard::Optimizer | Shard::Weights | Shard::None => 1,
             },
             weight_shards: match config.distributed.shard {
                 Shard::Weights => ranks.max(1),
@@ -340,6 +351,10 @@ impl MemoryEstimate {
             false => (0.0, 0.0, elsewhere),
         };
         let trained_here = trained - trained_elsewhere;
+        // Two bytes of each value that is not in parts.
+        let lower_halves = bytes(2, trained_here - trained_parts);
+        let lower_elsewhere = lower_halves * (1.0 - 1.0 / load.lower_half_shards as f64);
+        let trained_weights = bytes(stored.trained, trained_here) - lower_elsewhere;
         // Of blocks in parts there is the one that backward is at.
         let under_way = match load.shards_trained {
             true => trained - of_blocks + largest,
@@ -361,8 +376,8 @@ impl MemoryEstimate {
         // Nothing beside a part is in the type of models: blocks are gathered in it.
         let of_copy = bytes(stored.copy, trained_here - trained_parts) + BYTES * trained_parts;
         Self {
-            weights: bytes(stored.trained, trained_here) + frozen + widened,
-            trained_weights: bytes(stored.trained, trained_here),
+            weights: trained_weights + frozen + widened,
+            trained_weights,
             // Two whole ones, and three rows on their way: what this process gives of two of them, and what it gets.
             whole_blocks: 5.0 * bytes(stored.frozen, largest),
             gradients: bytes(stored.gradient, under_way),

@@ -141,10 +141,14 @@ fn of_weights(config: &Config, model: &Trained<'_>, estimate: &MemoryEstimate) -
         MemoryRow {
             part: of_trained.into(),
             what: format!(
-                "{} values, trained, in {}{}",
+                "{} values, trained, in {}{}{}",
                 count(model.values),
                 dtype(trained),
-                of_blocks(true)
+                of_blocks(true),
+                match model.load.lower_half_shards {
+                    1 => String::new(),
+                    shards => format!(", lower halves shared out over {shards} processes"),
+                }
             ),
             bytes: estimate.trained_weights,
             when: WITH_MODEL.into(),

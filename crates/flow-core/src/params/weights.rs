@@ -1,5 +1,6 @@
 //! The values of a layout's weights.
 
+mod lower_halves;
 mod parts;
 mod storage;
 
@@ -28,6 +29,8 @@ pub struct Weights {
     /// Values, or upper halves of those that have a lower half.
     values: Arc<Vec<RawTensor>>,
     lowers: Arc<Vec<Option<RawTensor>>>,
+    /// By place in the layout, whether this process keeps the lower half; it keeps all where processes share out none.
+    kept_lowers: Option<Arc<[bool]>>,
     device: ComputeDevice,
     copies: OnceLock<Arc<Vec<RawTensor>>>,
     stored: Option<Stored>,
@@ -243,6 +246,7 @@ impl Weights {
         Self {
             layout,
             lowers: Arc::new(vec![None; values.len()]),
+            kept_lowers: None,
             values: Arc::new(values),
             device: device.clone(),
             copies: OnceLock::new(),
@@ -328,8 +332,12 @@ impl Weights {
     }
 
     /// The values at `indices`: as they are stored, or put together from their halves by `kernels`.
+    ///
+    /// # Panics
+    /// If another process has the lower half of one.
     pub fn values(&self, indices: &[usize], kernels: &dyn Kernels) -> Vec<RawTensor> {
         let halves = |index: &usize| {
+            self.expect_lower_half(*index);
             let lower = self.lowers[*index].clone()?;
             let upper = self.values[*index].clone();
             Some(SplitF32 { upper, lower })
@@ -496,11 +504,11 @@ impl Weights {
     /// Mutable values, none of them in halves. Those still held by a view or a snapshot are copied when a kernel writes them.
     ///
     /// # Panics
-    /// If processes have parts of some: [`update`](Self::update) changes those.
+    /// If processes have parts of some: [`update`](Self::update) changes those. If another process has the lower half of one.
     pub fn values_mut(&mut self) -> &mut [RawTensor] {
         assert!(self.parts.is_none(), "weights in parts are changed by an update");
         for index in 0..self.values.len() {
-            if self.lowers[index].is_some() {
+            if self.lowers[index].is_some() || self.lacks_lower_half(index) {
                 let (values, device) = (self.host(index), self.device.clone());
                 let shape = &self.layout.specs()[index].shape;
                 let value = device.with_persistent_allocation(|| device.plain(values, shape));
@@ -530,7 +538,7 @@ impl Weights {
     /// The values at `index` on the host, row-major.
     ///
     /// # Panics
-    /// If processes have parts of them: none of these has all.
+    /// If processes have parts of them: none of these has all. If another process has their lower half.
     pub fn host(&self, index: usize) -> Vec<f32> {
         assert!(
             !self.is_in_parts(index),
@@ -540,6 +548,7 @@ impl Weights {
         if let Some(of) = self.low_precision(index) {
             return of.host(&self.values[index]);
         }
+        self.expect_lower_half(index);
         self.stored_on_host(index)
     }
 

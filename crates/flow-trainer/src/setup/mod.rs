@@ -446,7 +446,7 @@ pub fn trainer_with_model<A: Algorithm>(
     let explorer = exploration::explorer(config, environment, &acceleration, (tokens, &others[..]))?;
     let average = average(config)?;
     let absent = model.absent.clone();
-    let state = first_state(
+    let (state, whole) = first_state(
         config,
         environment,
         &algorithm,
@@ -454,6 +454,7 @@ pub fn trainer_with_model<A: Algorithm>(
         &distribution,
         average.is_some(),
     )?;
+    notices.extend(whole);
     let scored = (&prompts[..], &evaluation);
     let (rewards, evaluation_rewards) =
         rewards::of_run(config, environment, &*dataset, scored, records.is_some())?;
@@ -489,7 +490,8 @@ pub fn trainer_with_model<A: Algorithm>(
     })
 }
 
-/// What a run begins with: the policy's weights with the copies that are kept of them, their optimizer, and the networks beside them.
+/// What a run begins with: the policy's weights with the copies that are kept of them, their optimizer, and the networks beside them. And a
+/// notice if processes share out the optimizer's state, but not the lower halves of weights.
 fn first_state<A: Algorithm>(
     config: &Config,
     environment: &Environment<'_>,
@@ -497,11 +499,11 @@ fn first_state<A: Algorithm>(
     model: ModelParts,
     distribution: &Distribution,
     has_average: bool,
-) -> Result<TrainState, TrainError> {
+) -> Result<(TrainState, Option<String>), TrainError> {
     // Averages are f32, in one piece.
     let slow = || model.weights.whole(&*environment.plan.kernels);
     let networks = networks::networks(config, environment, algorithm, &model);
-    let weights = PolicyWeights {
+    let mut weights = PolicyWeights {
         average: has_average.then(slow),
         old: algorithm.keeps(SlowCopy::Old).then(slow),
         sampling: algorithm.keeps(SlowCopy::Sampling).then(slow),
@@ -510,17 +512,26 @@ fn first_state<A: Algorithm>(
         teachers: teachers::teachers(config, environment, &model, algorithm.teachers())?,
         current: model.weights,
     };
-    let layout = weights.current.layout();
     let shards = distribution.shards(&weights.current, &model.trained);
+    let whole = shards
+        .as_ref()
+        .and_then(|shards| weights.share_lower_halves(shards));
+    let notice = whole.map(|reason| {
+        format!(
+            "processes share out moments, but no halves of weights, and 4 bytes of a value travel: {reason}"
+        )
+    });
+    let layout = weights.current.layout();
     let device = &environment.device;
     let optimizer = AdamW::sharded(optimizer_settings(config), layout, model.trained, shards, device);
-    Ok(TrainState {
+    let state = TrainState {
         iteration: 0,
         weights,
         optimizer,
         networks,
         memory: Memory::default(),
-    })
+    };
+    Ok((state, notice))
 }
 
 /// A sampler with the kernels of `acceleration`, for pictures of the first size.

@@ -1,5 +1,7 @@
 //! The plan of shares, and steps of a state that is shared out beside those of a whole one.
 
+mod lower_halves;
+
 use super::{Shards, count, size};
 use crate::optimizer::{Accumulated, AdamW, AdamWSettings, MomentStorage, RateSchedule};
 use burn::tensor::FloatDType;
@@ -7,7 +9,9 @@ use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
 use flow_core::params::LayoutBuilder;
 use flow_core::rng::{Purpose, Stream};
-use flow_core::{Drawn, Init, Kernels, ModelSpec, ParamLayout, ParamView, WeightStorage, Weights, split_f32};
+use flow_core::{
+    Drawn, Init, Kernels, ModelSpec, ParamLayout, ParamView, RawTensor, WeightStorage, Weights, split_f32,
+};
 use flow_exchange::{Exchange, Lanes, World, in_process};
 use flow_exchange_cube::{BlockExchange, BlockParts};
 use flow_kernels::CpuKernels;
@@ -102,6 +106,15 @@ fn settings() -> AdamWSettings {
     }
 }
 
+/// The gradient of the weight at `index` in a step.
+fn gradient(device: &ComputeDevice, layout: &ParamLayout, index: usize, number: u32) -> RawTensor {
+    let mut values = vec![0.0; size(layout, index)];
+    Stream::new(5, Purpose::Test)
+        .at(index as u64, number)
+        .fill_normal(&mut values);
+    device.plain(values, &layout.specs()[index].shape)
+}
+
 /// Weights, one of them frozen and one of them without a gradient, and the bits of what steps leave: of the weights, of what models see of
 /// them, and of the moments that are here.
 fn after_steps(exchange: &dyn Exchange, is_shared: bool, storage: WeightStorage) -> [Vec<Vec<u32>>; 3] {
@@ -120,15 +133,11 @@ fn after_steps(exchange: &dyn Exchange, is_shared: bool, storage: WeightStorage)
     for number in 1..=4 {
         // Made now, so that steps have to bring them up to date.
         drop(seen(&weights));
-        let gradient = |index: usize| {
-            let mut values = vec![0.0; size(&layout, index)];
-            Stream::new(5, Purpose::Test)
-                .at(index as u64, number)
-                .fill_normal(&mut values);
-            stepped[index].then(|| device.plain(values, &layout.specs()[index].shape))
-        };
+        let gradients = stepped.iter().enumerate();
+        let gradients =
+            gradients.map(|(index, stepped)| stepped.then(|| gradient(&device, &layout, index, number)));
         let mut sums = Accumulated::of(1);
-        sums.add(&kernels, all.iter().map(|index| gradient(*index)).collect());
+        sums.add(&kernels, gradients.collect());
         optimizer.step(&kernels, &device, &mut weights, sums).unwrap();
         optimizer
             .share(
@@ -217,13 +226,7 @@ fn after_steps_of_a_block(exchange: Arc<dyn Exchange>, storage: WeightStorage) -
     let mut optimizer = AdamW::sharded(settings(), &layout, trained, shards, &device);
     let lanes = Lanes::new(world.ranks);
     for number in 1..=4 {
-        let gradient = |index: usize| {
-            let mut values = vec![0.0; size(&layout, index)];
-            Stream::new(5, Purpose::Test)
-                .at(index as u64, number)
-                .fill_normal(&mut values);
-            Some(device.plain(values, &layout.specs()[index].shape))
-        };
+        let gradient = |index: usize| Some(gradient(&device, &layout, index, number));
         let mut sums = Accumulated::in_lanes(1, lanes);
         match number as usize % world.ranks == world.rank {
             true => sums.add_to(world.rank, &kernels, (0..5).map(gradient).collect()),

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 impl<A: Algorithm> Trainer<A, Acceleration> {
     /// Writes the weights of a run that came to its end below `folder`, and gives the paths: [`export`], of the rank that writes files. Where
-    /// ranks have parts of the trained weights, they are taken from the checkpoint of the last iteration, and no other rank is needed.
+    /// ranks have parts of the trained weights, or one alone has their lower halves, they are taken from the checkpoint of the last iteration, and no other rank is needed.
     ///
     /// # Errors
     /// If a file cannot be written, or that checkpoint not be read.
@@ -27,7 +27,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         metadata: &BTreeMap<String, String>,
     ) -> Result<Vec<PathBuf>, TrainError> {
         let state = &self.state;
-        if !state.has_trained_parts() {
+        if !state.lacks_trained_values() {
             return export(&state.weights, model, config, folder, metadata);
         }
         let files = self.files.as_ref().expect("the first rank writes the run");

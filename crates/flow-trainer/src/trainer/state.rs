@@ -2,6 +2,7 @@
 
 use crate::algorithm::{Memory, NetworkRole, SamplingWeights, SlowCopy};
 use crate::optimizer::AdamW;
+use crate::shards::Shards;
 use flow_core::device::ComputeDevice;
 use flow_core::{Changing, CoreError, Kernels, ParamKind, Weights};
 use std::collections::BTreeMap;
@@ -47,6 +48,13 @@ impl TrainState {
     /// Whether there are weights that are not trained and that no process has whole.
     pub(super) fn has_frozen_parts(&self) -> bool {
         self.has_parts(false)
+    }
+
+    /// Whether there are weights that are trained and of which this process has a part alone, or no lower half.
+    pub(super) fn lacks_trained_values(&self) -> bool {
+        let current = &self.weights.current;
+        let is_shared = (0..current.layout().len()).any(|index| current.shares_lower_half(index));
+        is_shared || self.has_trained_parts()
     }
 
     /// Whether there are weights that are trained and that no process has whole.
@@ -242,6 +250,29 @@ impl PolicyWeights {
             }
         }
         Ok(())
+    }
+
+    /// Shares out the lower halves of the trained weights, and of their copies in halves, as the optimizer's state is: each stays on the rank that
+    /// steps it. Gives the reason if every rank keeps all of them although weights are whole and in halves.
+    pub(crate) fn share_lower_halves(&mut self, shards: &Shards) -> Option<&'static str> {
+        let followers = [&self.average, &self.old, &self.sampling];
+        let reason = if followers.iter().any(|set| set.is_some()) {
+            Some("the average, or the slower policy of the algorithm, follows all 32 bits on every process")
+        } else if self.current.layout().has_adapters() {
+            Some("the first process writes adapters from its own weights, and they are small")
+        } else {
+            None
+        };
+        if reason.is_some() {
+            // Of parts there is one lower half anyway.
+            return reason.filter(|_| self.current.has_halves() && self.current.blocks().is_none());
+        }
+        let kept = shards.kept_lower_halves();
+        // Those before the last update are begun as a clone of the trained ones.
+        for set in std::iter::once(&mut self.current).chain(&mut self.reference) {
+            set.keep_lower_halves(kept.clone());
+        }
+        None
     }
 
     pub(super) fn follow(

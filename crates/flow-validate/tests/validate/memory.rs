@@ -31,6 +31,7 @@ fn the_estimate_is_the_documented_sum_and_is_refused_above_the_memory_only() {
             },
             text_tokens: WordsText::default().tokens,
             moment_shards: 1,
+            lower_half_shards: 1,
             weight_shards: 1,
             shards_trained: false,
             one_unit: false,
@@ -231,6 +232,31 @@ fn blocks_that_are_computed_again_count_with_their_inputs_and_the_largest_one() 
         activations("policy = \"block-skip\"\nevery = 2"),
         last + blocks[1] + 2.0 * input + blocks[2]
     );
+}
+
+#[test]
+fn lower_halves_are_in_parts_where_processes_share_out_the_optimizer_and_nothing_follows_whole_weights() {
+    let text = "config_version = 1\n[device]\nkind = \"cuda\"\ndtype = \"bf16\"\n[distributed]\nshard = \"optimizer\"\n";
+    // Of the 10 weights 7 are trained; all four processes have the upper halves.
+    let (shared, whole) = (7.0 * 2.0 + 7.0 * 2.0 / 4.0, 7.0 * 4.0);
+    for (keys, trained) in [
+        ("", shared),
+        ("[sampling]\nstaleness = 1\n", shared),
+        ("[ema]\nenabled = true\n", whole),
+        ("[model]\nfinetune = \"lora\"\n", whole),
+        ("[optimizer]\nweights = \"bf16\"\n", 7.0 * 2.0),
+    ] {
+        let config = parse_str(&format!("{text}{keys}")).expect("right").config;
+        let load = Load::of(&config, &CATALOG);
+        let estimate =
+            |ranks: usize| MemoryEstimate::new(&layout(), &spec(), 7, &load.on_ranks(&config, ranks));
+        let found = estimate(4);
+        assert_eq!(found.trained_weights, trained, "{keys}");
+        assert_eq!(found.weights, trained + 3.0 * 2.0, "{keys}");
+        assert_eq!(found.moments, 7.0 * 8.0 / 4.0, "{keys}");
+        let alone = 7.0 * load.stored.trained as f64;
+        assert_eq!(estimate(1).trained_weights, alone, "{keys}");
+    }
 }
 
 #[test]

@@ -56,12 +56,14 @@ impl Weights {
         if let Some(stored) = &mut self.stored {
             stored.storage = storage;
         }
+        let kept = self.kept_lowers.clone();
+        let is_kept = |index: usize| kept.as_ref().is_none_or(|kept| kept[index]);
         self.convert(|index, value| match storage {
             _ if !trained[index] || value.dtype() != DType::F32 => None,
             WeightStorage::Whole => None,
             WeightStorage::SplitF32 => {
                 let SplitF32 { upper, lower } = kernels.ops().weights.split(value);
-                Some((upper, Some(lower)))
+                Some((upper, is_kept(index).then_some(lower)))
             }
             WeightStorage::Narrow => Some((cast(value, FloatDType::BF16), None)),
         });
@@ -75,6 +77,9 @@ impl Weights {
     }
 
     /// The same values, those that are trained in f32, in one piece.
+    ///
+    /// # Panics
+    /// If another process has the lower half of one.
     #[must_use]
     pub fn whole(&self, kernels: &dyn Kernels) -> Self {
         let mut whole = self.clone();
