@@ -252,6 +252,19 @@ fn what_cannot_be_encoded_or_decoded_is_said_before_anything_is_written() {
         &place.fail(2, &["decode", "model", "four.safetensors"]),
         &["4 channels", "have 16"],
     );
+    // Latents of another pipeline have as many channels and mean something else.
+    test_support::write_pipeline_folder("flux-dev", &place.path("other"));
+    let size = ["--size", "48x64", "--out", "of_sd3.safetensors"];
+    place.succeed(&[&["encode", "model", "pictures"], &size[..]].concat());
+    contains(
+        &place.fail(2, &["decode", "other", "of_sd3.safetensors"]),
+        &[
+            "of_sd3.safetensors",
+            "are of a `StableDiffusion3Pipeline`",
+            "is a `FluxPipeline`",
+            "the folder that they were encoded with",
+        ],
+    );
     let mut values = vec![0.0; 64];
     values[5] = f32::NAN;
     save(&place, "nan.safetensors", &[("latents", &[1, 16, 2, 2], &values)]);
