@@ -343,6 +343,12 @@ fn what_is_wrong_with_a_folder_or_its_prompts_is_said_with_what_to_do() {
     contains(&one, &["prompts.txt", "data.test_path"]);
     let none = place.fail(2, &["check", "folder.toml", "--set", "data.path=none.txt"]);
     contains(&none, &["none.txt"]);
+    // What is no fault is a note.
+    fs::write(place.path("prompts.txt"), format!("{PROMPTS}a cat and a dog\n")).unwrap();
+    let dry = place.run(&["train", "folder.toml", "--dry-run"]);
+    contains(&dry.stderr, &["1 prompt(s) are there more than once", "(line 6)"]);
+    let said = train(&place, &["--set", "run.steps=1"]);
+    contains(&said, &["1 prompt(s) are there more than once", "(line 6)"]);
 }
 
 #[test]
