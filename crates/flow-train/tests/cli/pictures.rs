@@ -92,8 +92,8 @@ fn off(place: &Place, file: &str, unit_chw: &[f32]) -> f32 {
 fn decode_makes_the_pictures_that_diffusers_makes_of_the_same_latents() {
     let place = place("sd3");
     // What the pipeline of diffusers had after its last step, and what it made of it.
-    let (_, latents) = tensor(&place, "model/pictures.safetensors", "latents.4").unwrap();
-    let (_, image) = tensor(&place, "model/pictures.safetensors", "image").unwrap();
+    let (_, latents) = tensor(&place, "model/oracle.safetensors", "latents.4").unwrap();
+    let (_, image) = tensor(&place, "model/oracle.safetensors", "image").unwrap();
     save(
         &place,
         "two.safetensors",
