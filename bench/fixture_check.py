@@ -19,6 +19,8 @@ from two_streams import Flux, QwenImage, pack, unpack
 TOLERANCES = {"sd3-tiny": 1e-5, "flux-tiny": 5e-5, "qwen-image-tiny": 1e-5}
 # Rows and columns of tokens, which no config says.
 GRIDS = {"flux-tiny": (Flux, 4, 6), "qwen-image-tiny": (QwenImage, 4, 6)}
+# Folders of the networks that others have, too.
+NETWORKS = {"flux-tiny": "flux-lora", "qwen-image-tiny": "qwen-image-lora"}
 CONDITION = ("encoder_hidden_states", "pooled_projections", "guidance")
 
 
@@ -26,9 +28,9 @@ def distance(found, wanted):
     return ((found - wanted).double().norm() / wanted.double().norm().clamp_min(1e-30)).item()
 
 
-def inputs_and_model(name, folder, recorded):
+def inputs_and_model(name, network, recorded):
     """The model, its latents, and how its velocity is compared."""
-    settings = json.loads((folder / "config.json").read_text())
+    settings = json.loads((network / "config.json").read_text())
     given = recorded["in.hidden_states"]
     if name == "sd3-tiny":
         settings["latent_height"], settings["latent_width"] = given.shape[2:]
@@ -40,8 +42,12 @@ def inputs_and_model(name, folder, recorded):
 
 def check(name, folder):
     recorded = load_file(folder / "io.safetensors")
-    model, x, of_timestep, compared = inputs_and_model(name, folder, recorded)
-    model.load_state_dict(load_file(folder / "diffusion_pytorch_model.safetensors"), strict=True)
+    network = folder.parent / NETWORKS.get(name, name)
+    model, x, of_timestep, compared = inputs_and_model(name, network, recorded)
+    weights = {}
+    for shard in sorted(network.glob("diffusion_pytorch_model*.safetensors")):
+        weights |= load_file(shard)
+    model.load_state_dict(weights, strict=True)
     condition = [recorded[f"in.{key}"] for key in CONDITION if f"in.{key}" in recorded]
     velocity = compared(model(x, recorded["in.timestep"] / of_timestep, *condition))
     velocity.backward(recorded["grad_out"])

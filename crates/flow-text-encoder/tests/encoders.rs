@@ -20,19 +20,20 @@ use std::sync::Arc;
 
 #[test]
 fn clips_hidden_states_and_pooled_embeddings_are_those_of_transformers() {
-    for (name, activation) in [
-        ("clip-l", ClipActivation::QuickGelu),
-        ("clip-l-eos", ClipActivation::QuickGelu),
-        ("clip-l-plain", ClipActivation::QuickGelu),
-        ("clip-g", ClipActivation::Gelu),
+    for (name, folder, activation) in [
+        ("clip-l", CLIP_L, ClipActivation::QuickGelu),
+        ("clip-l-eos", CLIP_L_END, ClipActivation::QuickGelu),
+        ("clip-l-plain", CLIP_L_PLAIN, ClipActivation::QuickGelu),
+        ("clip-g", CLIP_G, ClipActivation::Gelu),
     ] {
-        let folder = format!("text/{name}");
         assert_eq!(
-            ClipText::open(&fixture(&folder)).unwrap().config().activation,
+            ClipText::open(&fixture(folder)).unwrap().config().activation,
             activation
         );
-        let recorded = Recorded::read(&format!("{folder}/io.safetensors"));
-        let output = clip(&folder, &recorded.tokens());
+        // Every prompt ends with the largest id.
+        let of = if name == "clip-l-eos" { "clip-l" } else { name };
+        let recorded = Recorded::read(&format!("text/{of}/io.safetensors"));
+        let output = clip(folder, &recorded.tokens());
         let bound = OF_CLIP_AND_QWEN;
         near(&output.penultimate, &recorded, "hidden_states.penultimate", bound);
         near(
@@ -56,7 +57,7 @@ fn clips_hidden_states_and_pooled_embeddings_are_those_of_transformers() {
 
 #[test]
 fn clip_pools_at_the_end_token_of_its_config_and_at_the_largest_id_where_that_is_2() {
-    let folder = "text/clip-l";
+    let folder = CLIP_L;
     let weights = weights(&ClipText::open(&fixture(folder)).unwrap(), folder);
     // The id 2 of the config is legacy: it is a token like any other, and the largest id is pooled, its first occurrence.
     let tokens = Tokens::new(vec![vec![812, 2, 7, 813, 813, 9, 813]]).unwrap();
@@ -77,18 +78,17 @@ fn clip_pools_at_the_end_token_of_its_config_and_at_the_largest_id_where_that_is
 
 #[test]
 fn t5_and_umt5_are_those_of_transformers_with_and_without_a_mask() {
-    for name in ["t5", "umt5"] {
-        let folder = format!("text/{name}");
-        let recorded = Recorded::read(&format!("{folder}/io.safetensors"));
+    for (name, folder) in [("t5", T5), ("umt5", UMT5)] {
+        let recorded = Recorded::read(&format!("text/{name}/io.safetensors"));
         let tokens = recorded.tokens();
         for attention in [
             Arc::new(CpuAttention) as Arc<dyn AttentionBackend>,
             Arc::new(ReferenceAttention),
         ] {
             let plan = plan_of(attention);
-            let attended = t5(&folder, &tokens, Padding::Attended, &plan);
+            let attended = t5(folder, &tokens, Padding::Attended, &plan);
             near(&attended, &recorded, "out_without_mask", OF_T5);
-            let masked = t5(&folder, &tokens, Padding::Masked, &plan);
+            let masked = t5(folder, &tokens, Padding::Masked, &plan);
             let is_text = |row: usize| {
                 tokens
                     .kept(row / tokens.length())
@@ -101,8 +101,8 @@ fn t5_and_umt5_are_those_of_transformers_with_and_without_a_mask() {
 
 #[test]
 fn qwens_hidden_state_after_the_final_norm_is_that_of_transformers() {
-    let encoder = QwenText::open(&fixture("text/qwen25vl")).unwrap();
-    let weights = weights(&encoder, "text/qwen25vl");
+    let encoder = QwenText::open(&fixture(QWEN)).unwrap();
+    let weights = weights(&encoder, QWEN);
     let recorded = Recorded::read("text/qwen25vl/io.safetensors");
     let tokens = recorded.tokens();
     let last = encoder.encode(&exec(&weights, &plan()), &tokens).unwrap();
@@ -158,18 +158,17 @@ impl AttentionBackend for WithoutBias {
 
 #[test]
 fn where_a_backend_adds_no_bias_t5_is_computed_without_it_and_the_log_says_so() {
-    for name in ["t5", "umt5"] {
-        let folder = format!("text/{name}");
-        let recorded = Recorded::read(&format!("{folder}/io.safetensors"));
+    for (name, folder) in [("t5", T5), ("umt5", UMT5)] {
+        let recorded = Recorded::read(&format!("text/{name}/io.safetensors"));
         let tokens = recorded.tokens();
         let plan = plan_of(Arc::new(WithoutBias));
         near(
-            &t5(&folder, &tokens, Padding::Attended, &plan),
+            &t5(folder, &tokens, Padding::Attended, &plan),
             &recorded,
             "out_without_mask",
             OF_T5,
         );
-        let masked = t5(&folder, &tokens, Padding::Masked, &plan);
+        let masked = t5(folder, &tokens, Padding::Masked, &plan);
         let is_text = |row: usize| {
             tokens
                 .kept(row / tokens.length())
@@ -195,10 +194,10 @@ fn padding_before_a_prompt_changes_nothing_but_its_place() {
     let padded = [vec![480; padding], prompt].concat();
     let mask = [vec![false; padding], vec![true; 5]].concat();
     let padded = Tokens::with_mask(vec![padded], vec![mask]).unwrap();
-    let qwen = QwenText::open(&fixture("text/qwen25vl")).unwrap();
-    let of_qwen = weights(&qwen, "text/qwen25vl");
-    let umt5 = T5Encoder::open(&fixture("text/umt5")).unwrap();
-    let of_umt5 = weights(&umt5, "text/umt5");
+    let qwen = QwenText::open(&fixture(QWEN)).unwrap();
+    let of_qwen = weights(&qwen, QWEN);
+    let umt5 = T5Encoder::open(&fixture(UMT5)).unwrap();
+    let of_umt5 = weights(&umt5, UMT5);
     let encode = |tokens: &Tokens| {
         let plan = plan();
         [
@@ -221,7 +220,7 @@ fn padding_before_a_prompt_changes_nothing_but_its_place() {
 
 #[test]
 fn the_same_prompt_has_the_same_bits_in_any_batch() {
-    let folder = "text/t5";
+    let folder = T5;
     let tokens = Recorded::read("text/t5/io.safetensors").tokens();
     let all = host(&t5(folder, &tokens, Padding::Attended, &plan()));
     let of_one = all.len() / tokens.batch();
@@ -238,8 +237,8 @@ fn the_same_prompt_has_the_same_bits_in_any_batch() {
 
 #[test]
 fn a_t5_whose_table_of_positions_is_trained_stops_with_the_reason() {
-    let encoder = T5Encoder::open(&fixture("text/t5")).unwrap();
-    let weights = weights(&encoder, "text/t5");
+    let encoder = T5Encoder::open(&fixture(T5)).unwrap();
+    let weights = weights(&encoder, T5);
     let tokens = Tokens::new(vec![vec![4, 39, 1]]).unwrap();
     let trained = |which: fn(&str) -> bool| -> Arc<[bool]> {
         encoder
@@ -268,7 +267,7 @@ fn a_t5_whose_table_of_positions_is_trained_stops_with_the_reason() {
 
 #[test]
 fn tokens_of_another_model_or_too_many_are_refused_with_the_reason() {
-    let folder = "text/clip-l";
+    let folder = CLIP_L;
     let encoder = ClipText::open(&fixture(folder)).unwrap();
     let weights = weights(&encoder, folder);
     let exec = exec(&weights, &plan());
@@ -299,8 +298,8 @@ fn tokens_of_another_model_or_too_many_are_refused_with_the_reason() {
         mask.contains("the mask has 1 rows, the first of 1; the tokens are 1 rows of 2"),
         "{mask}"
     );
-    let umt5 = T5Encoder::open(&fixture("text/umt5")).unwrap();
-    let of_umt5 = common::weights(&umt5, "text/umt5");
+    let umt5 = T5Encoder::open(&fixture(UMT5)).unwrap();
+    let of_umt5 = common::weights(&umt5, UMT5);
     let unmasked = Tokens::new(vec![vec![5, 1]]).unwrap();
     let unmasked = umt5.encode(&common::exec(&of_umt5, &plan()), &unmasked, Padding::Masked);
     assert!(
@@ -313,9 +312,8 @@ fn tokens_of_another_model_or_too_many_are_refused_with_the_reason() {
 
 #[test]
 fn a_clip_whose_end_token_is_not_in_a_prompt_is_refused() {
-    let folder = "text/clip-l-eos";
-    let encoder = ClipText::open(&fixture(folder)).unwrap();
-    let weights = weights(&encoder, folder);
+    let encoder = ClipText::open(&fixture(CLIP_L_END)).unwrap();
+    let weights = weights(&encoder, CLIP_L);
     let tokens = Tokens::new(vec![vec![812, 813], vec![812, 5]]).unwrap();
     let error = encoder
         .encode(&exec(&weights, &plan()), &tokens)
@@ -326,7 +324,7 @@ fn a_clip_whose_end_token_is_not_in_a_prompt_is_refused() {
 
 #[test]
 fn weights_in_bf16_are_those_values_in_f32() {
-    let folder = "text/t5";
+    let folder = T5;
     let encoder = T5Encoder::open(&fixture(folder)).unwrap();
     let whole = weights(&encoder, folder);
     let directory = tempfile::tempdir().unwrap();

@@ -25,6 +25,11 @@ fn tensors(path: &str) -> Tensors {
         .collect()
 }
 
+/// The one file of weights in a folder of the fixtures.
+fn weights_of(folder: &str) -> String {
+    format!("{folder}/model.safetensors")
+}
+
 fn write(path: &Path, tensors: &Tensors) {
     let views = tensors.iter().map(|(name, (dtype, shape, bytes))| {
         (
@@ -65,9 +70,9 @@ fn refused(encoder: &dyn TextEncoder, folder: &Path) -> String {
 
 #[test]
 fn clip_loads_with_and_without_the_prefix_and_leaves_out_what_is_not_text() {
-    let encoder = ClipText::open(&fixture("text/clip-l-plain")).unwrap();
-    let before = tensors("text/clip-l-plain/model.safetensors");
-    let (wanted, _) = loaded(&encoder, &fixture("text/clip-l-plain"));
+    let encoder = ClipText::open(&fixture(CLIP_L_PLAIN)).unwrap();
+    let before = tensors(&weights_of(CLIP_L_PLAIN));
+    let (wanted, _) = loaded(&encoder, &fixture(CLIP_L_PLAIN));
     let bare = renamed(before.clone(), |name| name.replacen("text_model.", "", 1));
     assert!(loaded(&encoder, folder(&bare).path()) == (wanted.clone(), Loaded::default()));
     // A file of both towers, with the buffer of old versions.
@@ -88,9 +93,9 @@ fn clip_loads_with_and_without_the_prefix_and_leaves_out_what_is_not_text() {
 
 #[test]
 fn t5_loads_with_either_name_of_its_embedding_or_both() {
-    let encoder = T5Encoder::open(&fixture("text/t5")).unwrap();
-    let before = tensors("text/t5/model.safetensors");
-    let (wanted, _) = loaded(&encoder, &fixture("text/t5"));
+    let encoder = T5Encoder::open(&fixture(T5)).unwrap();
+    let before = tensors(&weights_of(T5));
+    let (wanted, _) = loaded(&encoder, &fixture(T5));
     let alias = "encoder.embed_tokens.weight";
     let other = renamed(before.clone(), |name| name.replace("shared.weight", alias));
     assert!(loaded(&encoder, folder(&other).path()) == (wanted.clone(), Loaded::default()));
@@ -107,7 +112,7 @@ fn t5_loads_with_either_name_of_its_embedding_or_both() {
 
 #[test]
 fn umt5_wants_a_table_for_every_block_and_t5_for_the_first_alone() {
-    let umt5 = T5Encoder::open(&fixture("text/umt5")).unwrap();
+    let umt5 = T5Encoder::open(&fixture(UMT5)).unwrap();
     let count = |encoder: &T5Encoder| {
         let names = encoder.layout().specs().iter().map(|spec| &spec.name);
         names
@@ -115,8 +120,8 @@ fn umt5_wants_a_table_for_every_block_and_t5_for_the_first_alone() {
             .count()
     };
     assert_eq!(count(&umt5), 2);
-    assert_eq!(count(&T5Encoder::open(&fixture("text/t5")).unwrap()), 1);
-    let mut without = tensors("text/umt5/model.safetensors");
+    assert_eq!(count(&T5Encoder::open(&fixture(T5)).unwrap()), 1);
+    let mut without = tensors(&weights_of(UMT5));
     without.retain(|name, _| name != "encoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight");
     let problem = refused(&umt5, folder(&without).path());
     assert!(problem.contains("missing from the file (1):"), "{problem}");
@@ -128,8 +133,8 @@ fn umt5_wants_a_table_for_every_block_and_t5_for_the_first_alone() {
 
 #[test]
 fn of_qwen_neither_the_visual_tower_nor_the_head_for_words_is_looked_at() {
-    let encoder = QwenText::open(&fixture("text/qwen25vl")).unwrap();
-    let (wanted, found) = loaded(&encoder, &fixture("text/qwen25vl"));
+    let encoder = QwenText::open(&fixture(QWEN)).unwrap();
+    let (wanted, found) = loaded(&encoder, &fixture(QWEN));
     assert!(found.ignored.contains(&"lm_head.weight".into()));
     assert!(
         found
@@ -138,7 +143,7 @@ fn of_qwen_neither_the_visual_tower_nor_the_head_for_words_is_looked_at() {
             .all(|name| name == "lm_head.weight" || name.starts_with("visual."))
     );
     // Whatever they hold: another precision, values that are no numbers.
-    let mut strange = tensors("text/qwen25vl/model.safetensors");
+    let mut strange = tensors(&weights_of(QWEN));
     for (name, tensor) in &mut strange {
         if name.starts_with("visual.") || name == "lm_head.weight" {
             *tensor = (Dtype::F8_E4M3, vec![2], vec![0x7F; 2]);
@@ -186,9 +191,9 @@ fn shards_are_loaded_by_their_index_and_a_missing_one_is_named() {
 
 #[test]
 fn a_variant_is_loaded_from_its_own_files_and_one_that_is_not_there_is_refused() {
-    let encoder = T5Encoder::open(&fixture("text/t5")).unwrap();
-    let (wanted, _) = loaded(&encoder, &fixture("text/t5"));
-    let before = tensors("text/t5/model.safetensors");
+    let encoder = T5Encoder::open(&fixture(T5)).unwrap();
+    let (wanted, _) = loaded(&encoder, &fixture(T5));
+    let before = tensors(&weights_of(T5));
     let place = folder(&Tensors::new());
     let path = |name: &str| place.path().join(name);
     write(&path("model.bf16.safetensors"), &before);
@@ -217,8 +222,8 @@ fn a_variant_is_loaded_from_its_own_files_and_one_that_is_not_there_is_refused()
 
 #[test]
 fn everything_that_does_not_fit_is_reported_at_once() {
-    let encoder = ClipText::open(&fixture("text/clip-l-plain")).unwrap();
-    let mut wrong = tensors("text/clip-l-plain/model.safetensors");
+    let encoder = ClipText::open(&fixture(CLIP_L_PLAIN)).unwrap();
+    let mut wrong = tensors(&weights_of(CLIP_L_PLAIN));
     let moved = wrong
         .remove("text_model.encoder.layers.0.mlp.fc1.weight")
         .unwrap();
@@ -245,8 +250,8 @@ fn everything_that_does_not_fit_is_reported_at_once() {
 
 #[test]
 fn weights_in_eight_bits_pointers_of_lfs_and_values_that_are_no_numbers_are_refused() {
-    let encoder = T5Encoder::open(&fixture("text/t5")).unwrap();
-    let before = tensors("text/t5/model.safetensors");
+    let encoder = T5Encoder::open(&fixture(T5)).unwrap();
+    let before = tensors(&weights_of(T5));
     let mut narrow = before.clone();
     let (_, shape, _) = narrow["shared.weight"].clone();
     let count = shape.iter().product();
@@ -311,7 +316,7 @@ fn folders_of_something_else_say_what_to_name_instead() {
     assert!(problem.contains("cannot read `config.json` in it"), "{problem}");
     assert!(open(&pipeline.path().join("nowhere")).contains("there is no such folder"));
     let empty = refused(
-        &T5Encoder::open(&fixture("text/t5")).unwrap(),
+        &T5Encoder::open(&fixture(T5)).unwrap(),
         &pipeline.path().join("text_encoder"),
     );
     assert!(empty.contains("holds no `*.safetensors`"), "{empty}");

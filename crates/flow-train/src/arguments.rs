@@ -302,9 +302,14 @@ pub struct SampleArguments {
     /// Steps of the sampler; without it, `evaluation.steps`, or the default of the diffusers folder's pipeline
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub steps: Option<u16>,
-    /// Guidance scale; without it, `evaluation.guidance_scale`, or the default of the diffusers folder's pipeline
+    /// Guidance scale; without it, `evaluation.guidance_scale`, or the default of the diffusers folder's pipeline. Of the folder of
+    /// FLUX.1-dev it is the scale that the model embeds
     #[arg(long, value_name = "SCALE")]
     pub guidance: Option<f64>,
+    /// Scale of classifier-free guidance, by a second branch, beside the one that the model of the folder embeds (FLUX.1-dev); without
+    /// it 1, no second branch. It is `true_cfg_scale` of diffusers
+    #[arg(long, value_name = "SCALE", value_parser = guidance_scale)]
+    pub true_cfg: Option<f64>,
     /// What the second branch of guidance is told; without it, `text.negative_prompt`
     #[arg(long, value_name = "TEXT")]
     pub negative_prompt: Option<String>,
@@ -323,6 +328,16 @@ pub struct SampleArguments {
     pub gif: bool,
     #[command(flatten)]
     pub there: ThereAlready,
+}
+
+/// A guidance scale, with the bounds of `sampling.guidance_scale`.
+fn guidance_scale(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(scale) if (0.0..=100.0).contains(&scale) => Ok(scale),
+        _ => Err(format!(
+            "`{text}` is no guidance scale; name a number from 0 to 100, such as 3.5"
+        )),
+    }
 }
 
 #[derive(Debug, Args)]

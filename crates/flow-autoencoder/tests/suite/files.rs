@@ -1,6 +1,6 @@
 //! Folders that are wrong, and inputs that do not fit: what is said of them.
 
-use crate::common::{fixture, fixture_autoencoder, normal, with_exec};
+use crate::common::{KL, fixture, fixture_autoencoder, normal, with_exec};
 use flow_autoencoder::{AutoencoderError, Latent, Options, Pictures, Tiling, config_of, open};
 use flow_core::device::ComputeDevice;
 use flow_models::{StoredDtype, save};
@@ -22,7 +22,7 @@ fn message(path: &Path) -> String {
 fn folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for file in ["config.json", WEIGHTS] {
-        fs::copy(fixture("kl").join(file), folder.path().join(file)).unwrap();
+        fs::copy(fixture(KL).join(file), folder.path().join(file)).unwrap();
     }
     folder
 }
@@ -34,7 +34,7 @@ fn a_pipelines_folder_stands_for_its_autoencoder() {
     let (inner, _) = open(&fixture("pipelines/sd3/vae"), &device).unwrap();
     assert_eq!(outer.spec(), inner.spec());
     assert_eq!(
-        config_of(&fixture("kl")).unwrap().scaling(),
+        config_of(&fixture(KL)).unwrap().scaling(),
         *fixture_autoencoder("kl").0.scaling()
     );
 }
@@ -58,7 +58,7 @@ fn a_wrong_folder_is_told_what_it_is_and_where_to_look() {
     assert!(said.contains("there is nothing at this path"), "{said}");
     let said = message(empty.path());
     assert!(said.contains("it has no `config.json`"), "{said}");
-    let said = message(&fixture("kl").join(WEIGHTS));
+    let said = message(&fixture(KL).join(WEIGHTS));
     assert!(
         said.contains("it is a file; name the folder that it lies in"),
         "{said}"
@@ -103,7 +103,7 @@ fn files_that_are_missing_or_only_pointers_are_named() {
     }
 
     let truncated = folder();
-    let bytes = fs::read(fixture("kl").join(WEIGHTS)).unwrap();
+    let bytes = fs::read(fixture(KL).join(WEIGHTS)).unwrap();
     fs::write(truncated.path().join(WEIGHTS), &bytes[..bytes.len() / 2]).unwrap();
     let said = message(truncated.path());
     assert!(said.contains("it is truncated or damaged"), "{said}");
@@ -112,7 +112,7 @@ fn files_that_are_missing_or_only_pointers_are_named() {
 #[test]
 fn weights_of_another_size_are_listed() {
     let folder = folder();
-    let settings = fs::read_to_string(fixture("kl").join("config.json")).unwrap();
+    let settings = fs::read_to_string(fixture(KL).join("config.json")).unwrap();
     let settings = settings.replacen("    12,", "    20,", 1);
     fs::write(folder.path().join("config.json"), settings).unwrap();
     let said = message(folder.path());

@@ -1,7 +1,7 @@
 //! `AutoencoderKL` against diffusers.
 
 use crate::common::{
-    check_parity, decode, encode, fixture_autoencoder, host, noise, normal, tensor, tensors, with_exec,
+    KL, check_parity, decode, encode, fixture_autoencoder, host, noise, normal, tensor, tensors, with_exec,
 };
 use burn::backend::DispatchTensor;
 use flow_autoencoder::{Autoencoder, AutoencoderConfig, Latent, Options, Pictures, Tiling};
@@ -118,7 +118,7 @@ fn pictures_no_larger_than_a_tile_are_not_tiled() {
 #[test]
 fn convolutions_of_one_tap_come_behind_the_encoder_and_before_the_decoder() {
     let (plain, plain_weights) = fixture_autoencoder("kl");
-    let text = std::fs::read_to_string(crate::common::fixture("kl/config.json")).unwrap();
+    let text = std::fs::read_to_string(crate::common::fixture(KL).join("config.json")).unwrap();
     let mut settings: serde_json::Value = serde_json::from_str(&text).unwrap();
     for key in ["use_quant_conv", "use_post_quant_conv"] {
         settings[key] = true.into();

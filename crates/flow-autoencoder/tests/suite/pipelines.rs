@@ -1,6 +1,6 @@
 //! Pictures of whole pipelines of diffusers, from the latents of their last step.
 
-use crate::common::{Named, decode, fixture_autoencoder, host, tensors, with_exec};
+use crate::common::{Named, decode, fixture_autoencoder, host, recorded_pipeline, with_exec};
 use burn::tensor::Tensor;
 use flow_autoencoder::{LatentScaling, Options, Pictures, ScaledLatent};
 use flow_core::LatentShape;
@@ -32,7 +32,7 @@ fn rows(io: &Named, values: usize) -> Tensor<2> {
 
 #[test]
 fn stable_diffusion_3_has_one_factor_and_shift() {
-    let io = tensors("pipelines/sd3/pictures.safetensors");
+    let io = recorded_pipeline("sd3/oracle.safetensors");
     let shape = LatentShape {
         channels: 16,
         frames: 1,
@@ -55,7 +55,7 @@ fn stable_diffusion_3_has_one_factor_and_shift() {
 
 #[test]
 fn qwen_image_has_means_and_deviations_by_channel() {
-    let io = tensors("pipelines/qwen-image/pictures.safetensors");
+    let io = recorded_pipeline("qwen-image/oracle.safetensors");
     // Two by two pixels of 16 channels are a token: [B, 4 · 3, 16 · 2 · 2], channels before rows before columns.
     let packed: Tensor<6> = rows(&io, 12 * 64).reshape([2, 4, 3, 16, 2, 2]);
     let latent = packed.permute([0, 3, 1, 4, 2, 5]).reshape([2, 16, 8, 6]);
@@ -65,7 +65,7 @@ fn qwen_image_has_means_and_deviations_by_channel() {
 
 #[test]
 fn wan_makes_five_frames_of_two() {
-    let io = tensors("pipelines/wan/pictures.safetensors");
+    let io = recorded_pipeline("wan/oracle_unipc.safetensors");
     let shape = LatentShape {
         channels: 16,
         frames: 2,
@@ -101,7 +101,7 @@ fn scaling_there_and_back_changes_nothing_but_rounding() {
 
 #[test]
 fn a_batch_of_a_pipeline_is_its_samples() {
-    let io = tensors("pipelines/wan/pictures.safetensors");
+    let io = recorded_pipeline("wan/oracle_unipc.safetensors");
     let (autoencoder, weights) = fixture_autoencoder("pipelines/wan");
     let shape = autoencoder.latent_shape(5, 32, 48).unwrap();
     let latent = ScaledLatent::of_rows(rows(&io, shape.values()), shape).unwrap();

@@ -110,6 +110,22 @@ fn every_bad_line_of_json_is_named_by_its_number() {
 }
 
 #[test]
+fn a_key_that_is_twice_in_a_line_of_json_is_refused_where_the_last_would_count() {
+    let text = "{\"prompt\": \"a\", \"box\": {\"x\": 1}}\n\
+                {\"prompt\": \"a\", \"n\": 1, \"prompt\": \"b\"}\n\
+                {\"prompt\": \"c\", \"n\": 1, \"\\u006e\": 1}\n";
+    refused(
+        "p.jsonl",
+        text,
+        &[
+            "2 line(s) cannot be read",
+            "line 2: `prompt` is there twice; keep one of them",
+            "line 3: `n` is there twice",
+        ],
+    );
+}
+
+#[test]
 fn tables_are_read_with_quotes_and_line_breaks_and_any_delimiter() {
     let wanted = ["a cat, sitting", "say \"hi\"", "two\nlines", "plain"];
     let table =

@@ -15,16 +15,16 @@ const ROWS: usize = 4;
 const COLUMNS: usize = 6;
 const VALUES: usize = 16 * 2 * ROWS * 2 * COLUMNS;
 
-/// The fixture's model: its latents are 8 × 12, which its config does not say.
+/// The fixture's model, which the LoRA files have, too: its latents are 8 × 12 here, which its config does not say.
 fn fixture_model(device: &ComputeDevice) -> (Arc<dyn Architecture>, Weights) {
-    let text = std::fs::read(fixture("flux-tiny/config.json")).unwrap();
+    let text = std::fs::read(fixture("flux-lora/config.json")).unwrap();
     let mut settings: serde_json::Value = serde_json::from_slice(&text).unwrap();
     settings["latent_height"] = (2 * ROWS).into();
     settings["latent_width"] = (2 * COLUMNS).into();
     let mut registry = ModelRegistry::new();
     flow_models::register(&mut registry).expect("a new registry");
     let model = registry.build("flux", &settings, device).unwrap();
-    let path = fixture("flux-tiny/diffusion_pytorch_model.safetensors");
+    let path = fixture("flux-lora/diffusion_pytorch_model.safetensors.index.json");
     let (weights, loaded) = load(&*model, &path, device).unwrap();
     assert_eq!(loaded.kept, Vec::<String>::new());
     (model, weights)

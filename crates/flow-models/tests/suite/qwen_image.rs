@@ -18,16 +18,16 @@ const VALUES: usize = 16 * 2 * ROWS * 2 * COLUMNS;
 const TEXT: usize = 9;
 const CHANNELS: usize = 32;
 
-/// The fixtures' model: its latents are 8 × 12, which its config does not say.
+/// The fixtures' model, which the LoRA files have, too: its latents are 8 × 12 here, which its config does not say.
 fn fixture_model(device: &ComputeDevice) -> (Arc<dyn Architecture>, Weights) {
-    let text = std::fs::read(fixture("qwen-image-tiny/config.json")).unwrap();
+    let text = std::fs::read(fixture("qwen-image-lora/config.json")).unwrap();
     let mut settings: serde_json::Value = serde_json::from_slice(&text).unwrap();
     settings["latent_height"] = (2 * ROWS).into();
     settings["latent_width"] = (2 * COLUMNS).into();
     let mut registry = ModelRegistry::new();
     flow_models::register(&mut registry).expect("a new registry");
     let model = registry.build("qwen-image", &settings, device).unwrap();
-    let path = fixture("qwen-image-tiny/diffusion_pytorch_model.safetensors");
+    let path = fixture("qwen-image-lora/diffusion_pytorch_model.safetensors");
     let (weights, loaded) = load(&*model, &path, device).unwrap();
     assert_eq!(loaded.kept, Vec::<String>::new());
     (model, weights)
@@ -157,7 +157,7 @@ fn a_width_that_nothing_reads_is_no_difference_to_another_model() {
     let device = ComputeDevice::cpu();
     let (model, _) = fixture_model(&device);
     let folder = tempfile::tempdir().unwrap();
-    let text = std::fs::read(fixture("qwen-image-tiny/config.json")).unwrap();
+    let text = std::fs::read(fixture("qwen-image-lora/config.json")).unwrap();
     let mut config: serde_json::Value = serde_json::from_slice(&text).unwrap();
     // The first published `config.json` has it.
     config["pooled_projection_dim"] = 768.into();
@@ -165,7 +165,7 @@ fn a_width_that_nothing_reads_is_no_difference_to_another_model() {
         std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
         let weights = folder.path().join("diffusion_pytorch_model.safetensors");
         std::fs::copy(
-            fixture("qwen-image-tiny/diffusion_pytorch_model.safetensors"),
+            fixture("qwen-image-lora/diffusion_pytorch_model.safetensors"),
             weights,
         )
         .unwrap();

@@ -18,6 +18,16 @@ use std::sync::Arc;
 pub const OF_CLIP_AND_QWEN: f32 = 1e-5;
 pub const OF_T5: f32 = 5e-5;
 
+/// Folders of the networks that the recordings in `text` are of: encoders of the small pipelines.
+pub const CLIP_L: &str = "pipelines/sd3/text_encoder";
+pub const CLIP_L_PLAIN: &str = "pipelines/flux-dev/text_encoder";
+pub const CLIP_G: &str = "pipelines/sd3/text_encoder_2";
+pub const T5: &str = "pipelines/flux-dev/text_encoder_2";
+pub const UMT5: &str = "pipelines/wan/text_encoder";
+pub const QWEN: &str = "pipelines/qwen-image/text_encoder";
+/// The config of [`CLIP_L`] with its end token in the place of the legacy one; the weights are the same.
+pub const CLIP_L_END: &str = "text/clip-l-eos";
+
 pub fn fixture(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/fixtures")
@@ -125,7 +135,7 @@ pub fn exec<'w>(weights: &'w Weights, plan: &Arc<Backends>) -> Exec<'w> {
 
 pub fn clip(folder: &str, tokens: &Tokens) -> ClipOutput {
     let encoder = ClipText::open(&fixture(folder)).unwrap();
-    let weights = weights(&encoder, folder);
+    let weights = weights(&encoder, if folder == CLIP_L_END { CLIP_L } else { folder });
     encoder.encode(&exec(&weights, &plan()), tokens).unwrap()
 }
 

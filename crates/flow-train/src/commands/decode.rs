@@ -1,6 +1,6 @@
 //! `decode`: latents of a diffusers folder to pictures and videos.
 
-use super::{CommandContext, config_report::ConfigUse};
+use super::{CommandContext, config_report::ConfigUse, encode::PIPELINE_KEY};
 use crate::arguments::{ConfigArguments, DecodeArguments, ExistingFile};
 use crate::failure::{Failure, OrFailure};
 use crate::output::{self, Output};
@@ -22,6 +22,8 @@ const LATENTS: &str = "latents";
 
 /// Latents of a file.
 struct Latents {
+    /// The class of the pipeline that they are of, if the file names it.
+    pipeline: Option<String>,
     samples: usize,
     shape: LatentShape,
     values: Vec<f32>,
@@ -189,6 +191,7 @@ impl Latents {
             )));
         }
         Ok(Self {
+            pipeline: file.metadata.get(PIPELINE_KEY).cloned(),
             samples,
             shape: LatentShape {
                 channels,
@@ -203,6 +206,14 @@ impl Latents {
     /// Whether they are latents of `pipeline`.
     fn fit(&self, path: &Path, pipeline: &Pipeline) -> Result<(), Failure> {
         let wrong = |problem: String| Err(Failure::Input(format!("`{}`: {problem}", path.display())));
+        let class = pipeline.folder().class();
+        if let Some(other) = self.pipeline.as_deref().filter(|other| *other != class) {
+            return wrong(format!(
+                "`{LATENTS}` are of a `{other}`, and `{}` is a `{class}`, whose latents mean something else; decode them with the folder that \
+                 they were encoded with, or encode the pictures again with this one",
+                pipeline.folder().folder().display()
+            ));
+        }
         let channels = pipeline.latent_channels();
         if self.shape.channels != channels {
             return wrong(format!(
@@ -213,9 +224,8 @@ impl Latents {
         }
         if self.shape.frames != 1 && !pipeline.makes_videos() {
             return wrong(format!(
-                "`{LATENTS}` has {} frames, and `{}` makes pictures",
-                self.shape.frames,
-                pipeline.folder().class()
+                "`{LATENTS}` has {} frames, and `{class}` makes pictures",
+                self.shape.frames
             ));
         }
         Ok(())

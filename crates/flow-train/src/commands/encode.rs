@@ -24,6 +24,9 @@ const PIXELS: usize = 1 << 20;
 /// The file that is written if nobody names one.
 const USUAL: &str = "latents.safetensors";
 
+/// Where the metadata name the pipeline's class, whose latents and embeddings the file has.
+pub(super) const PIPELINE_KEY: &str = "flow-train.pipeline";
+
 /// A tensor to be written.
 struct Tensor {
     name: &'static str,
@@ -59,10 +62,7 @@ pub fn run(arguments: &EncodeArguments, quiet: bool) -> Result<(), Failure> {
                 "flow-train.version".to_owned(),
                 env!("CARGO_PKG_VERSION").to_owned(),
             ),
-            (
-                "flow-train.pipeline".to_owned(),
-                pipeline.folder().class().to_owned(),
-            ),
+            (PIPELINE_KEY.to_owned(), pipeline.folder().class().to_owned()),
         ]);
         if !files.is_empty() {
             tensors.push(latents(config, environment, &pipeline, &files, frames, quiet)?);

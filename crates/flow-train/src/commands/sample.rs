@@ -22,6 +22,12 @@ pub fn run(arguments: &SampleArguments, quiet: bool) -> Result<(), Failure> {
     let place = weights::instead(&arguments.config, arguments.weights.as_deref());
     // What a config says is set; a diffusers folder has its own scheduler.
     let is_folder = place.config.is_dir();
+    if let Some(scale) = arguments.true_cfg.filter(|_| !is_folder) {
+        return Err(Failure::Input(format!(
+            "`--true-cfg {scale}` is for a diffusers folder in the config's place: of a config `--guidance {scale}` is it \
+             (`evaluation.guidance_scale`), and the scale that FLUX.1-dev embeds is `sampling.embedded_guidance_scale`"
+        )));
+    }
     let place = with_options(place, arguments, is_folder);
     let context = CommandContext::read(&place, ConfigUse::Inspection)?;
     let config = context.config();

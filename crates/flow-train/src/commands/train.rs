@@ -110,12 +110,18 @@ impl Train<'_> {
             // Before the directory: an older run must not be moved aside for one that cannot begin.
             trainer.expect_files().or_bad_input()?;
         }
-        // They were shown with their places when the config was read.
+        // Those of accelerators were shown with their places when the config was read; those of the data could not be.
         drop(trainer.take_notices());
+        let notes = trainer.dataset.notes();
         if !is_first {
             return self.join(trainer);
         }
         if self.arguments.dry_run {
+            if !self.quiet {
+                notes
+                    .iter()
+                    .for_each(|notice| terminal::note(&format!("note: {notice}")));
+            }
             terminal::print(&plan::text(config, environment, &trainer)?)?;
             return terminal::line("dry run: everything was built, nothing was written");
         }
@@ -152,6 +158,7 @@ impl Train<'_> {
             }
         };
         observer.notice(&headline);
+        self.tell(&mut *observer, &notes);
         if let Some(record) = &checkpoint_plan {
             plan::checkpoint::write(record, trainer.directory().path())?;
         }

@@ -224,6 +224,14 @@ fn a_folder_of_flux_trains_all_weights_under_the_scale_that_it_embeds() {
         place.text("runs/folder/metrics.jsonl"),
         place.text("runs/other/metrics.jsonl")
     );
+    // So is a second branch, which embeds the scale, too.
+    let branches = ["--set", "sampling.guidance_scale=2", "--set", "run.name=branches"];
+    train(&place, &branches);
+    on_policy(&place, "runs/branches/metrics.jsonl", 2);
+    assert_ne!(
+        place.text("runs/folder/metrics.jsonl"),
+        place.text("runs/branches/metrics.jsonl")
+    );
     // What was trained is a transformer of the pipeline again.
     let eval = place.succeed(&["eval", "folder.toml", "--weights", "runs/folder/weights"]);
     contains(&eval, &["jpeg-compressibility: "]);
@@ -335,6 +343,12 @@ fn what_is_wrong_with_a_folder_or_its_prompts_is_said_with_what_to_do() {
     contains(&one, &["prompts.txt", "data.test_path"]);
     let none = place.fail(2, &["check", "folder.toml", "--set", "data.path=none.txt"]);
     contains(&none, &["none.txt"]);
+    // What is no fault is a note.
+    fs::write(place.path("prompts.txt"), format!("{PROMPTS}a cat and a dog\n")).unwrap();
+    let dry = place.run(&["train", "folder.toml", "--dry-run"]);
+    contains(&dry.stderr, &["1 prompt(s) are there more than once", "(line 6)"]);
+    let said = train(&place, &["--set", "run.steps=1"]);
+    contains(&said, &["1 prompt(s) are there more than once", "(line 6)"]);
 }
 
 #[test]
@@ -434,6 +448,56 @@ fn a_folder_alone_makes_pictures_with_its_own_scheduler_and_defaults() {
     contains(&still, &["`--gif` is for videos", "model.frames"]);
     let wrong = place.fail(2, &["sample", "model", "--prompt", "a", "--size", "48"]);
     contains(&wrong, &["`48` is no size", "1024x768"]);
+}
+
+#[test]
+fn flux_dev_has_a_second_branch_beside_the_scale_that_it_embeds_where_it_is_asked_for() {
+    let at = place("flux-dev");
+    let base = ["--prompt", "a red cube", "-n", "1", "--steps", "2"];
+    let small = ["--size", "48x64", "--set", "text.tokens=16"];
+    let sample = |out: &str, more: &[&str]| {
+        let named = ["sample", "model", "--out", out];
+        let outcome = at.run(&[&named[..], &base, &small, more].concat());
+        assert_eq!(outcome.code, Some(0), "{outcome:#?}");
+        (at.bytes(out), outcome.stderr)
+    };
+    let (plain, _) = sample("plain.png", &[]);
+    let branch = ["--true-cfg", "9", "--negative-prompt", "a cat"];
+    let (guided, said) = sample("guided.png", &branch);
+    assert!(!said.contains("negative prompt"), "{said}");
+    let empty = sample("empty.png", &["--true-cfg", "9"]).0;
+    let embedded = sample("embedded.png", &[&branch[..], &["--guidance", "1.5"]].concat()).0;
+    let weaker = ["--true-cfg", "3", "--negative-prompt", "a cat"];
+    let weaker = sample("weaker.png", &weaker).0;
+    for (other, what) in [
+        (&plain, "no second branch"),
+        (&empty, "another negative prompt"),
+        (&embedded, "another embedded scale"),
+        (&weaker, "another scale"),
+    ] {
+        assert!(guided != *other, "{what}");
+    }
+    // A scale of 1 is no second branch.
+    let unread = ["--true-cfg", "1", "--negative-prompt", "a cat"];
+    let (one, said) = sample("one.png", &unread);
+    assert!(one == plain);
+    contains(&said, &["the negative prompt is not read", "`--true-cfg`"]);
+
+    let of_config = [&["sample", "folder.toml"], &base[..], &branch].concat();
+    contains(
+        &at.fail(2, &of_config),
+        &["--true-cfg 9", "--guidance 9", "sampling.embedded_guidance_scale"],
+    );
+    for wrong in ["101", "NaN", "much"] {
+        let scale = ["sample", "model", "--prompt", "a", "--true-cfg", wrong];
+        contains(&at.fail(2, &scale), &[wrong, "from 0 to 100"]);
+    }
+    let at = place("sd3");
+    let no_embedding = [&["sample", "model"], &base[..], &small, &branch].concat();
+    contains(
+        &at.fail(2, &no_embedding),
+        &["embeds no guidance scale", "pass `--guidance 9`"],
+    );
 }
 
 /// The bytes of a safetensors file behind its header, which names the run.

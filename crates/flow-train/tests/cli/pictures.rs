@@ -92,8 +92,8 @@ fn off(place: &Place, file: &str, unit_chw: &[f32]) -> f32 {
 fn decode_makes_the_pictures_that_diffusers_makes_of_the_same_latents() {
     let place = place("sd3");
     // What the pipeline of diffusers had after its last step, and what it made of it.
-    let (_, latents) = tensor(&place, "model/pictures.safetensors", "latents.4").unwrap();
-    let (_, image) = tensor(&place, "model/pictures.safetensors", "image").unwrap();
+    let (_, latents) = tensor(&place, "model/oracle.safetensors", "latents.4").unwrap();
+    let (_, image) = tensor(&place, "model/oracle.safetensors", "image").unwrap();
     save(
         &place,
         "two.safetensors",
@@ -251,6 +251,19 @@ fn what_cannot_be_encoded_or_decoded_is_said_before_anything_is_written() {
     contains(
         &place.fail(2, &["decode", "model", "four.safetensors"]),
         &["4 channels", "have 16"],
+    );
+    // Latents of another pipeline have as many channels and mean something else.
+    test_support::write_pipeline_folder("flux-dev", &place.path("other"));
+    let size = ["--size", "48x64", "--out", "of_sd3.safetensors"];
+    place.succeed(&[&["encode", "model", "pictures"], &size[..]].concat());
+    contains(
+        &place.fail(2, &["decode", "other", "of_sd3.safetensors"]),
+        &[
+            "of_sd3.safetensors",
+            "are of a `StableDiffusion3Pipeline`",
+            "is a `FluxPipeline`",
+            "the folder that they were encoded with",
+        ],
     );
     let mut values = vec![0.0; 64];
     values[5] = f32::NAN;

@@ -3,7 +3,7 @@
 
 use burn::tensor::Tensor;
 use flow_attention::CpuAttention;
-use flow_autoencoder::{Autoencoder, Latent, Options, Pictures, open};
+use flow_autoencoder::{Autoencoder, Latent, Options, Pictures, open, open_weights};
 use flow_core::device::ComputeDevice;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::{RawTensor, leaf, plain};
@@ -15,6 +15,9 @@ use std::sync::Arc;
 
 /// What another implementation in f32 may differ by, of the largest value.
 pub const TOLERANCE: f32 = 5e-5;
+
+/// The folder of the network that `kl` is recorded of.
+pub const KL: &str = "pipelines/sd3/vae";
 
 /// Tensors by name, with their shapes.
 pub type Named = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
@@ -47,13 +50,22 @@ pub fn fixture(name: &str) -> PathBuf {
     Path::new("tests/fixtures").join(name)
 }
 
-/// Tensors of a fixture.
+/// Tensors of a fixture, but for masks.
 pub fn tensors(name: &str) -> Named {
-    let bytes = std::fs::read(fixture(name)).unwrap();
+    floats_of(&fixture(name))
+}
+
+/// What diffusers recorded of a whole small pipeline.
+pub fn recorded_pipeline(name: &str) -> Named {
+    floats_of(&Path::new("../../tests/pipelines").join(name))
+}
+
+fn floats_of(path: &Path) -> Named {
+    let bytes = std::fs::read(path).unwrap();
     let parsed = flow_models::weights::parse(&bytes).unwrap();
     let tensors = parsed.tensors.iter();
     tensors
-        .map(|it| (it.name.clone(), (it.shape.clone(), it.to_f32().unwrap())))
+        .filter_map(|it| Some((it.name.clone(), (it.shape.clone(), it.to_f32()?))))
         .collect()
 }
 
@@ -95,9 +107,15 @@ pub fn assert_near(what: &str, found: &[f32], expected: &[f32]) {
     assert!(difference <= TOLERANCE, "{what}: {difference:e}");
 }
 
-/// An autoencoder of the fixtures with its weights.
+/// An autoencoder of the fixtures with its weights. Those of `qwenimage`, which has the layers of `wan`, are `wan`'s.
 pub fn fixture_autoencoder(name: &str) -> (Autoencoder, Weights) {
-    open(&fixture(name), &ComputeDevice::cpu()).unwrap()
+    let device = ComputeDevice::cpu();
+    let opened = match name {
+        "kl" => open(&fixture(KL), &device),
+        "qwenimage" => open_weights(&fixture(name), &fixture("wan"), &device),
+        _ => open(&fixture(name), &device),
+    };
+    opened.unwrap()
 }
 
 /// Runs `task` with untracked weights.

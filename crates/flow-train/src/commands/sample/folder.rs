@@ -8,12 +8,42 @@ use flow_config::Config;
 use flow_core::Condition;
 use flow_core::rng::{Purpose, Stream};
 use flow_core::tensors::plain;
-use flow_pipeline::{EncodedPrompt, Generation, Guidance, conditions, generate};
+use flow_pipeline::{EncodedPrompt, Generation, Guidance, Pipeline, conditions, generate};
 use flow_trainer::decoder::Decoded;
 use flow_trainer::setup::{self, Environment};
 
 /// Pixels, of all frames, that are made at once; one sample at least.
 const PIXELS: usize = 1 << 20;
+
+/// The guidance of what is made.
+struct Scales {
+    /// The scale that the model embeds, if it does, in both branches.
+    embedded: Option<f32>,
+    /// The scale of classifier-free guidance; 1 for no second branch.
+    guidance: f64,
+}
+
+impl Scales {
+    /// What the arguments say, and where they are silent the pipeline.
+    fn of(arguments: &SampleArguments, pipeline: &Pipeline) -> Result<Self, Failure> {
+        let scale = arguments.guidance.unwrap_or(pipeline.defaults().guidance_scale);
+        match (pipeline.embeds_guidance(), arguments.true_cfg) {
+            (true, true_cfg) => Ok(Self {
+                embedded: Some(scale as f32),
+                guidance: true_cfg.unwrap_or(1.0),
+            }),
+            (false, None) => Ok(Self {
+                embedded: None,
+                guidance: scale,
+            }),
+            (false, Some(true_cfg)) => Err(Failure::Input(format!(
+                "`--true-cfg {true_cfg}`: the model of `{}` embeds no guidance scale, and `--guidance` is classifier-free guidance of its \
+                 own; pass `--guidance {true_cfg}`",
+                pipeline.folder().folder().display()
+            ))),
+        }
+    }
+}
 
 /// `count` images for each prompt, prompt by prompt. Image `i` starts from the noise of `seed` at address `i`. What of the arguments
 /// changes nothing is said, unless `quiet`.
@@ -26,17 +56,19 @@ pub fn make(
 ) -> Result<Vec<Decoded>, Failure> {
     let pipeline = setup::pipeline(config, environment.base, &environment.folders).or_bad_input()?;
     let steps = arguments.steps.map_or(pipeline.defaults().steps, usize::from);
-    let scale = arguments.guidance.unwrap_or(pipeline.defaults().guidance_scale);
+    let Scales {
+        embedded,
+        guidance: scale,
+    } = Scales::of(arguments, &pipeline)?;
     // The encoders first: they are dropped before the transformer is loaded.
     let texts: Vec<&str> = arguments.prompt.iter().map(String::as_str).collect();
     let negative = arguments.negative_prompt.as_deref();
-    let embeds_guidance = pipeline.embeds_guidance();
-    if !quiet && negative.is_some() && (embeds_guidance || scale == 1.0) {
-        terminal::note(match embeds_guidance {
-            true => {
-                "note: the negative prompt is not read: this model embeds the guidance scale, and has no second branch"
+    if !quiet && negative.is_some() && scale == 1.0 {
+        terminal::note(match embedded {
+            Some(_) => {
+                "note: the negative prompt is not read: this model embeds the guidance scale, and has a second branch only with `--true-cfg`"
             }
-            false => {
+            None => {
                 "note: the negative prompt is not read: the guidance scale is 1, and there is no second branch"
             }
         });
@@ -53,11 +85,10 @@ pub fn make(
         .flat_map(|prompt| std::iter::repeat_n(prompt, count))
         .collect();
     let at_once = (PIXELS / (decoder.frames() * pixels.height * pixels.width)).max(1);
-    let embedded = embeds_guidance.then_some(scale as f32);
     let mut all = Vec::with_capacity(wanted.len());
     for (part, prompts) in wanted.chunks(at_once).enumerate() {
         let condition = |prompts: &[&EncodedPrompt]| -> Condition { conditions(prompts, embedded, device) };
-        let guidance = (embedded.is_none() && scale != 1.0).then(|| Guidance {
+        let guidance = (scale != 1.0).then(|| Guidance {
             unconditional: condition(&vec![&negative; prompts.len()]),
             scale,
         });
