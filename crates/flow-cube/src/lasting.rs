@@ -25,7 +25,7 @@ mod tests {
         let streams = client.memory_report(MemoryScope::CurrentStream).streams;
         let of = |count: fn(&cubecl::MemoryUsage) -> u64| {
             let pools = streams.iter().map(|stream| &stream.pools.persistent);
-            pools.map(|pool| count(&pool.usage)).sum()
+            pools.map(|pool| count(&pool.usage)).sum::<u64>()
         };
         [of(|usage| usage.bytes_in_use), of(|usage| usage.bytes_reserved)]
     }
