@@ -7,13 +7,16 @@ use flow_accel::{Acceleration, Params};
 use flow_attention::CpuAttention;
 use flow_core::cpu::to_host;
 use flow_core::device::ComputeDevice;
+use flow_core::exec::Body;
 use flow_core::{
-    Backends, CallContext, FlowModel, InferencePass, Kernels, LayeredKernels, ModelInput, RawTensor,
-    Recorded, Recorder, Refusal, Stage, Stopped, TrainingPass, TrajectoryId, Weights, stopped,
+    Backends, CallContext, Exec, FlowModel, InferencePass, Kernels, LayeredKernels, ModelInput,
+    NoCheckpointing, RawTensor, Recorded, Recorder, Refusal, RegionEngine, Stage, Stopped, TrainingPass,
+    TrajectoryId, Weights, stopped,
 };
 use flow_kernels::CpuKernels;
 use serde_json::json;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use support::{at_work, condition, noise, noisy, registry};
 
 /// What a device does when it is asked to record.
@@ -75,14 +78,89 @@ impl Recorded for Recording {
     }
 }
 
+/// A device that counts its recordings: those that it made, and those that are there.
+#[derive(Debug, Default)]
+struct Counting {
+    made: AtomicUsize,
+    there: Arc<()>,
+}
+
+impl Recorder for Counting {
+    fn record(
+        &self,
+        inputs: &[RawTensor],
+        warm_up: &mut dyn FnMut(&[RawTensor]) -> Vec<RawTensor>,
+        compute: &mut dyn FnMut(&[RawTensor]) -> Vec<RawTensor>,
+    ) -> Result<Box<dyn Recorded>, Refusal> {
+        self.made.fetch_add(1, Ordering::Relaxed);
+        Ok(Box::new(Counted {
+            recording: Manner::Records.record(inputs, warm_up, compute)?,
+            _one: self.there.clone(),
+        }))
+    }
+
+    fn copied(&self, tensor: &RawTensor) -> RawTensor {
+        tensor.clone()
+    }
+
+    fn is_held(&self, _: &RawTensor) -> bool {
+        false
+    }
+
+    fn is_readable(&self, _: &[RawTensor]) -> bool {
+        true
+    }
+
+    fn release(&self, _: &RawTensor) {}
+}
+
+#[derive(Debug)]
+struct Counted {
+    recording: Box<dyn Recorded>,
+    _one: Arc<()>,
+}
+
+impl Recorded for Counted {
+    fn replay(&mut self, inputs: &[RawTensor]) -> Result<&[RawTensor], Refusal> {
+        self.recording.replay(inputs)
+    }
+
+    fn outputs(&self) -> &[RawTensor] {
+        self.recording.outputs()
+    }
+}
+
+/// Stands for an engine that computes blocks again.
+#[derive(Debug)]
+struct Again;
+
+impl RegionEngine for Again {
+    fn name(&self) -> &str {
+        "again"
+    }
+
+    fn run(&self, exec: &Exec<'_>, inputs: Vec<RawTensor>, body: Body) -> Vec<RawTensor> {
+        NoCheckpointing.run(exec, inputs, body)
+    }
+}
+
 fn captured(manner: Manner, model: &dyn FlowModel) -> Acceleration {
-    let base = Backends::new(
-        Arc::new(CpuAttention),
-        Arc::new(RecordingKernels {
-            kernels: Arc::new(CpuKernels::default()),
-            manner,
-        }),
-    );
+    captured_by(Arc::new(manner), Arc::new(NoCheckpointing), model)
+}
+
+fn captured_by(
+    recorder: Arc<dyn Recorder>,
+    regions: Arc<dyn RegionEngine>,
+    model: &dyn FlowModel,
+) -> Acceleration {
+    let kernels = Arc::new(RecordingKernels {
+        kernels: Arc::new(CpuKernels::default()),
+        recorder,
+    });
+    let base = Backends {
+        regions,
+        ..Backends::new(Arc::new(CpuAttention), kernels)
+    };
     let fused: Params = serde_json::from_value(json!({ "mode": "full" })).expect("an object");
     let none = Params::new();
     registry()
@@ -116,6 +194,14 @@ fn velocity(plan: &Arc<Backends>, weights: &Weights, model: &dyn FlowModel, batc
     let rollout = InferencePass::new(weights, plan.clone());
     let exec = rollout.exec(CallContext::single(Stage::Rollout));
     to_host(&exec.velocity(model, input(model, batch)).into_dispatch())
+}
+
+/// What each accelerator counted.
+fn counted(activity: &[flow_accel::Activity]) -> Vec<u64> {
+    let numbers = activity
+        .iter()
+        .map(|each| each.engagements.counted().map(|(_, times)| times).sum());
+    numbers.collect()
 }
 
 fn gradients(plan: &Arc<Backends>, weights: &Weights, model: &dyn FlowModel) -> Vec<Option<Vec<f32>>> {
@@ -191,12 +277,6 @@ fn recordings_beyond_the_number_that_is_kept_are_named_and_replays_count_what_th
         activity.iter().all(|each| each.shortfalls.is_empty()),
         "eight fit"
     );
-    let counted = |activity: &[flow_accel::Activity]| -> Vec<u64> {
-        let numbers = activity
-            .iter()
-            .map(|each| each.engagements.counted().map(|(_, times)| times).sum());
-        numbers.collect()
-    };
     let [fused, replayed] = counted(&activity)[..] else {
         panic!("two are in force")
     };
@@ -219,11 +299,43 @@ fn recordings_beyond_the_number_that_is_kept_are_named_and_replays_count_what_th
     assert_eq!(names, ["recordings_dropped"]);
 }
 
+#[test]
+fn where_blocks_are_computed_again_a_rollout_replays_the_forward_pass_of_training() {
+    let (model, weights) = noisy("dit");
+    let engines: [Arc<dyn RegionEngine>; 2] = [Arc::new(Again), Arc::new(NoCheckpointing)];
+    for (regions, there) in engines.into_iter().zip([2, 3]) {
+        let recorder = Arc::new(Counting::default());
+        let found = || {
+            let made = recorder.made.load(Ordering::Relaxed);
+            [made, Arc::strong_count(&recorder.there) - 1]
+        };
+        let records = captured_by(recorder.clone(), regions, &*model);
+        let rollout = |batch| {
+            let velocity = velocity(records.training(), &weights, &*model, batch);
+            (velocity, counted(&records.take_activity()))
+        };
+        let before = rollout(2);
+        assert_eq!(found(), [1, 1]);
+        for _ in 0..2 {
+            gradients(records.training(), &weights, &*model);
+            records.take_activity();
+            assert_eq!(
+                rollout(2),
+                before,
+                "bits and counts are those of the recording that was dropped"
+            );
+            assert_eq!(found(), [3, there]);
+        }
+        rollout(3);
+        assert_eq!(found(), [4, there + 1], "another size has a recording of its own");
+    }
+}
+
 /// The processor's kernels, with a recorder.
 #[derive(Clone, Debug)]
 struct RecordingKernels {
     kernels: Arc<dyn Kernels>,
-    manner: Manner,
+    recorder: Arc<dyn Recorder>,
 }
 
 impl LayeredKernels for RecordingKernels {
@@ -231,13 +343,13 @@ impl LayeredKernels for RecordingKernels {
         &*self.kernels
     }
     fn around(&self, kernels: Arc<dyn Kernels>) -> Arc<dyn Kernels> {
-        let manner = self.manner;
-        Arc::new(Self { kernels, manner })
+        let recorder = self.recorder.clone();
+        Arc::new(Self { kernels, recorder })
     }
     fn name(&self) -> &str {
         "recording"
     }
     fn recorder(&self) -> Option<Arc<dyn Recorder>> {
-        Some(Arc::new(self.manner))
+        Some(self.recorder.clone())
     }
 }

@@ -5,6 +5,7 @@ use crate::launch_order::{Grid, GridBlock};
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
 use flow_attention_mask::MaskTiles;
+use flow_cube::lasting::lasting_words;
 
 /// A tensor `[B, H, S, D]` on the device, with its strides in elements; the last one is 1, the others multiples of 8.
 #[derive(Clone, Debug)]
@@ -124,7 +125,7 @@ impl BlockMask {
 /// Words on the device, and how many there are: some, for a kernel that reads none.
 pub(crate) fn uploaded_words(client: &Client, words: &[u32]) -> (Handle, usize) {
     let words = if words.is_empty() { &[0; 8] } else { words };
-    (client.create_from_slice(u32::as_bytes(words)), words.len())
+    (lasting_words(client, words), words.len())
 }
 
 /// Rows of `lse` and of `delta` for a head of `queries` queries.

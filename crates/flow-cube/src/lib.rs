@@ -18,6 +18,7 @@ pub mod e4m3;
 pub mod element;
 pub mod emulator;
 pub mod issue;
+pub mod lasting;
 pub mod launch;
 #[allow(missing_docs)]
 pub mod mma;

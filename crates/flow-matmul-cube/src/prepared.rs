@@ -15,6 +15,7 @@ use cubecl::prelude::*;
 use cubecl_core::ir::features::Tma;
 use cubecl_runtime::kernel::CubeKernel;
 use cubecl_runtime::server::Handle;
+use flow_cube::lasting::lasting_words;
 use flow_cube::offline::Properties;
 
 /// The capabilities of a device that selections depend on.
@@ -215,7 +216,7 @@ struct SplitKReduction {
 impl SplitKReduction {
     fn new(client: &Client, schedule: &Schedule) -> Option<Self> {
         schedule.splits_k().then(|| Self {
-            table: client.create_from_slice(u32::as_bytes(&schedule.reduction_words())),
+            table: lasting_words(client, &schedule.reduction_words()),
             tiles: schedule.partial_tiles.len(),
             workspace_tiles: schedule.workspace_tiles(),
         })
@@ -273,7 +274,7 @@ impl Prepared {
             Plan::Wgmma { tiling, .. } => {
                 let operand_type = wgmma::select::check(&call)?;
                 check_split_k(&call, &tiling)?;
-                let upload = |words: &[u32]| client.create_from_slice(u32::as_bytes(words));
+                let upload = |words: &[u32]| lasting_words(client, words);
                 let launch = |schedule: Schedule| {
                     let (starts, words) = (schedule.starts(), schedule.words());
                     Launch {

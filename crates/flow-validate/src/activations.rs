@@ -16,7 +16,7 @@ const LAYERS_OF_A_CALL: f64 = 4.0;
 pub struct Kept {
     /// Whether they keep the results of attention.
     pub attention: bool,
-    /// Every how many linear layers one keeps its result, if any does.
+    /// Every how many linear layers of a block one keeps its result, from its first on, if any does.
     pub linear_every: Option<usize>,
 }
 
@@ -55,6 +55,10 @@ struct Recomputed {
     tokens: Option<f64>,
     /// What enters it of the text.
     text: Option<f64>,
+    /// Linear layers so far, and layers of experts, which are counted by themselves.
+    layers: [usize; 2],
+    /// What those give that keep their results.
+    results: f64,
 }
 
 impl Recomputed {
@@ -67,6 +71,16 @@ impl Recomputed {
         };
         *stream = Some(stream.map_or(values, |least| least.min(values)));
     }
+
+    /// With a layer that gives so many `values`, of experts or not: the first of them keeps its result, and each that comes `every` layers
+    /// after one that does. Layers compute about in the order of their weights.
+    fn give(&mut self, values: f64, of_experts: bool, every: Option<usize>) {
+        let layer = &mut self.layers[usize::from(of_experts)];
+        if every.is_some_and(|every| layer.is_multiple_of(every)) {
+            self.results += values;
+        }
+        *layer += 1;
+    }
 }
 
 /// Values of one row of a micro-batch, in training and without a gradient.
@@ -76,7 +90,7 @@ pub(crate) fn values_per_row(layout: &ParamLayout, spec: &ModelSpec, load: &Load
         text_tokens,
         ..
     } = *load;
-    let (mut all, mut kept, mut results, mut widest) = (0.0_f64, 0.0, 0.0, 0.0_f64);
+    let (mut all, mut kept, mut widest) = (0.0_f64, 0.0, 0.0_f64);
     let mut blocks = BTreeMap::<(&str, usize), Recomputed>::new();
     for weight in layout.specs() {
         // An adapter reads what its layer reads and adds to what that gives; its own values are few.
@@ -98,9 +112,10 @@ pub(crate) fn values_per_row(layout: &ParamLayout, spec: &ModelSpec, load: &Load
             kept += values;
             continue;
         };
-        results += rows * output as f64;
         let block = blocks.entry(block).or_default();
         block.all += values;
+        let of_experts = weight.shape.len() > 2;
+        block.give(rows * output as f64, of_experts, load.kept.linear_every);
         if weight.kind == ParamKind::Base {
             block.read(weight.rows, rows * input_channels as f64);
         }
@@ -122,7 +137,7 @@ pub(crate) fn values_per_row(layout: &ParamLayout, spec: &ModelSpec, load: &Load
         true => attention_results(spec, load),
         false => 0.0,
     };
-    let of_linear = load.kept.linear_every.map_or(0.0, |every| results / every as f64);
+    let of_linear: f64 = blocks.values().map(|block| block.results).sum();
     RowValues {
         kept: kept + inputs + of_attention + of_linear + largest + widest,
         called: all.min(LAYERS_OF_A_CALL * widest),

@@ -312,7 +312,7 @@ pub struct MemoryEstimate {
     pub activations: f64,
     /// What passes through a call without a gradient.
     pub calls: f64,
-    /// Of that, what stays during updates, as recordings of a rollout's calls have it.
+    /// Of that, what stays during updates, as recordings of forward passes, a rollout's or training's, have it to themselves.
     pub recorded_calls: f64,
     /// What a product in FP8 takes beside what a micro-batch keeps.
     pub products: f64,

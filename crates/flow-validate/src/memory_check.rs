@@ -47,7 +47,51 @@ pub(crate) fn check(
         kind.size_keys.map(|key| format!("model.{name}.{key}"))
     });
     let dimensions: Vec<&str> = dimensions.iter().flatten().map(String::as_str).collect();
-    let (first, help) = match fitting_micro_batch(config, estimate, available) {
+    let later = beyond_encoding(estimate, available).filter(|_| phase == Phase::Encoding);
+    let (first, help) = match later {
+        None => remedy(config, estimate, available, phase),
+        // Encoding elsewhere would leave a run that does not fit either.
+        Some(later) => {
+            let (key, help) = remedy(config, estimate, available, later);
+            let (_, encoding) = advice(config, Phase::Encoding);
+            let (needed, when) = (gib(estimate.at(later)), later.in_words());
+            let help = format!("it may need about {needed} {when}, too: {help}. And {encoding}");
+            (key, help)
+        }
+    };
+    // A smaller micro-batch takes fewer activations, and nothing else.
+    let related = (fits && later.unwrap_or(phase) == Phase::Update)
+        .then_some("sampling.micro_batch")
+        .into_iter()
+        .chain(dimensions);
+    let diagnostic = match fits {
+        true => Diagnostic::warning,
+        false => Diagnostic::error,
+    };
+    Some(
+        diagnostic(TOO_MUCH_MEMORY, message)
+            .path(first)
+            .related(related.filter(|key| *key != first))
+            .help(help),
+    )
+}
+
+/// The time after prompts are encoded at which most of what is more than `available` is there, if it is more at any.
+fn beyond_encoding(estimate: &MemoryEstimate, available: f64) -> Option<Phase> {
+    let later = [Phase::Rollout, Phase::Update].map(|phase| (phase, estimate.at(phase)));
+    let too_large = later.into_iter().filter(|(_, bytes)| *bytes > available);
+    let largest = too_large.max_by(|a, b| a.1.total_cmp(&b.1));
+    largest.map(|(phase, _)| phase)
+}
+
+/// The key to look at, and what to do where the run takes too much in `phase`.
+fn remedy(
+    config: &Config,
+    estimate: &MemoryEstimate,
+    available: f64,
+    phase: Phase,
+) -> (&'static str, String) {
+    match fitting_micro_batch(config, estimate, available) {
         _ if phase != Phase::Update => advice(config, phase),
         Some(fitting) => (
             "sampling.micro_batch",
@@ -66,22 +110,7 @@ pub(crate) fn check(
             "model.architecture",
             "choose a smaller model, fewer images per iteration, or a device with more memory".into(),
         ),
-    };
-    // A smaller micro-batch takes fewer activations, and nothing else.
-    let related = (fits && phase == Phase::Update)
-        .then_some("sampling.micro_batch")
-        .into_iter()
-        .chain(dimensions);
-    let diagnostic = match fits {
-        true => Diagnostic::warning,
-        false => Diagnostic::error,
-    };
-    Some(
-        diagnostic(TOO_MUCH_MEMORY, message)
-            .path(first)
-            .related(related.filter(|key| *key != first))
-            .help(help),
-    )
+    }
 }
 
 /// The key to look at, and what to do where another phase than the update takes most.

@@ -5,7 +5,10 @@ use burn::tensor::{DType, Tensor};
 use flow_accel::{Engagements, Meter};
 use flow_core::params::Standing;
 use flow_core::tensors::shape;
-use flow_core::{Condition, FlowModel, ModelInput, RawTensor, Recorded};
+use flow_core::{
+    AttentionBackend, Backends, Condition, FlowModel, Kernels, LayerDriver, ModelInput, RawTensor, Recorded,
+    ReuseDriver, StackDriver,
+};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::ThreadId;
@@ -87,6 +90,58 @@ impl Key {
             thread: std::thread::current().id(),
         }
     }
+
+    /// Whether it is of the same call as `training`, which is differentiated, and it is not.
+    fn is_plain_of(&self, training: &Self) -> bool {
+        (self.model, self.thread) == (training.model, training.thread)
+            && (&self.form, &self.inputs) == (&training.form, &training.inputs)
+            && self.weights.is_plain_of(&training.weights)
+    }
+}
+
+/// Who computes what a call asks for. Two are equal if they are the same ones, and so launch the same kernels.
+#[derive(Clone, Debug)]
+pub(super) struct Answering {
+    attention: Arc<dyn AttentionBackend>,
+    kernels: Arc<dyn Kernels>,
+    block_kernels: Option<Arc<dyn Kernels>>,
+    stacks: Arc<dyn StackDriver>,
+    layers: Arc<dyn LayerDriver>,
+    reuse: Arc<dyn ReuseDriver>,
+}
+
+/// Whether two are one.
+fn is_one<T: ?Sized>(a: &Arc<T>, b: &Arc<T>) -> bool {
+    std::ptr::addr_eq(Arc::as_ptr(a), Arc::as_ptr(b))
+}
+
+impl Answering {
+    pub fn of(backends: &Backends) -> Self {
+        Self {
+            attention: backends.attention.clone(),
+            kernels: backends.kernels.clone(),
+            block_kernels: backends.block_kernels.clone(),
+            stacks: backends.stacks.clone(),
+            layers: backends.layers.clone(),
+            reuse: backends.reuse.clone(),
+        }
+    }
+}
+
+impl PartialEq for Answering {
+    fn eq(&self, other: &Self) -> bool {
+        let in_blocks = match (&self.block_kernels, &other.block_kernels) {
+            (Some(a), Some(b)) => is_one(a, b),
+            (None, None) => true,
+            _ => false,
+        };
+        in_blocks
+            && is_one(&self.attention, &other.attention)
+            && is_one(&self.kernels, &other.kernels)
+            && is_one(&self.stacks, &other.stacks)
+            && is_one(&self.layers, &other.layers)
+            && is_one(&self.reuse, &other.reuse)
+    }
 }
 
 /// What accelerators counted while a call was recorded: their meters, with the counts before and after. A replay does the
@@ -133,6 +188,8 @@ pub(super) struct Pair {
     pub positions: Vec<usize>,
     /// Of the forward pass and of the backward pass.
     pub counted: [Counted; 2],
+    /// What the same call without gradients counts, if its recording was dropped for this one: its velocity is that of the forward pass.
+    pub in_place_of: Option<Counted>,
     under_way: Arc<AtomicBool>,
 }
 
@@ -158,6 +215,7 @@ impl Pair {
             backward: Arc::new(Mutex::new(backward)),
             positions,
             counted,
+            in_place_of: None,
             under_way: Arc::default(),
         }
     }
@@ -169,25 +227,63 @@ impl Pair {
     }
 }
 
-/// The recorded calls, those used last at the end.
+/// The recorded calls with who computes them, those used last at the end.
 #[derive(Debug, Default)]
-pub(super) struct Calls(Vec<(Key, Call)>);
+pub(super) struct Calls(Vec<(Key, Answering, Call)>);
 
 impl Calls {
+    fn knows(&self, key: &Key) -> bool {
+        self.0.iter().any(|(known, ..)| known == key)
+    }
+
     /// The call with `key`, made by `record` if there is none yet; and whether another's recording was dropped for it.
-    pub fn of(&mut self, key: Key, record: impl FnOnce() -> Call) -> (&mut Call, bool) {
+    pub fn of(&mut self, key: Key, by: Answering, record: impl FnOnce() -> Call) -> (&mut Call, bool) {
         let mut made_room = false;
-        let call = match self.0.iter().position(|(known, _)| *known == key) {
-            Some(at) => self.0.remove(at).1,
+        let entry = match self.0.iter().position(|(known, ..)| *known == key) {
+            Some(at) => self.0.remove(at),
             None => {
                 if self.0.len() == MOST {
-                    let (_, dropped) = self.0.remove(0);
+                    let (.., dropped) = self.0.remove(0);
                     made_room = !matches!(dropped, Call::NotRecorded(_));
                 }
-                record()
+                (key, by, record())
             }
         };
-        self.0.push((key, call));
-        (&mut self.0.last_mut().expect("one was pushed").1, made_room)
+        self.0.push(entry);
+        (&mut self.0.last_mut().expect("one was pushed").2, made_room)
+    }
+
+    /// Drops the recording of the same call without gradients, if there is one and none with `key` yet; gives what it counted.
+    pub fn supersede(&mut self, key: &Key, by: &Answering) -> Option<Counted> {
+        if self.knows(key) {
+            return None;
+        }
+        let is_superseded = |(plain, found, call): &(Key, Answering, Call)| {
+            matches!(call, Call::RawTensor(..)) && plain.is_plain_of(key) && found == by
+        };
+        let at = self.0.iter().position(is_superseded)?;
+        match self.0.remove(at) {
+            (.., Call::RawTensor(_, counted)) => Some(counted),
+            _ => None,
+        }
+    }
+
+    /// The forward and backward pass that took the place of the call with `key`, if they did, taken for a pass.
+    pub fn in_place_of(&mut self, key: &Key, by: &Answering) -> Option<(&mut Pair, UnderWay)> {
+        if self.knows(key) {
+            return None;
+        }
+        let stands_in = |(training, found, call): &(Key, Answering, Call)| {
+            matches!(call, Call::Differentiated(pair) if pair.in_place_of.is_some())
+                && key.is_plain_of(training)
+                && found == by
+        };
+        let at = self.0.iter().position(stands_in)?;
+        let entry = self.0.remove(at);
+        self.0.push(entry);
+        match self.0.last_mut() {
+            Some((.., Call::Differentiated(pair))) => pair.begin().map(|pass| (pair, pass)),
+            _ => None,
+        }
     }
 }

@@ -4,17 +4,22 @@
 //! memory, and backward from the gradient of the velocity. The second is one node of the graph, with the trained weights as
 //! leaves, so whatever a loss does with the velocity is none of its business.
 //!
+//! The forward pass gives the bits of the call without gradients. Where backward computes blocks again, which is where memory is short,
+//! it takes that call's place: a rollout replays it, and the recording of its own is dropped. Elsewhere it writes more than such a call,
+//! which would cost a rollout time.
+//!
 //! A call that the device does not record (its memory is full, say) is computed as without recordings, to the same bits; it
 //! is counted and named. So is a recording that makes room for another.
 
-use super::calls::{Call, Calls, Counted, Form, Key, MOST, Pair, join, split};
+use super::calls::{Answering, Call, Calls, Counted, Form, Key, MOST, Pair, join, split};
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 use flow_accel::{Engagement, Engagements, Meter};
 use flow_core::autograd::{self, Backward};
 use flow_core::tensors::{is_tracked, plain, zeros_like};
 use flow_core::{
-    Exec, FlowModel, ModelInput, ParamView, RawTensor, Recorder, Refusal, Stopped, VelocityDriver,
+    Exec, FlowModel, ModelInput, NoCheckpointing, ParamView, RawTensor, Recorder, Refusal, RegionEngine,
+    Stopped, VelocityDriver,
 };
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -62,8 +67,21 @@ impl VelocityDriver for Replaying {
             form,
             inputs: &inputs,
         };
+        let by = Answering::of(exec.backends());
         let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
-        let (call, made_room) = calls.of(key, || of.record());
+        if let Some(velocity) = self.by_forward(&mut calls, (&key, &by), &inputs) {
+            drop(calls);
+            self.meter.count(Engagement::GraphReplayed, 1);
+            return Tensor::from_dispatch(velocity);
+        }
+        let superseded = match of.computes_again() {
+            true => calls.supersede(&key, &by),
+            false => None,
+        };
+        let (call, made_room) = calls.of(key, by, || of.record());
+        if let (Call::Differentiated(pair), Some(counted)) = (&mut *call, superseded) {
+            pair.in_place_of = Some(counted);
+        }
         if made_room {
             self.meter.falls_short(
                 "recordings_dropped",
@@ -134,6 +152,22 @@ impl Replaying {
         computed
     }
 
+    /// The velocity of a call without gradients by the forward pass of the same call with them, if that took its place and no pass is
+    /// under way.
+    fn by_forward(
+        &self,
+        calls: &mut Calls,
+        (key, by): (&Key, &Answering),
+        inputs: &[RawTensor],
+    ) -> Option<RawTensor> {
+        let (pair, _pass) = calls.in_place_of(key, by)?;
+        // Refused, the call has a recording of its own.
+        let outputs = pair.forward.replay(inputs).ok()?;
+        let velocity = self.recorder.copied(&outputs[0]);
+        pair.in_place_of.as_ref()?.again();
+        Some(velocity)
+    }
+
     /// The velocity as a node above the weights; none if the pair is in the middle of another pass, or if someone holds the
     /// gradients that it would write.
     fn differentiated(
@@ -189,6 +223,12 @@ impl Replaying {
 }
 
 impl ToRecord<'_> {
+    /// Whether it is differentiated, and backward computes parts of it again.
+    fn computes_again(&self) -> bool {
+        let regions = self.exec.backends().regions.name();
+        self.exec.params().is_training() && regions != NoCheckpointing.name()
+    }
+
     fn record(&self) -> Call {
         let before = self.driver.counts();
         let recorded = if self.exec.params().is_training() {

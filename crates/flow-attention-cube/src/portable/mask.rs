@@ -5,6 +5,7 @@ use super::tiles::{ROWS, Tiles};
 use cubecl::prelude::*;
 use cubecl_runtime::server::Handle;
 use flow_attention_mask::{Counts, Mask, MaskTiles, ROW_GROUP, Side, Sizes, Tiling};
+use flow_cube::lasting::lasting_words;
 use flow_registry::Refusal;
 
 /// One list of tiles on the device: offsets, entries and partial masks in one buffer of 32-bit words.
@@ -23,7 +24,7 @@ impl List {
         let words = [&tiles.offsets[..], &tiles.entries, &tiles.partial_masks].concat();
         Self {
             length: words.len(),
-            words: client.create_from_slice(u32::as_bytes(&words)),
+            words: lasting_words(client, &words),
             batch_stride: tiles.mask_batch_stride as usize,
             entries_at,
             patterns_at,

@@ -39,6 +39,14 @@ pub struct Standing {
     with_adapters: bool,
 }
 
+impl Standing {
+    /// Whether the values stand where those of `training` do, and some of these are trained, and none of those is.
+    pub fn is_plain_of(&self, training: &Self) -> bool {
+        let is_plain = self.trained.is_none() && training.trained.is_some();
+        is_plain && (&self.buffers, self.with_adapters) == (&training.buffers, training.with_adapters)
+    }
+}
+
 impl ParamView {
     /// Plain values: nothing is differentiated.
     pub fn plain(weights: &Weights) -> Self {

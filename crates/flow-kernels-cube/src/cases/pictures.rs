@@ -24,6 +24,7 @@ pub(super) fn check(checker: &mut Checker<'_>) {
             normed(checker, axes, groups, offset, within, repeat);
         }
     }
+    parts(checker);
     for (rows, columns) in [(1, 1), (3, 7), (5, 256), (2, 1030), (1, 5000)] {
         shares(checker, rows, columns);
     }
@@ -111,6 +112,39 @@ fn normed(
         let each = got.len() / batch;
         checker.same(&format!("{name}: a sample alone"), &alone, &got[each..2 * each]);
     }
+}
+
+/// A part of pictures, with zeros beside it and none above, is those rows of the whole. It begins where any device lets a buffer begin.
+fn parts(checker: &mut Checker<'_>) {
+    let name = "a part of pictures";
+    let (element, client) = (checker.element(), checker.client().clone());
+    let axes = [2, 1, 7, 4, 64];
+    let strides = strides(axes, false);
+    let held = checker.draw(axes.iter().product(), element, 1.5, 0.0);
+    let x = Pictures {
+        buffer: checker.upload(&held),
+        axes,
+        strides,
+    };
+    let written = |checker: &mut Checker<'_>, x: &Pictures, above: usize| {
+        let bordered = Bordered {
+            border: [above, 1],
+            frames_before: 0,
+            repeat: 1,
+            silu: true,
+        };
+        let y = checker.room(bordered.axes(x.axes).iter().product(), element);
+        let done = border(&client, x, None, &y, bordered);
+        checker.accept(name, done);
+        checker.download(&y)
+    };
+    let whole = written(checker, &x, 1);
+    // Three rows of the second sample from its third on.
+    let part = x.part([1, 1, 3, 4, 64], strides[0] + 2 * strides[2]);
+    let found = written(checker, &part, 0);
+    let row = (4 + 2) * 64;
+    let first = ((7 + 2) + 1 + 2) * row;
+    checker.same(name, &found, &whole[first..first + 3 * row]);
 }
 
 /// Group norm, its factors and SiLU of the pixels `at`, enlarged and within a border of one pixel, in f64.

@@ -20,14 +20,24 @@ pub struct Pictures {
 }
 
 impl Pictures {
+    /// A part of them, of `axes`, that begins with the value at `start`.
+    #[must_use]
+    pub fn part(&self, axes: [usize; 5], start: usize) -> Self {
+        let Buffer { handle, element, .. } = &self.buffer;
+        Self {
+            buffer: Buffer {
+                handle: handle.clone().offset_start((start * element.bytes()) as u64),
+                length: reach(axes, self.strides),
+                element: *element,
+            },
+            axes,
+            strides: self.strides,
+        }
+    }
+
     /// Values from the first to the last, with both.
     fn reach(&self) -> usize {
-        let last = self
-            .axes
-            .iter()
-            .zip(self.strides)
-            .map(|(axis, stride)| (axis - 1) * stride);
-        last.sum::<usize>() + self.axes[4]
+        reach(self.axes, self.strides)
     }
 
     /// Refuses what is not within its buffer, has no pixels, or no whole vectors of `width` values.
@@ -54,6 +64,12 @@ impl Pictures {
     fn vectors(&self, width: usize) -> [usize; 4] {
         self.strides.map(|stride| stride / width)
     }
+}
+
+/// Values from the first to the last, with both.
+fn reach(axes: [usize; 5], strides: [usize; 4]) -> usize {
+    let last = axes.iter().zip(strides).map(|(axis, stride)| (axis - 1) * stride);
+    last.sum::<usize>() + axes[4]
 }
 
 /// Values that a thread reads at once: as many as divide a pixel's channels and fill at most 16 bytes.

@@ -3,11 +3,13 @@
 //! What a convolution reads lies with a border of zeros, so that the taps of a row of the kernel are neighbours in memory, and the
 //! convolution is one product of overlapping rows ([`KernelRows`]); nothing is copied side by side. Group norm, its activation and
 //! upsampling write that border on the way. Results keep the border, whose values mean nothing: they are views of the pixels within,
-//! which the next operation reads where they lie.
+//! which the next operation reads where they lie. What is read with a border is a copy, of large pictures made some rows at a time
+//! (`strips`).
 
 mod attention;
 mod backward;
 mod products;
+mod strips;
 mod unit;
 mod within;
 

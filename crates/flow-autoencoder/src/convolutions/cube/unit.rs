@@ -1,6 +1,7 @@
 //! A group norm, its activation, a convolution and a sum: what is launched for them.
 
 use super::products::Products;
+use super::strips::{Sizes, Strip};
 use super::within::{Output, Within, pictures, within_border};
 use crate::convolutions::{Geometry, GroupNormSpec, axes, weight_axes};
 use burn::backend::{Dispatch, TensorMetadata, ops::FloatTensorOps};
@@ -56,80 +57,157 @@ impl Products {
             height: repeat * height,
             width: repeat * width,
         };
+        if is_point && (unit.norm.is_some() || !within.holds(&x)) {
+            return Err(Refusal::because("one tap of pixels within a border"));
+        }
         let wide = outputs.next_multiple_of(8);
         let (weight, columns) = packed(unit.weight, kernel, wide);
-        let (a, rows) = if is_point && unit.norm.is_none() && within.holds(&x) {
-            (x.handle.clone(), None)
-        } else if is_point {
-            return Err(Refusal::because("one tap of pixels within a border"));
-        } else {
-            let padded = bordered(&x, unit, &within, element);
-            let rows = KernelRows {
-                frames: 1,
-                rows: SIDE,
-                frame_stride: 0,
-                row_stride: within.pitch(),
-            };
-            (padded.handle, Some(rows))
+        let weight = cube::read(&weight).expect("it is made of one of this device");
+        let layer = Layer {
+            x: &x,
+            unit,
+            within: &within,
+            element,
+            weight: Matrix::contiguous(cube::contiguous(weight.clone()).handle, [wide, columns]),
+            bias: unit.bias.map(|bias| padded_row(bias, wide, unit.weight.dtype())),
+            residual: unit
+                .residual
+                .map(|it| within_border(it, &within, x.dtype))
+                .transpose()?,
+            output: Output::new(&x, &within, wide),
         };
-        let residual = unit
-            .residual
-            .map(|it| within_border(it, &within, x.dtype))
-            .transpose()?;
-        let call = Matmul {
-            bias: unit.bias.is_some(),
-            epilogue: if residual.is_some() {
-                Epilogue::Add
-            } else {
-                Epilogue::Store
-            },
-            kernel_rows: rows,
-            ..Matmul::plain(Layout::Nt, [within.pixels(), wide, columns], element)
+        match is_point {
+            true => self.points(&layer)?,
+            false => self.taps(&layer)?,
+        }
+        Ok(layer.output.tensor(&within, outputs))
+    }
+
+    /// One tap of every pixel, border and all, where they lie.
+    fn points(&self, layer: &Layer<'_>) -> Result<(), Refusal> {
+        let pixels = layer.within.pixels();
+        let channels = layer.weight.columns;
+        let a = Matrix::contiguous(layer.x.handle.clone(), [pixels, channels]);
+        self.product(layer, &a, (0, pixels), None)
+    }
+
+    /// Taps on rows and columns, a strip of rows at a time.
+    fn taps(&self, layer: &Layer<'_>) -> Result<(), Refusal> {
+        let Layer { x, unit, within, .. } = *layer;
+        let pictures = pictures(x, layer.element);
+        let [batch, _, height, _, channels] = pictures.axes;
+        let factors = unit
+            .norm
+            .map(|(weight, bias, spec)| factors(x, &pictures, [weight, bias], spec));
+        let (pitch, size) = (within.pitch(), x.dtype.size());
+        let rows = KernelRows {
+            frames: 1,
+            rows: SIDE,
+            frame_stride: 0,
+            row_stride: pitch,
         };
-        let a = match rows {
-            Some(rows) => Matrix {
-                handle: a,
-                rows: call.m + (rows.rows - 1) * rows.row_stride,
+        let sizes = Sizes {
+            batch,
+            height: within.height,
+            repeat: within.height / height,
+            row: pitch * channels,
+        };
+        for strip in sizes.strips() {
+            let padded = bordered(layer, &pictures, factors.as_ref(), &strip);
+            // Up to the last pixel that counts.
+            let between = (strip.samples.len() - 1) * (within.height + 2);
+            let pixels = (between + strip.rows.len()) * pitch - 2;
+            let before = strip.skipped * pitch * channels * size;
+            let a = Matrix {
+                handle: padded.handle.offset_start(before as u64),
+                rows: pixels + (SIDE - 1) * pitch,
                 columns: SIDE * channels,
                 stride: channels,
+            };
+            let first = (strip.samples.start * (within.height + 2) + strip.rows.start) * pitch;
+            self.product(layer, &a, (first, pixels), Some(rows))?;
+        }
+        Ok(())
+    }
+
+    /// `pixels` pixels of the result from number `first` on, of the rows of `a`.
+    fn product(
+        &self,
+        layer: &Layer<'_>,
+        a: &Matrix,
+        (first, pixels): (usize, usize),
+        rows: Option<KernelRows>,
+    ) -> Result<(), Refusal> {
+        let [wide, columns] = [layer.weight.rows, layer.weight.columns];
+        let call = Matmul {
+            bias: layer.bias.is_some(),
+            epilogue: match layer.residual {
+                Some(_) => Epilogue::Add,
+                None => Epilogue::Store,
             },
-            None => Matrix::contiguous(a, [call.m, channels]),
+            kernel_rows: rows,
+            ..Matmul::plain(Layout::Nt, [pixels, wide, columns], layer.element)
         };
-        let weight = cube::read(&weight).expect("it is made of one of this device");
-        let b = Matrix::contiguous(cube::contiguous(weight.clone()).handle, [wide, columns]);
-        let bias = unit.bias.map(|bias| padded_row(bias, wide, unit.weight.dtype()));
-        let output = Output::new(&x, &within, wide);
-        let other = residual.map(|it| Matrix::contiguous(it, [call.m, wide]));
+        let before = (first * wide * layer.x.dtype.size()) as u64;
+        let part = |of: &Handle| Matrix::contiguous(of.clone().offset_start(before), [pixels, wide]);
+        let (to, other) = (
+            part(&layer.output.matrix.handle),
+            layer.residual.as_ref().map(part),
+        );
         let operands = Operands {
-            bias: bias.as_ref(),
+            bias: layer.bias.as_ref(),
             other: other.as_ref(),
-            ..Operands::new(&a, &b, &output.matrix)
+            ..Operands::new(a, &layer.weight, &to)
         };
-        self.run(&x, call, &operands)?;
-        Ok(output.tensor(&within, outputs))
+        self.run(layer.x, call, &operands)
     }
 }
 
-/// What the convolution reads: `x` normalised, activated and enlarged as asked for, with zeros around.
-fn bordered(x: &CubeTensor, unit: &Unit<'_>, within: &Within, element: Element) -> CubeTensor {
-    let pictures = pictures(x, element);
+/// A unit with what its products read and where they write.
+struct Layer<'a> {
+    x: &'a CubeTensor,
+    unit: &'a Unit<'a>,
+    within: &'a Within,
+    element: Element,
+    weight: Matrix,
+    bias: Option<Handle>,
+    /// From the first pixel that counts on, as the output.
+    residual: Option<Handle>,
+    output: Output,
+}
+
+/// What a strip of the convolution reads: `x` normalised, activated and enlarged as asked for, with zeros around.
+fn bordered(layer: &Layer<'_>, x: &Pictures, factors: Option<&[Buffer; 2]>, strip: &Strip) -> CubeTensor {
+    let Layer { unit, within, .. } = *layer;
+    let [_, frames, height, columns, channels] = x.axes;
     let bordered = Bordered {
-        border: [1, 1],
+        border: [strip.border, 1],
         frames_before: 0,
-        repeat: within.height / pictures.axes[2],
+        repeat: within.height / height,
         silu: unit.norm.is_some_and(|(.., spec)| spec.silu),
     };
-    let padded = cube::empty_like(x, &bordered.axes(pictures.axes), x.dtype);
+    let axes = [strip.samples.len(), frames, strip.source.len(), columns, channels];
+    let part = x.part(
+        axes,
+        strip.samples.start * x.strides[0] + strip.source.start * x.strides[2],
+    );
+    let padded = cube::empty_like(layer.x, &bordered.axes(axes), layer.x.dtype);
     let to = Buffer {
         handle: padded.handle.clone(),
         length: padded.meta.shape().iter().product(),
-        element,
+        element: layer.element,
     };
-    let factors = unit
-        .norm
-        .map(|(weight, bias, spec)| factors(x, &pictures, [weight, bias], spec));
+    let of_samples = |factor: &Buffer| Buffer {
+        handle: factor
+            .handle
+            .clone()
+            .offset_start((strip.samples.start * channels * Element::F32.bytes()) as u64),
+        length: strip.samples.len() * channels,
+        element: factor.element,
+    };
+    let factors = factors.map(|[scale, shift]| [of_samples(scale), of_samples(shift)]);
     let factors = factors.as_ref().map(|[scale, shift]| [scale, shift]);
-    border(&x.client, &pictures, factors, &to, bordered).expect("sizes are those of the tensors");
+    border(&layer.x.client, &part, factors, &to, bordered).expect("sizes are those of the tensors");
     padded
 }
 
