@@ -459,3 +459,24 @@ fn writing_twice_gives_the_same_bytes() {
     };
     assert_eq!(bytes("one.safetensors"), bytes("two.safetensors"));
 }
+
+#[test]
+fn values_that_are_not_finite_are_found_and_counted_wherever_they_are_in_a_long_tensor() {
+    for dtype in [StoredDtype::F32, StoredDtype::Bf16, StoredDtype::F16] {
+        for (count, places) in [
+            (9001, vec![0]),
+            (9001, vec![4095, 4096, 9000]),
+            (8192, vec![8191]),
+            (3, vec![]),
+        ] {
+            let mut bytes = dtype.encode(&vec![-1.5; count]).expect("it is finite");
+            for place in &places {
+                let at = (place + 1) * dtype.bytes();
+                // Sign, exponent and the upper bits of the mantissa: NaN in each.
+                bytes[at - 2..at].fill(0xFF);
+            }
+            let expected = places.first().map(|first| (*first, places.len()));
+            assert_eq!(dtype.not_finite(&bytes), expected, "{dtype:?} {count} {places:?}");
+        }
+    }
+}

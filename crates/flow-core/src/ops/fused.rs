@@ -114,7 +114,7 @@ impl FusedOps for Composed<'_> {
             modulation: norm.modulation,
             gate,
         };
-        self.linear_gated_residual(stash, gated, &inner, &weights.down)
+        self.linear_gated_residual(stash, gated, &[&inner], &weights.down)
     }
 
     fn rms_norm_rotary(

@@ -67,12 +67,15 @@ impl StoredDtype {
 
     /// Position of the first value of `bytes` that is infinite or not a number, and how many there are.
     pub fn not_finite(self, bytes: &[u8]) -> Option<(usize, usize)> {
-        // All bits of the exponent are ones.
+        const AT_A_TIME: usize = 4096;
         fn find<const N: usize>(
             values: &[[u8; N]],
             is_not_finite: impl Fn(&[u8; N]) -> bool,
         ) -> Option<(usize, usize)> {
-            let first = values.iter().position(&is_not_finite)?;
+            // A look at many values without a branch: processors do it for several at once.
+            let has = |some: &[[u8; N]]| some.iter().fold(false, |any, it| any | is_not_finite(it));
+            let start = values.chunks(AT_A_TIME).position(has)? * AT_A_TIME;
+            let first = start + values[start..].iter().position(&is_not_finite)?;
             Some((
                 first,
                 values[first..]
@@ -82,6 +85,7 @@ impl StoredDtype {
             ))
         }
         let halves = bytes.as_chunks::<2>().0;
+        // All bits of the exponent are ones.
         match self {
             Self::F32 => find(bytes.as_chunks::<4>().0, |it| {
                 u32::from_le_bytes(*it) & 0x7f80_0000 == 0x7f80_0000
