@@ -18,7 +18,8 @@
 #   killed     of eight blocks of DiT-XL, weights being in parts, one rank killed; half as many go on, to the bytes of a run that nobody killed
 #   sharded    `dit` in PyTorch: DistributedDataParallel on 1, 2, … ranks, and FSDP2 on all
 #   files      what `dit`, `sd35`, `killed` and `flux` begin from, if it is not there
-#   optimizer  ZeRO-1 for `dit` on all ranks        nccl   `distributed.order = "nccl"` for it
+#   optimizer  ZeRO-1 for `dit` on all ranks, beside it without, and their bytes on two
+#   nccl       `distributed.order = "nccl"` for `dit` on all ranks
 #   lora       GRPO of a LoRA, 16 pictures a rank   peers  the same in PyTorch under torchrun; both, and their bytes, only with FOLDER
 # LIMIT_S (400): no part begins later than that. ALONE=1: no two runs at the same time; otherwise those of fewer ranks than there are cards
 # run beside each other, on cards of their own. TASKSET=0-39: on these cores. DRY=1: says what would be started; CHECK=h100 beside it:
@@ -319,7 +320,16 @@ part_flux() {
 
 part_optimizer() {
     dit_weights
+    if [ -z "${ALONE:-}" ] && [ "$GPUS" -ge 4 ]; then
+        dit_same 2 0 & dit_same 2 2 -optimizer --set distributed.shard=optimizer &
+        wait
+    else
+        dit_same 2 0
+        dit_same 2 0 -optimizer --set distributed.shard=optimizer
+    fi
+    python3 bench/scaling_run.py same dit-same-2 dit-same-2-optimizer
     dit_of "$(largest)" 0 dit-optimizer --set distributed.shard=optimizer
+    dit_of "$(largest)" 0
 }
 
 part_nccl() {
