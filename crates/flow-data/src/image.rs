@@ -126,11 +126,26 @@ impl Image {
                 rgb.push(
                     self.pixels_chw
                         .get(channel * plane + pixel)
-                        .map_or(0, |&value| to_u8(value)),
+                        .map_or(0, |&value| Self::value_to_u8(value)),
                 );
             }
         }
         rgb
+    }
+
+    /// A value as 8 bits: clamped to [-1, 1] and rounded to the nearest of 0 to 255, halves up; a NaN becomes 0.
+    #[inline]
+    pub fn value_to_u8(value: f32) -> u8 {
+        // Beside this number, numbers are 1 apart, so that adding it rounds to a whole one, which stands in the lowest bits. Processors do
+        // that for several values at once, which they do not with `round` and `as`.
+        const WHOLE: f32 = (1u32 << 23) as f32;
+        // A NaN is not above -1.
+        let above = if value > -1.0 { value } else { -1.0 };
+        let scaled = (above.min(1.0) + 1.0) * 127.5;
+        let whole = scaled + WHOLE;
+        // Halves went to the even number.
+        let is_half_below = scaled - (whole - WHOLE) == 0.5;
+        whole.to_bits() as u8 + u8::from(is_half_below)
     }
 
     /// The inverse of [`Image::to_rgb8`]: a three-channel image from interleaved 8-bit RGB.
@@ -229,9 +244,4 @@ impl Image {
             pixels_chw,
         })
     }
-}
-
-fn to_u8(value: f32) -> u8 {
-    // `as` saturates and sends NaN to 0, so every input is safe here.
-    ((value.clamp(-1.0, 1.0) + 1.0) * 127.5).round() as u8
 }

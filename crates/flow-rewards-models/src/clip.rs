@@ -296,11 +296,8 @@ pub fn pixel_tensor(
     preprocessor: &Preprocessor,
     computation: &Computation,
 ) -> Result<Tensor<4>, BadItem> {
-    let mut pixels = Vec::new();
-    for (index, image) in images.iter().enumerate() {
-        let of_image = preprocessor.pixels(image);
-        pixels.extend(of_image.map_err(|problem| BadItem { index, problem })?);
-    }
+    let pixels = preprocessor.pixels_of_all(images);
+    let pixels = pixels.map_err(|(index, problem)| BadItem { index, problem })?;
     let side = preprocessor.side;
     let data = TensorData::new(pixels, [images.len(), 3, side, side]);
     let device = &computation.device;

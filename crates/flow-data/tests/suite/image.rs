@@ -3,6 +3,30 @@
 use flow_data::{DataError, Image, ImageShape};
 
 #[test]
+fn a_value_in_8_bits_is_the_nearest_and_a_half_goes_up() {
+    for whole in 0..256u16 {
+        // The number half-way to the next, and floats about it.
+        let middle = (f32::from(whole) + 0.5) / 127.5 - 1.0;
+        for bits in middle.to_bits().saturating_sub(200)..middle.to_bits() + 200 {
+            let value = f32::from_bits(bits);
+            let scaled = (value.clamp(-1.0, 1.0) + 1.0) * 127.5;
+            assert_eq!(Image::value_to_u8(value), scaled.round() as u8, "{value}");
+        }
+    }
+    // A NaN with bits in the last places, too.
+    for nothing in [
+        f32::NAN,
+        f32::from_bits(0x7fc0_00ff),
+        f32::NEG_INFINITY,
+        -3.0,
+        -0.999,
+    ] {
+        assert_eq!(Image::value_to_u8(nothing), 0);
+    }
+    assert_eq!(Image::value_to_u8(f32::INFINITY), 255);
+}
+
+#[test]
 fn grey_is_repeated_on_three_channels_and_values_are_clamped() {
     let shape = ImageShape {
         channels: 1,

@@ -5,9 +5,13 @@
 
 mod float;
 mod pillow;
+mod separable;
 mod taps;
 
+use float::Float;
 use flow_data::Image;
+use pillow::Pillow;
+use rayon::prelude::*;
 use std::ops::Range;
 use taps::Filter;
 
@@ -71,33 +75,45 @@ impl Preprocessor {
         if image.shape().is_empty() || self.side == 0 {
             return Err(format!("an image of {} has no pixels", image.shape()));
         }
-        if let Some(at) = image.pixels_chw.iter().position(|value| !value.is_finite()) {
+        if let Some(at) = not_finite(&image.pixels_chw) {
             return Err(format!(
                 "pixel value {at} of the image is {}; the generation that made it went wrong",
                 image.pixels_chw[at]
             ));
         }
         let plan = self.plan(image);
-        let unit = match self.resizing {
+        let mut pixels = match self.resizing {
             Resizing::Pillow | Resizing::PillowTorchCrop => {
-                let resized = pillow::bicubic(&image.to_rgb8(), &plan);
-                planes(&resized, self.side)
+                let resized = pillow_planes(image, &plan);
+                // The factor of transformers' `rescale`.
+                let unit = |value: u8| (f64::from(value) * (1.0 / 255.0)) as f32;
+                resized.into_iter().map(unit).collect()
             }
-            Resizing::TensorBilinear => float::resize(&unit_planes(image), &plan, Filter::Bilinear),
-            Resizing::TensorBicubic => {
-                let bytes = image.to_rgb8();
-                let planes: Vec<f32> = (0..COLOURS)
-                    .flat_map(|colour| bytes.iter().skip(colour).step_by(COLOURS))
-                    .map(|value| f32::from(*value) / 255.0)
-                    .collect();
-                float::resize(&planes, &plan, Filter::Bicubic)
-            }
+            Resizing::TensorBilinear => float_planes(image, &plan, Filter::Bilinear, |value| {
+                (value.clamp(-1.0, 1.0) + 1.0) / 2.0
+            }),
+            Resizing::TensorBicubic => float_planes(image, &plan, Filter::Bicubic, |value| {
+                f32::from(Image::value_to_u8(value)) / 255.0
+            }),
         };
-        let plane = self.side * self.side;
-        let normalised = unit.iter().enumerate();
-        Ok(normalised
-            .map(|(at, value)| (value - self.mean[at / plane]) / self.std[at / plane])
-            .collect())
+        for (colour, plane) in pixels.chunks_exact_mut(self.side * self.side).enumerate() {
+            let (mean, std) = (self.mean[colour], self.std[colour]);
+            plane.iter_mut().for_each(|value| *value = (*value - mean) / std);
+        }
+        Ok(pixels)
+    }
+
+    /// [`pixels`](Self::pixels) of several images, one after another, `[B, 3, side, side]`; they are made beside one another.
+    ///
+    /// # Errors
+    /// The place of the first image of which there are none, with what is wrong with it.
+    pub fn pixels_of_all(&self, images: &[&Image]) -> Result<Vec<f32>, (usize, String)> {
+        let made: Vec<_> = images.par_iter().map(|image| self.pixels(image)).collect();
+        let mut pixels = Vec::with_capacity(images.len() * COLOURS * self.side * self.side);
+        for (index, made) in made.into_iter().enumerate() {
+            pixels.extend(made.map_err(|problem| (index, problem))?);
+        }
+        Ok(pixels)
     }
 
     /// The image resized by Pillow's filter and cropped, as rows of 8-bit RGB: what [`pixels`](Self::pixels) normalises.
@@ -108,7 +124,11 @@ impl Preprocessor {
         if image.shape().is_empty() || self.side == 0 {
             return Err(format!("an image of {} has no pixels", image.shape()));
         }
-        Ok(pillow::bicubic(&image.to_rgb8(), &self.plan(image)))
+        let planes = pillow_planes(image, &self.plan(image));
+        let plane = self.side * self.side;
+        Ok((0..COLOURS * plane)
+            .map(|at| planes[(at % COLOURS) * plane + at / COLOURS])
+            .collect())
     }
 
     fn plan(&self, image: &Image) -> Plan {
@@ -137,24 +157,34 @@ impl Preprocessor {
     }
 }
 
-/// 8-bit RGB as planes of values in 0 to 1.
-fn planes(rgb: &[u8], side: usize) -> Vec<f32> {
-    let plane = side * side;
-    // The factor of transformers' `rescale`.
-    let unit = |value: u8| (f64::from(value) * (1.0 / 255.0)) as f32;
-    (0..COLOURS * plane)
-        .map(|at| unit(rgb[(at % plane) * COLOURS + at / plane]))
-        .collect()
+/// `image` resized by Pillow's filter and cropped, `[3, side, side]` in 8 bits.
+fn pillow_planes(image: &Image, plan: &Plan) -> Vec<u8> {
+    separable::resize::<Pillow>(plan, Filter::Bicubic, |place, to| {
+        let values = to.iter_mut().zip(row(image, place));
+        values.for_each(|(to, value)| *to = Image::value_to_u8(*value));
+    })
 }
 
-/// An image's three planes of values in 0 to 1, without rounding to 8 bits.
-fn unit_planes(image: &Image) -> Vec<f32> {
-    let plane = image.height * image.width;
-    (0..COLOURS)
-        .flat_map(|colour| {
-            let colour = colour.min(image.channels - 1);
-            &image.pixels_chw[colour * plane..(colour + 1) * plane]
-        })
-        .map(|value| (value.clamp(-1.0, 1.0) + 1.0) / 2.0)
-        .collect()
+/// `image` in the units of `unit`, resized by torchvision's `filter` and cropped, `[3, side, side]`.
+fn float_planes(image: &Image, plan: &Plan, filter: Filter, unit: impl Fn(f32) -> f32 + Sync) -> Vec<f32> {
+    separable::resize::<Float>(plan, filter, |place, to| {
+        let values = to.iter_mut().zip(row(image, place));
+        values.for_each(|(to, value)| *to = unit(*value));
+    })
+}
+
+/// A row of a colour; grey is every colour.
+fn row(image: &Image, (colour, row): (usize, usize)) -> &[f32] {
+    let start = (colour.min(image.channels - 1) * image.height + row) * image.width;
+    &image.pixels_chw[start..start + image.width]
+}
+
+/// The place of the first value that is infinite or not a number.
+fn not_finite(values: &[f32]) -> Option<usize> {
+    const AT_A_TIME: usize = 4096;
+    // A look at many values without a branch: processors do it for several at once.
+    let has = |some: &[f32]| some.iter().fold(false, |any, value| any | !value.is_finite());
+    let start = values.chunks(AT_A_TIME).position(has)? * AT_A_TIME;
+    let place = values[start..].iter().position(|value| !value.is_finite())?;
+    Some(start + place)
 }

@@ -121,3 +121,36 @@ fn a_line_of_pixels_and_one_pixel_are_resized_and_nothing_is_not() {
         assert!(preprocessor.pixels(&broken).unwrap_err().contains("value 7"));
     }
 }
+
+#[test]
+fn pixels_of_several_images_are_those_of_each_and_the_first_without_any_is_named() {
+    let of = |height: usize, width: usize, step: f32| {
+        let shape = ImageShape {
+            channels: 3,
+            height,
+            width,
+        };
+        let values = (0..shape.len()).map(|at| (at as f32 * step).sin()).collect();
+        Image::new(shape, values).unwrap()
+    };
+    // More rows than a thread takes at a time, and fewer.
+    let images = [of(131, 97, 0.7), of(19, 240, 0.3), of(33, 33, 0.9)];
+    for resizing in [Resizing::PillowTorchCrop, Resizing::TensorBicubic] {
+        let preprocessor = Preprocessor::clip(resizing, 37);
+        let each: Vec<f32> = images
+            .iter()
+            .flat_map(|image| preprocessor.pixels(image).unwrap())
+            .collect();
+        assert_eq!(preprocessor.pixels_of_all(&images.each_ref()).unwrap(), each);
+    }
+    let mut broken = images[0].clone();
+    let last = broken.pixels_chw.len() - 1;
+    broken.pixels_chw[last] = f32::INFINITY;
+    let nothing = of(0, 5, 1.0);
+    let preprocessor = Preprocessor::clip(Resizing::Pillow, 37);
+    let (index, problem) = preprocessor
+        .pixels_of_all(&[&images[1], &broken, &nothing])
+        .unwrap_err();
+    assert_eq!(index, 1);
+    assert!(problem.contains(&format!("value {last}")), "{problem}");
+}
