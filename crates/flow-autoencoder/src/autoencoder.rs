@@ -160,7 +160,7 @@ impl Autoencoder {
             Some(tiles) if tiles.are_needed(&z) => tiles.assemble(&z, &whole),
             _ => whole(z),
         });
-        // Diffusers clamps behind the seams, and so do we.
+        // Behind the seams, as diffusers does for Wan; Qwen-Image's tiles it clamps when they become a picture.
         let pictures = if self.spec.clamps {
             pictures.clamp(-1.0, 1.0)
         } else {
