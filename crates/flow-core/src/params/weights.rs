@@ -429,16 +429,16 @@ impl Weights {
     }
 
     /// Replaces the value at `index` by bf16 values as files have them, row-major and little-endian, in memory that lasts. What is
-    /// frozen in bf16 takes them without a copy in f32.
+    /// frozen in bf16 takes them as they are, without a copy on the host.
     ///
     /// # Errors
     /// As [`set_host`](Self::set_host).
-    pub fn set_host_bf16(&mut self, index: usize, bytes: &[u8]) -> Result<(), CoreError> {
+    pub fn set_host_bf16(&mut self, index: usize, bytes: bytes::Bytes) -> Result<(), CoreError> {
         let spec = &self.layout.specs()[index];
         let whole = bytes.len() == 2 * spec.shape.iter().product::<usize>();
         let (part, shape) = self.here(index);
         if whole && self.frozen_dtype(index) == Some(FloatDType::BF16) && !part.is_empty() {
-            let (device, here) = (&self.device, &bytes[2 * part.start..2 * part.end]);
+            let (device, here) = (&self.device, bytes.slice(2 * part.start..2 * part.end));
             let value = device.with_persistent_allocation(|| device.plain_bf16(here, &shape));
             if let Some(value) = value {
                 self.replace(index, value);

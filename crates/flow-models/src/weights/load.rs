@@ -99,12 +99,14 @@ fn load_from(weights: &mut Weights, path: &Path, source: &Source) -> Result<Load
         return Err(ModelError::Mismatch(Box::new(report)));
     }
     for (name, copies) in found {
-        let [(_, tensor)] = copies.as_slice() else {
+        let [(path, tensor)] = copies.as_slice() else {
             unreachable!("duplicates were reported");
         };
         let position = layout.position(&name)?;
         if StoredDtype::of(tensor.dtype) == Some(StoredDtype::Bf16) {
-            weights.set_host_bf16(position, tensor.bytes)?;
+            let mut files = source.files.iter();
+            let file = files.find(|file| file.path == *path).expect("it was found there");
+            weights.set_host_bf16(position, file.bytes.slice_ref(tensor.bytes))?;
             continue;
         }
         let values = tensor.to_f32().expect("unreadable precisions were reported");

@@ -2,6 +2,7 @@
 
 use super::{Parsed, parse};
 use crate::ModelError;
+use bytes::Bytes;
 use flow_diffusers::WeightFiles;
 use memmap2::Mmap;
 use serde::Deserialize;
@@ -22,7 +23,7 @@ pub struct FileMap {
     /// Where it is.
     pub path: PathBuf,
     /// What it holds.
-    pub bytes: Mmap,
+    pub bytes: Bytes,
 }
 
 impl FileMap {
@@ -37,10 +38,10 @@ impl FileMap {
         }
         // SAFETY: the map is only read. Another program that shortens the file meanwhile would end this process with a
         // bus error; our own writers never change a file in place, they rename a new one over it.
-        let bytes = unsafe { Mmap::map(&file) }.map_err(|source| io("map", path, source))?;
+        let map = unsafe { Mmap::map(&file) }.map_err(|source| io("map", path, source))?;
         Ok(Self {
             path: path.to_owned(),
-            bytes,
+            bytes: Bytes::from_owner(map),
         })
     }
 

@@ -4,6 +4,7 @@ use super::Role;
 use super::files::weights_of;
 use crate::{EncoderError, TextEncoder};
 use burn::tensor::FloatDType;
+use bytes::Bytes;
 use flow_core::device::ComputeDevice;
 use flow_core::tensors::cast;
 use flow_core::{ParamLayout, ParamSpec, RawTensor, Weights};
@@ -221,7 +222,7 @@ impl<'a> Found<'a> {
         let narrow = match (device.compute_dtype(), stored) {
             // To the device as it is in the file, or rounded on the host: a device that computes in bf16 never has it in f32.
             (Some(FloatDType::BF16), StoredDtype::Bf16) => {
-                lasting(&|| device.plain_bf16(tensor.bytes, &spec.shape))
+                lasting(&|| device.plain_bf16(Bytes::copy_from_slice(tensor.bytes), &spec.shape))
             }
             (Some(FloatDType::BF16), _) => {
                 let values = stored.decode(tensor.bytes);
