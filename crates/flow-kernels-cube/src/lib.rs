@@ -44,6 +44,8 @@ pub mod rotary;
 pub mod row_codes;
 mod rows;
 #[allow(missing_docs)]
+pub mod runs;
+#[allow(missing_docs)]
 pub mod sde;
 #[allow(missing_docs)]
 pub mod softmax;

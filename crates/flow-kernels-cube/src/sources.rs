@@ -50,6 +50,7 @@ use crate::rms_norm::{RmsKind, RmsWeightKind};
 use crate::rotary::rotary_kernel::RotaryKernel;
 use crate::row_codes::{RowCodes, words};
 use crate::rows::Rows;
+use crate::runs::runs_kernel::RunsKernel;
 use crate::sde::Origin;
 use crate::sde::sde_mean::SdeMean;
 use crate::sde::squared_distance::SquaredDistance;
@@ -355,6 +356,10 @@ fn row_kernels<F: Float>(channels: usize, vector: usize) -> Vec<Named> {
                 ActivationBackward::<F>, THREADS, [x g d p], [r p], vector,
                 ActivationBackwardKind { activation: Some(gelu), arithmetic: Arithmetic::Approximate, sum: true, columns }
             ),
+        ),
+        (
+            "copy_runs",
+            define!(RunsKernel::<F>, THREADS, [x y], [v r f p t q], vector),
         ),
         (
             "embedding",

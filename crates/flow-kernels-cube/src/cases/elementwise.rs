@@ -7,6 +7,7 @@ use crate::cast::{MOST_JOINED, cast, join};
 use crate::embedding::Embedding;
 use crate::gated_residual::Gate;
 use crate::rotary::Rotary;
+use crate::runs::{self, Runs};
 use crate::{Buffer, Element};
 use cubecl::prelude::CubeElement;
 use std::ops::Range;
@@ -35,6 +36,7 @@ pub(super) fn check(checker: &mut Checker<'_>) {
     }
     casts(checker);
     joins(checker);
+    runs(checker);
 }
 
 fn activations(checker: &mut Checker<'_>, function: Option<Activation>, [rows, columns]: [usize; 2]) {
@@ -304,5 +306,48 @@ fn joins(checker: &mut Checker<'_>) {
     let y: Buffer = checker.room(8 * many.len(), element);
     if join(&client, &many, &y).is_ok() {
         checker.fail("more tensors are joined than the kernel takes".into());
+    }
+}
+
+/// Columns of rows taken out and put in: all widths of vectors, a run that fills its pitch, and one alone.
+fn runs(checker: &mut Checker<'_>) {
+    let element = checker.element();
+    let client = checker.client().clone();
+    for ([count, length], [start, pitch], [to, to_pitch]) in [
+        ([1, 5], [3, 0], [0, 0]),
+        ([13, 7], [2, 33], [1, 8]),
+        ([77, 64], [128, 320], [0, 64]),
+        ([77, 64], [0, 64], [64, 320]),
+        ([5, 24], [4, 100], [12, 36]),
+        ([300, 1152], [1152, 3456], [0, 1152]),
+    ] {
+        let name = format!("{count} runs of {length} values, {pitch} apart, to {to_pitch} apart");
+        let [end, to_end] =
+            [(start, pitch), (to, to_pitch)].map(|(start, pitch)| start + (count - 1) * pitch + length);
+        let (x, before) = (checker.normal(end), checker.normal(to_end));
+        let [on_x, on_y] = [&x, &before].map(|values| checker.upload(values));
+        let (from, into) = (
+            Runs { start, pitch },
+            Runs {
+                start: to,
+                pitch: to_pitch,
+            },
+        );
+        let done = runs::copy(&client, [count, length], (&on_x, from), (&on_y, into));
+        checker.accept(&name, done);
+        let mut want = before.values.clone();
+        for run in 0..count {
+            let values = &x.values[start + run * pitch..][..length];
+            want[to + run * to_pitch..][..length].copy_from_slice(values);
+        }
+        let got = checker.download(&on_y);
+        checker.same(&name, &got, &want);
+    }
+    let x: Buffer = checker.room(64, element);
+    let (dense, apart) = (Runs { start: 0, pitch: 8 }, Runs { start: 1, pitch: 8 });
+    for (name, from, length) in [("beyond its end", apart, 8), ("into the next", dense, 9)] {
+        if runs::copy(&client, [8, length], (&x, from), (&x, dense)).is_ok() {
+            checker.fail(format!("a run that reaches {name} is copied"));
+        }
     }
 }

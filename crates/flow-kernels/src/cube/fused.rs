@@ -13,7 +13,7 @@ use super::products::Products;
 use crate::cpu::linear::has_trained_matrix;
 use burn::backend::{Dispatch, DispatchTensor, ops::FloatTensorOps};
 use flow_core::ops::{FeedForwardWeights, GatedResidual, LinearWeights, ModulatedNorm, Stash};
-use flow_core::tensors::{gradients_of_sides, is_tracked, shape, side_by_side};
+use flow_core::tensors::{gradients_of_sides, is_tracked, shape};
 use flow_core::{Activation, RawTensor, autograd};
 use flow_kernels_cube::Element;
 use std::cell::OnceCell;
@@ -64,7 +64,7 @@ pub(super) fn linear_gated_residual(
         let of_x = Operand::read(&parts[0]).element();
         let widths: Vec<usize> = parts.iter().map(|part| shape(part)[2]).collect();
         let reads_x = keep_x || keep_branch || ending.is_none();
-        let x = reads_x.then(|| Operand::read(&side_by_side(parts)).cast(element));
+        let x = reads_x.then(|| Operand::side_by_side(parts, element));
         let gated = Gated::read(&plain[0], &plain[of_modulation], gate, element);
         let x_shape = [gated.call.batch, gated.call.tokens, widths.iter().sum()];
         let layer = with.layer(&plain[of_modulation + 1..], weights);

@@ -4,6 +4,7 @@ use burn::tensor::DType;
 use flow_core::RawTensor;
 use flow_core::cube::{self, Client, CubeDevice, CubeTensor};
 use flow_kernels_cube::cast::{cast, join};
+use flow_kernels_cube::runs::{self, Runs};
 use flow_kernels_cube::{Buffer, Element, Refusal};
 
 /// A tensor without gaps that begins at a multiple of 16 bytes.
@@ -49,8 +50,53 @@ fn buffer(tensor: &CubeTensor, element: Element) -> Buffer {
     }
 }
 
+/// Values of the shortest run that is copied by a kernel of ours.
+const SHORTEST_RUN: usize = 8;
+
+/// The length of the runs that the tensor consists of, and their pitch, if they are equally far apart: a part of the columns, of the
+/// tokens, or of other axes of a tensor without gaps. None of one without gaps.
+fn runs_of(tensor: &CubeTensor) -> Option<[usize; 2]> {
+    let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
+    let axes = shape.iter().zip(strides.iter()).rev();
+    let mut axes = axes.filter(|(length, _)| **length != 1).peekable();
+    let mut run = 1;
+    while let Some((length, _)) = axes.next_if(|(_, stride)| **stride == run) {
+        run *= *length;
+    }
+    let (length, pitch) = axes.next()?;
+    let mut reach = length * pitch;
+    for (length, stride) in axes {
+        if *stride != reach {
+            return None;
+        }
+        reach *= length;
+    }
+    (run >= SHORTEST_RUN && *pitch >= run && reach > 0).then_some([run, *pitch])
+}
+
+/// A copy of a tensor of runs.
+fn gathered(tensor: &CubeTensor, [run, pitch]: [usize; 2]) -> CubeTensor {
+    let element = element(tensor.dtype);
+    let copy = cube::empty_like(tensor, &tensor.meta.shape().to_vec(), tensor.dtype);
+    let copied = buffer(&copy, element);
+    let count = copied.length / run;
+    let x = Buffer {
+        length: (count - 1) * pitch + run,
+        ..buffer(tensor, element)
+    };
+    let [from, to] = [pitch, run].map(|pitch| Runs { start: 0, pitch });
+    let done = runs::copy(&tensor.client, [count, run], (&x, from), (&copied, to));
+    expect_launched("copy", done);
+    copy
+}
+
 /// The tensor, if it has no gaps and is aligned; else a copy.
 fn dense(tensor: &CubeTensor) -> CubeTensor {
+    if !tensor.is_contiguous()
+        && let Some(runs) = runs_of(tensor)
+    {
+        return gathered(tensor, runs);
+    }
     let tensor = cube::contiguous(tensor.clone());
     if is_aligned(&tensor) {
         return tensor;
@@ -140,6 +186,41 @@ impl Operand {
             .collect();
         expect_launched("join", join(joined.client(), &parts, &joined.buffer()));
         joined
+    }
+
+    /// `parts` of `[B, S, _]` side by side, `[B, S, sum]`, as type `element`; one alone as it is.
+    ///
+    /// # Panics
+    /// As [`read`](Self::read), or if there is none.
+    pub fn side_by_side(parts: &[RawTensor], element: Element) -> Self {
+        let parts: Vec<Self> = parts.iter().map(|part| Self::read_as(part, element)).collect();
+        if let [part] = parts.as_slice() {
+            return part.clone();
+        }
+        let mut shape = parts[0].shape();
+        let widths = parts.iter().map(|part| part.rows_and_columns().1);
+        let (rows, pitch) = (parts[0].rows_and_columns().0, widths.clone().sum());
+        *shape.last_mut().expect("it has three axes") = pitch;
+        let all = parts[0].empty(&shape, element);
+        let mut start = 0;
+        for (part, width) in parts.iter().zip(widths) {
+            let from = (
+                &part.buffer(),
+                Runs {
+                    start: 0,
+                    pitch: width,
+                },
+            );
+            let done = runs::copy(
+                all.client(),
+                [rows, width],
+                from,
+                (&all.buffer(), Runs { start, pitch }),
+            );
+            expect_launched("side_by_side", done);
+            start += width;
+        }
+        all
     }
 
     /// Room on the same device, its values unspecified.
