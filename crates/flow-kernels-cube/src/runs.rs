@@ -1,6 +1,6 @@
 //! Runs of values that are equally far apart, copied: some columns of all rows, some tokens of all sequences.
 
-use crate::buffer::{Buffer, Refusal, address_type, grid, with_type, wrong_length, wrong_size};
+use crate::buffer::{Buffer, Refusal, address_type, grid, width, with_type, wrong_length, wrong_size};
 use crate::columns::THREADS;
 use cubecl::prelude::*;
 
@@ -71,8 +71,7 @@ pub fn copy(
     to.expect("y", y, [count, length])?;
     y.expect_of("y", y.length, x.element)?;
     let multiples = length | from.beginnings(x, count) | to.beginnings(y, count);
-    let most = 16 / x.element.bytes();
-    let width = 1 << multiples.trailing_zeros().min(most.trailing_zeros());
+    let width = width(multiples, x.element);
     let vectors = count * length / width;
     // SAFETY: both tensors have all runs, and all beginnings are multiples of the vectors.
     with_type!(x.element, F => unsafe {
