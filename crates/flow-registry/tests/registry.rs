@@ -1,6 +1,7 @@
-//! Names: taken once, found however they are written, answered with the nearest; and refusals.
+//! Names: taken once, found however they are written, answered with the nearest, told if they are there twice; and refusals.
 
-use flow_registry::{NotFound, Refusal, Registry, nearest, nearest_within};
+use flow_registry::{NotFound, Refusal, Registry, nearest, nearest_within, repeated_key};
+use serde::de::value::{Error, MapDeserializer, U32Deserializer};
 
 fn colours() -> Registry<u32> {
     let mut registry = Registry::new("colour");
@@ -112,4 +113,21 @@ fn a_refusal_says_why_and_what_to_change_if_it_knows() {
     let refusal = Refusal::because("heads of 7 channels");
     assert_eq!(refusal.to_string(), "heads of 7 channels");
     assert_eq!(refusal.help, None);
+}
+
+#[test]
+fn of_keys_that_are_there_again_the_first_is_told() {
+    for (keys, expected) in [
+        (vec!["a", "b", "B", "c"], None),
+        // The deserializer refuses what was not read to its end.
+        (vec!["a", "b", "b", "a", "b", "c"], Some("b")),
+        (vec!["", ""], Some("")),
+        (vec![], None),
+    ] {
+        let entries = keys.iter().zip(0u32..).map(|(key, value)| (*key, value));
+        let found = repeated_key(MapDeserializer::<_, Error>::new(entries)).expect("keys are texts");
+        assert_eq!(found.as_deref(), expected, "{keys:?}");
+    }
+    let error = repeated_key(U32Deserializer::<Error>::new(5)).expect_err("a number has no keys");
+    assert!(error.to_string().contains("expected an object"), "{error}");
 }

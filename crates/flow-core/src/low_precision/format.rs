@@ -133,16 +133,11 @@ impl fmt::Display for LowPrecisionFormat {
 /// no longer the nearest, the numbers go on as if there were larger exponents. NaN stays NaN.
 #[inline(always)]
 pub(super) fn round_to_e4m3(value: f32) -> f32 {
-    let magnitude = value.abs();
-    // Both are computed, so that a loop needs no branch.
-    let small = (magnitude + E4M3_STEPS_APART) - E4M3_STEPS_APART;
-    let bits = magnitude.to_bits();
-    let normal = f32::from_bits((bits + 0x7_FFFF + ((bits >> 20) & 1)) & 0xFFF0_0000);
-    let rounded = if magnitude < E4M3_SMALLEST_NORMAL {
-        small
-    } else {
-        normal
-    };
+    let rounded = e4m3_magnitude(
+        value.abs(),
+        |steps| steps - E4M3_STEPS_APART,
+        |upper_bits| f32::from_bits(upper_bits << 20),
+    );
     // The rounding of some NaN would carry into the sign.
     if value.is_nan() {
         value
@@ -154,16 +149,29 @@ pub(super) fn round_to_e4m3(value: f32) -> f32 {
 /// The e4m3 code nearest to `value`, which is at most 448 and no NaN; of two equally near ones the even one.
 #[inline(always)]
 fn e4m3_code(value: f32) -> u32 {
-    let bits = value.to_bits() & 0x7FFF_FFFF;
-    // Both are computed, so that a loop needs no branch. Codes of small numbers are multiples of a step.
-    let small = (f32::from_bits(bits) + E4M3_STEPS_APART).to_bits() - E4M3_STEPS_APART.to_bits();
-    let normal = ((bits + 0x7_FFFF + ((bits >> 20) & 1)) >> 20).wrapping_sub(E4M3_EXPONENTS);
-    let code = if bits < E4M3_SMALLEST_NORMAL.to_bits() {
+    // Codes of small numbers are multiples of a step.
+    let code = e4m3_magnitude(
+        value.abs(),
+        |steps| steps.to_bits() - E4M3_STEPS_APART.to_bits(),
+        |upper_bits| upper_bits.wrapping_sub(E4M3_EXPONENTS),
+    );
+    (value.to_bits() >> 24) & 0x80 | code
+}
+
+/// Rounds `magnitude`, which has no sign, to e4m3. `small` makes the result of a number below the normal ones, of which it is given the
+/// sum with [`E4M3_STEPS_APART`]; `normal` that of any other, of which it is given the upper 12 bits as f32: no sign, the exponent, 3 bits
+/// of mantissa. A code is made of these, not of the number: that would take more instructions for each of a model's billions of weights.
+#[inline(always)]
+fn e4m3_magnitude<T>(magnitude: f32, small: impl Fn(f32) -> T, normal: impl Fn(u32) -> T) -> T {
+    let bits = magnitude.to_bits();
+    // Both are computed, so that a loop needs no branch.
+    let small = small(magnitude + E4M3_STEPS_APART);
+    let normal = normal((bits + 0x7_FFFF + ((bits >> 20) & 1)) >> 20);
+    if bits < E4M3_SMALLEST_NORMAL.to_bits() {
         small
     } else {
         normal
-    };
-    (value.to_bits() >> 24) & 0x80 | code
+    }
 }
 
 /// The NF4 code nearest to `value`: as many as there are thresholds that it has reached.

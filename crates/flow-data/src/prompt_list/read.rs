@@ -2,10 +2,9 @@
 
 use super::error::{LineProblem, Wrong};
 use super::{PromptEntry, PromptNote};
-use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
-use serde_json::{Map, Value};
-use std::collections::{HashMap, HashSet};
-use std::fmt::{self, Formatter};
+use flow_registry::repeated_key;
+use serde_json::{Deserializer, Map, Value};
+use std::collections::HashMap;
 
 /// A prompt as it stands in a file.
 pub(super) struct Row {
@@ -132,8 +131,9 @@ fn json_line(line: &str, key: &str) -> Result<(String, Map<String, Value>), Stri
         let text = text.split(" at line ").next().unwrap_or_default();
         format!("no JSON: {text} at column {}", error.column())
     })?;
-    if let Value::Object(object) = &value
-        && let Some(key) = repeated_key(line, object.len())
+    // Of keys that are the same, the map of `value` has the last one.
+    if value.is_object()
+        && let Ok(Some(key)) = repeated_key(&mut Deserializer::from_str(line))
     {
         return Err(format!("`{key}` is there twice; keep one of them"));
     }
@@ -148,43 +148,6 @@ fn json_line(line: &str, key: &str) -> Result<(String, Map<String, Value>), Stri
             "it is {}, and a line is an object with `{key}`, or a text in quotes",
             kind(&other)
         )),
-    }
-}
-
-/// The first key that an object has again, where `distinct` of its keys are different: of those that are the same, a map keeps the last.
-fn repeated_key(line: &str, distinct: usize) -> Option<String> {
-    let Keys(keys) = serde_json::from_str(line).ok()?;
-    if keys.len() == distinct {
-        return None;
-    }
-    let mut known = HashSet::new();
-    keys.into_iter().find(|key| !known.insert(key.clone()))
-}
-
-/// The keys of an object, in their order, each as often as it is there.
-struct Keys(Vec<String>);
-
-impl<'de> Deserialize<'de> for Keys {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct OfObject;
-
-        impl<'de> Visitor<'de> for OfObject {
-            type Value = Keys;
-
-            fn expecting(&self, f: &mut Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Keys, A::Error> {
-                let mut keys = Vec::new();
-                while let Some((key, IgnoredAny)) = map.next_entry()? {
-                    keys.push(key);
-                }
-                Ok(Keys(keys))
-            }
-        }
-
-        deserializer.deserialize_map(OfObject)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Precisions of stored weights.
 
+use crate::first_position;
 use half::{bf16, f16};
 use safetensors::Dtype;
 
@@ -67,15 +68,11 @@ impl StoredDtype {
 
     /// Position of the first value of `bytes` that is infinite or not a number, and how many there are.
     pub fn not_finite(self, bytes: &[u8]) -> Option<(usize, usize)> {
-        const AT_A_TIME: usize = 4096;
         fn find<const N: usize>(
             values: &[[u8; N]],
             is_not_finite: impl Fn(&[u8; N]) -> bool,
         ) -> Option<(usize, usize)> {
-            // A look at many values without a branch: processors do it for several at once.
-            let has = |some: &[[u8; N]]| some.iter().fold(false, |any, it| any | is_not_finite(it));
-            let start = values.chunks(AT_A_TIME).position(has)? * AT_A_TIME;
-            let first = start + values[start..].iter().position(&is_not_finite)?;
+            let first = first_position(values, &is_not_finite)?;
             Some((
                 first,
                 values[first..]

@@ -1,11 +1,10 @@
 //! The bytes of one safetensors file.
 
+use flow_registry::repeated_key;
 use safetensors::tensor::SafeTensorError;
 use safetensors::{Dtype, SafeTensors};
-use serde::Deserialize;
-use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
-use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
+use serde_json::Deserializer;
+use std::collections::BTreeMap;
 
 /// What a file begins with that Git LFS put in the place of a large one.
 pub(crate) const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
@@ -87,10 +86,9 @@ pub fn parse(bytes: &[u8]) -> Result<Parsed<'_>, String> {
     }
     let (header_bytes, header) = SafeTensors::read_metadata(bytes).map_err(|error| explain(&error, bytes))?;
     let json = bytes.get(8..8 + header_bytes).unwrap_or_default();
-    let Keys(keys) =
-        serde_json::from_slice(json).map_err(|error| format!("its header is no JSON: {error}"))?;
-    let mut seen = BTreeSet::new();
-    if let Some(twice) = keys.iter().find(|key| !seen.insert(key.as_str())) {
+    let repeated = repeated_key(&mut Deserializer::from_slice(json))
+        .map_err(|error| format!("its header is no JSON: {error}"))?;
+    if let Some(twice) = repeated {
         return Err(format!("its header names the tensor `{twice}` twice"));
     }
     let file = SafeTensors::deserialize(bytes).map_err(|error| explain(&error, bytes))?;
@@ -164,29 +162,4 @@ fn explain(error: &SafeTensorError, bytes: &[u8]) -> String {
 fn declared(bytes: &[u8]) -> Option<usize> {
     let length = u64::from_le_bytes(bytes.get(..8)?.try_into().ok()?);
     usize::try_from(length).ok()
-}
-
-/// The keys of a JSON object, repetitions included.
-struct Keys(Vec<String>);
-
-impl<'de> Deserialize<'de> for Keys {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Collect;
-        impl<'de> Visitor<'de> for Collect {
-            type Value = Keys;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object of tensors")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Keys, A::Error> {
-                let mut keys = Vec::new();
-                while let Some((key, IgnoredAny)) = map.next_entry()? {
-                    keys.push(key);
-                }
-                Ok(Keys(keys))
-            }
-        }
-        deserializer.deserialize_map(Collect)
-    }
 }

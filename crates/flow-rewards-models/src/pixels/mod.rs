@@ -10,6 +10,7 @@ mod taps;
 
 use float::Float;
 use flow_data::Image;
+use flow_diffusers::first_position;
 use pillow::Pillow;
 use rayon::prelude::*;
 use std::ops::Range;
@@ -75,7 +76,7 @@ impl Preprocessor {
         if image.shape().is_empty() || self.side == 0 {
             return Err(format!("an image of {} has no pixels", image.shape()));
         }
-        if let Some(at) = not_finite(&image.pixels_chw) {
+        if let Some(at) = first_position(&image.pixels_chw, |value| !value.is_finite()) {
             return Err(format!(
                 "pixel value {at} of the image is {}; the generation that made it went wrong",
                 image.pixels_chw[at]
@@ -177,14 +178,4 @@ fn float_planes(image: &Image, plan: &Plan, filter: Filter, unit: impl Fn(f32) -
 fn row(image: &Image, (colour, row): (usize, usize)) -> &[f32] {
     let start = (colour.min(image.channels - 1) * image.height + row) * image.width;
     &image.pixels_chw[start..start + image.width]
-}
-
-/// The place of the first value that is infinite or not a number.
-fn not_finite(values: &[f32]) -> Option<usize> {
-    const AT_A_TIME: usize = 4096;
-    // A look at many values without a branch: processors do it for several at once.
-    let has = |some: &[f32]| some.iter().fold(false, |any, value| any | !value.is_finite());
-    let start = values.chunks(AT_A_TIME).position(has)? * AT_A_TIME;
-    let place = values[start..].iter().position(|value| !value.is_finite())?;
-    Some(start + place)
 }
