@@ -87,6 +87,10 @@ impl RegionEngine for Checkpointing {
         }
     }
 
+    fn usual_bytes(&self) -> Option<u64> {
+        self.counters.usual_bytes()
+    }
+
     fn run_deferrable(&self, exec: &Exec<'_>, inputs: Vec<RawTensor>, body: Body) -> Vec<RawTensor> {
         let site = exec.site().expect("a part of a region has a site");
         let block_policy = self.assignment.block(site);
