@@ -346,7 +346,10 @@ fn where_blocks_are_computed_again_a_rollout_replays_the_forward_pass_of_trainin
         rollout(3);
         assert_eq!(found(), [4, there + 1], "another size has a recording of its own");
         let sizes = recorder.fitted.lock().expect("no panic").clone();
-        assert_eq!(sizes, fitted, "pages fit what is kept for backward, before that is recorded");
+        assert_eq!(
+            sizes, fitted,
+            "pages fit what is kept for backward, before that is recorded"
+        );
     }
 }
 
