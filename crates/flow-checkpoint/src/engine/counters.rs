@@ -56,9 +56,9 @@ impl Counters {
 
     /// The size of the buffers that take most of what is held.
     pub fn usual_bytes(&self) -> Option<u64> {
-        let mut totals = BTreeMap::new();
+        let mut totals: BTreeMap<u64, u64> = BTreeMap::new();
         for (_, bytes) in self.books().buffers.values() {
-            *totals.entry(*bytes).or_insert(0) += bytes;
+            *totals.entry(*bytes).or_default() += *bytes;
         }
         let largest = totals.into_iter().max_by_key(|(_, total)| *total);
         largest.map(|(bytes, _)| bytes)
