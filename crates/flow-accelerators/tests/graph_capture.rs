@@ -15,8 +15,8 @@ use flow_core::{
 };
 use flow_kernels::CpuKernels;
 use serde_json::json;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use support::{at_work, condition, noise, noisy, registry};
 
 /// What a device does when it is asked to record.
@@ -78,11 +78,13 @@ impl Recorded for Recording {
     }
 }
 
-/// A device that counts its recordings: those that it made, and those that are there.
+/// A device that counts its recordings, those that it made and those that are there, and whose memory comes in pages.
 #[derive(Debug, Default)]
 struct Counting {
     made: AtomicUsize,
     there: Arc<()>,
+    /// Sizes that pages were to fit.
+    fitted: Mutex<Vec<u64>>,
 }
 
 impl Recorder for Counting {
@@ -112,6 +114,14 @@ impl Recorder for Counting {
     }
 
     fn release(&self, _: &RawTensor) {}
+
+    fn has_pages(&self) -> bool {
+        true
+    }
+
+    fn fit_pages(&self, _: &RawTensor, bytes: u64) {
+        self.fitted.lock().expect("no panic").push(bytes);
+    }
 }
 
 #[derive(Debug)]
@@ -142,7 +152,14 @@ impl RegionEngine for Again {
     fn run(&self, exec: &Exec<'_>, inputs: Vec<RawTensor>, body: Body) -> Vec<RawTensor> {
         NoCheckpointing.run(exec, inputs, body)
     }
+
+    fn usual_bytes(&self) -> Option<u64> {
+        Some(USUAL_BYTES)
+    }
 }
+
+/// What an engine that computes blocks again says that its buffers take.
+const USUAL_BYTES: u64 = 4096;
 
 fn captured(manner: Manner, model: &dyn FlowModel) -> Acceleration {
     captured_by(Arc::new(manner), Arc::new(NoCheckpointing), model)
@@ -303,7 +320,7 @@ fn recordings_beyond_the_number_that_is_kept_are_named_and_replays_count_what_th
 fn where_blocks_are_computed_again_a_rollout_replays_the_forward_pass_of_training() {
     let (model, weights) = noisy("dit");
     let engines: [Arc<dyn RegionEngine>; 2] = [Arc::new(Again), Arc::new(NoCheckpointing)];
-    for (regions, there) in engines.into_iter().zip([2, 3]) {
+    for (regions, (there, fitted)) in engines.into_iter().zip([(2, vec![USUAL_BYTES]), (3, Vec::new())]) {
         let recorder = Arc::new(Counting::default());
         let found = || {
             let made = recorder.made.load(Ordering::Relaxed);
@@ -328,6 +345,11 @@ fn where_blocks_are_computed_again_a_rollout_replays_the_forward_pass_of_trainin
         }
         rollout(3);
         assert_eq!(found(), [4, there + 1], "another size has a recording of its own");
+        let sizes = recorder.fitted.lock().expect("no panic").clone();
+        assert_eq!(
+            sizes, fitted,
+            "pages fit what is kept for backward, before that is recorded"
+        );
     }
 }
 

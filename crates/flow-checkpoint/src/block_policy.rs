@@ -111,6 +111,9 @@ pub struct BlockPolicy {
     pub saves: Saves,
     /// What becomes of its regions, by kind; those not named are `Inline`.
     pub regions: BTreeMap<RegionKind, RegionPolicy>,
+    /// Whether parts whose result is kept run when backward has come to them, rather than with the block: attention with its
+    /// projections ([`Exec::deferrable`](flow_core::Exec::deferrable)). For policies that keep all results of attention.
+    pub defers: bool,
 }
 
 impl BlockPolicy {
@@ -120,6 +123,7 @@ impl BlockPolicy {
             recompute: true,
             saves,
             regions: BTreeMap::new(),
+            defers: false,
         }
     }
 
@@ -130,6 +134,7 @@ impl BlockPolicy {
             recompute: false,
             saves,
             regions: apart.collect(),
+            defers: false,
         }
     }
 

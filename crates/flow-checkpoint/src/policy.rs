@@ -191,7 +191,11 @@ impl Policy {
             }
             Self::AttnOnly { split } => {
                 attention()?;
-                every(whole(Saves::all([ATTENTION]), *split))
+                every(BlockPolicy {
+                    // Apart, each region has its inner results alone in memory as it is.
+                    defers: !split,
+                    ..whole(Saves::all([ATTENTION]), *split)
+                })
             }
             Self::Regions { save } => regions(save, spec)?,
             Self::Budget { .. } => return Ok(None),

@@ -135,6 +135,7 @@ fn everything() {
     assert_eq!(profile.kinds.len(), 1, "all blocks are alike");
     assert_eq!(profile.blocks.len(), LAYERS);
     a_block_is_measured_to_the_byte(&planner);
+    attention_is_in_memory_from_its_own_backward_on(&bench, &planner);
 
     // Predictions against real steps.
     let mut steps = Vec::new();
@@ -377,6 +378,27 @@ fn a_block_is_measured_to_the_byte(planner: &Planner<'_>) {
     for option in &planner.options()[0] {
         assert_eq!(cost(block, &option.block_policy), option.cost, "{option:?}");
     }
+}
+
+/// What attention reads, normalised, projected and turned, is none of the peak, which is in the feed-forward part.
+fn attention_is_in_memory_from_its_own_backward_on(bench: &Bench, planner: &Planner<'_>) {
+    let stream = (ROWS * 16 * 16 * 48 * 4) as u64;
+    let [deferred, at_once] = [true, false].map(|defers| {
+        let block_policy = BlockPolicy {
+            defers,
+            ..BlockPolicy::recomputed(Saves::all(["attention"]))
+        };
+        let assignment = Assignment::new(&bench.model.spec().stacks, |_, _| block_policy.clone());
+        planner.measure("attn-only", &assignment)
+    });
+    assert_eq!(deferred.counts.most_held_bytes, at_once.counts.most_held_bytes);
+    // Of queries, keys and values, and of queries and keys before they were turned, four at least.
+    assert!(
+        deferred.peak_bytes + 4 * stream <= at_once.peak_bytes,
+        "{} bytes, {} if attention runs with its block",
+        deferred.peak_bytes,
+        at_once.peak_bytes
+    );
 }
 
 /// Twenty steps leave what one leaves.

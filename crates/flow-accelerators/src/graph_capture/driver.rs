@@ -282,7 +282,23 @@ impl ToRecord<'_> {
         (self.velocity(&within, inputs), params)
     }
 
+    /// Makes the device's pages such that what forward keeps for backward fills them, which takes a forward pass to know.
+    fn fit_pages(&self) {
+        let recorder = &self.driver.recorder;
+        if !recorder.has_pages() || !self.computes_again() {
+            return;
+        }
+        let (velocity, params) = self.forward(self.inputs);
+        let usual = self.exec.backends().regions.usual_bytes();
+        drop((velocity, params));
+        autograd::free_abandoned(&self.inputs[0]);
+        if let Some(bytes) = usual {
+            recorder.fit_pages(&self.inputs[0], bytes);
+        }
+    }
+
     fn pair(&self) -> Result<Pair, Refusal> {
+        self.fit_pages();
         let recorder = &self.driver.recorder;
         let mut kept = None;
         let mut counted = [Counted::default(), Counted::default()];

@@ -4,7 +4,7 @@
 
 use flow_core::RawTensor;
 use flow_core::tensors::buffer;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Counts of an engine since it was made. Bytes are those of whole buffers.
@@ -52,6 +52,16 @@ impl Counters {
 
     pub fn restored(&self) {
         self.books().counts.restored += 1;
+    }
+
+    /// The size of the buffers that take most of what is held.
+    pub fn usual_bytes(&self) -> Option<u64> {
+        let mut totals: BTreeMap<u64, u64> = BTreeMap::new();
+        for (_, bytes) in self.books().buffers.values() {
+            *totals.entry(*bytes).or_default() += *bytes;
+        }
+        let largest = totals.into_iter().max_by_key(|(_, total)| *total);
+        largest.map(|(bytes, _)| bytes)
     }
 
     /// Holds `tensor` until the returned value is dropped or taken.

@@ -86,6 +86,28 @@ impl RegionEngine for Checkpointing {
             NoCheckpointing.run(exec, inputs, body)
         }
     }
+
+    fn usual_bytes(&self) -> Option<u64> {
+        self.counters.usual_bytes()
+    }
+
+    fn run_deferrable(&self, exec: &Exec<'_>, inputs: Vec<RawTensor>, body: Body) -> Vec<RawTensor> {
+        let site = exec.site().expect("a part of a region has a site");
+        let block_policy = self.assignment.block(site);
+        if !block_policy.defers {
+            return body(exec, inputs);
+        }
+        let stash = exec.stash().clone();
+        let store = stash.as_any();
+        if let Some(recording) = store.and_then(|store| store.downcast_ref::<Recording>()) {
+            return self.record_apart(exec, inputs, body, recording);
+        }
+        match store.and_then(|store| store.downcast_ref::<Replaying>()) {
+            Some(replaying) => self.replay_apart(exec, inputs, body, block_policy, replaying),
+            // What does not run again keeps what its operations keep.
+            None => body(exec, inputs),
+        }
+    }
 }
 
 impl Checkpointing {
@@ -173,6 +195,18 @@ impl Checkpointing {
             let within = exec.replay(exec.params().clone(), Arc::new(recording.at(site.kind)));
             return body(&within, inputs);
         }
+        self.record_apart(exec, inputs, body, recording)
+    }
+
+    /// What runs again by itself, within the first run of what encloses it.
+    fn record_apart(
+        &self,
+        exec: &Exec<'_>,
+        inputs: Vec<RawTensor>,
+        body: Body,
+        recording: &Recording,
+    ) -> Vec<RawTensor> {
+        let site = exec.site().expect("a region has a site");
         let apart = recording.apart(site.kind);
         let params = exec.params().untracked();
         let outputs = body(&exec.replay(params.clone(), Arc::new(apart.clone())), inputs);
@@ -190,7 +224,7 @@ impl Checkpointing {
         outputs
     }
 
-    /// A region whose outputs the first run kept, in the replay of what encloses it.
+    /// What runs again by itself and whose outputs the first run kept, in the replay of what encloses it.
     fn replay_apart(
         &self,
         exec: &Exec<'_>,

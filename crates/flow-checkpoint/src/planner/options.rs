@@ -66,6 +66,15 @@ struct Part<'a> {
     fate: Fate,
     saved_bytes: u64,
     saved_time: Duration,
+    /// Bytes of what it keeps with a graph that are not there before its own backward.
+    deferred_bytes: u64,
+}
+
+impl Part<'_> {
+    /// What its operations keep, computed with the block, until its own backward.
+    fn kept_bytes(&self) -> u64 {
+        self.region.kept_bytes.saturating_sub(self.deferred_bytes)
+    }
 }
 
 /// Walks through forward, replay and backward of a block.
@@ -81,7 +90,7 @@ fn simulate(input_bytes: u64, parts: &[Part<'_>]) -> Cost {
     // The replay: what is restored was held already, and becomes part of what the operations keep.
     let mut live = held_bytes;
     for part in parts.iter().filter(|part| part.fate == Fate::Again) {
-        let restored = |bytes: u64| bytes.saturating_sub(part.saved_bytes);
+        let restored = |bytes: u64| bytes.saturating_sub(part.saved_bytes + part.deferred_bytes);
         peak_bytes = peak_bytes.max(live + restored(part.region.forward_peak_bytes));
         live += restored(part.region.kept_bytes);
     }
@@ -89,7 +98,7 @@ fn simulate(input_bytes: u64, parts: &[Part<'_>]) -> Cost {
     let mut gradients = 0;
     for (at, part) in parts.iter().enumerate().rev() {
         let before = |part: &Part<'_>| match part.fate {
-            Fate::Kept | Fate::Again => part.region.kept_bytes,
+            Fate::Kept | Fate::Again => part.kept_bytes(),
             Fate::Separate => held_of(part),
         };
         let below: u64 = parts[..at].iter().map(before).sum();
@@ -129,11 +138,16 @@ pub fn cost(block: &BlockProfile, block_policy: &BlockPolicy) -> Cost {
             let (saved_bytes, saved_time) = saved.fold((0, Duration::ZERO), |(bytes, time), slot| {
                 (bytes + fate.bytes_of(slot), time + slot.time)
             });
+            let deferred_bytes = match fate {
+                Fate::Again if block_policy.defers => region.deferred_bytes,
+                _ => 0,
+            };
             Part {
                 region,
                 fate,
                 saved_bytes,
                 saved_time,
+                deferred_bytes,
             }
         })
         .collect();
@@ -212,6 +226,7 @@ pub fn options(block: &BlockProfile) -> Vec<BlockOption> {
                         fate,
                         saved_bytes: subset.bytes,
                         saved_time: subset.time,
+                        deferred_bytes: 0,
                     };
                     longer.push([&parts[..], &[part]].concat());
                     bits.push([&before[..], &[subset.bits]].concat());
@@ -231,6 +246,7 @@ pub fn options(block: &BlockProfile) -> Vec<BlockOption> {
                 recompute: true,
                 saves: saves(block, bits),
                 regions: apart.map(|kind| (*kind, RegionPolicy::Separate)).collect(),
+                defers: false,
             };
             found.push(BlockOption { block_policy, cost });
         }

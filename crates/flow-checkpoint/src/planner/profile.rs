@@ -53,6 +53,8 @@ pub struct RegionProfile {
     pub ending_bytes: u64,
     /// What its operations keep for backward, and its outputs.
     pub kept_bytes: u64,
+    /// Of these, what its [deferrable](flow_core::Exec::deferrable) parts keep beside what they give.
+    pub deferred_bytes: u64,
     /// The most in use during its forward with a graph.
     pub forward_peak_bytes: u64,
     /// The most in use during its backward.
@@ -94,6 +96,8 @@ pub struct Profiler {
     clock: ClockHolder,
     repeats: usize,
     found: Mutex<Found>,
+    /// While a region is measured on a graph of its own: what its deferrable parts keep.
+    deferred_bytes: Mutex<Option<u64>>,
 }
 
 struct ClockHolder(Clock);
@@ -193,6 +197,7 @@ impl Profiler {
             clock: ClockHolder(clock),
             repeats: repeats.max(1),
             found: Mutex::default(),
+            deferred_bytes: Mutex::default(),
         }
     }
 
@@ -380,7 +385,9 @@ impl Profiler {
             let above = |bytes: u64| bytes.saturating_sub(base);
             self.memory_probe.reset_peak();
             let leaves: Vec<RawTensor> = inputs.iter().map(lift).collect();
+            *lock(&self.deferred_bytes) = Some(0);
             let outputs = body(&again, leaves.clone());
+            profile.deferred_bytes = lock(&self.deferred_bytes).take().unwrap_or(0);
             profile.forward_peak_bytes = above(self.memory_probe.peak_bytes());
             profile.kept_bytes = above(self.memory_probe.in_use_bytes());
             self.memory_probe.reset_peak();
@@ -436,6 +443,7 @@ fn empty(kind: RegionKind) -> RegionProfile {
         leaving_bytes: 0,
         ending_bytes: 0,
         kept_bytes: 0,
+        deferred_bytes: 0,
         forward_peak_bytes: 0,
         backward_peak_bytes: 0,
         gradient_bytes: 0,
@@ -460,5 +468,19 @@ impl RegionEngine for Profiler {
             // Within a region that is measured on a graph of its own.
             None => flow_core::NoCheckpointing.run(exec, inputs, body),
         }
+    }
+
+    fn run_deferrable(&self, exec: &Exec<'_>, inputs: Vec<RawTensor>, body: Body) -> Vec<RawTensor> {
+        if lock(&self.deferred_bytes).is_none() {
+            return body(exec, inputs);
+        }
+        let before = self.memory_probe.in_use_bytes();
+        let outputs = body(exec, inputs);
+        let given: u64 = outputs.iter().map(|output| buffer(&plain(output)).bytes).sum();
+        let kept = self.memory_probe.in_use_bytes().saturating_sub(before + given);
+        if let Some(bytes) = lock(&self.deferred_bytes).as_mut() {
+            *bytes += kept;
+        }
+        outputs
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::support::*;
 use flow_checkpoint::Policy;
-use flow_core::{Backends, CallContext, Stage, TrainingPass};
+use flow_core::{Backends, CallContext, RegionEngine, Stage, TrainingPass};
 use flow_kernels::CpuKernels;
 
 const F32: u64 = 4;
@@ -76,6 +76,18 @@ fn what_a_policy_keeps_of_a_dit_is_its_closed_form() {
         held(&subject, &Policy::BlockSkip { every: 2 }),
         2 * stream + conditioning
     );
+}
+
+#[test]
+fn most_of_what_is_held_are_buffers_of_a_stream() {
+    let subject = Subject::dit();
+    let engine = engine(&Policy::AttnOnly { split: false }, &*subject.model);
+    assert_eq!(engine.usual_bytes(), None);
+    let plan = with_engine(&plan_of(CpuKernels::default()), &engine);
+    let training = TrainingPass::new(&subject.weights, plan, subject.trained.clone());
+    let exec = training.exec(CallContext::single(Stage::Training));
+    let _velocity = subject.model.velocity(&exec, subject.input(1));
+    assert_eq!(engine.usual_bytes(), Some(2 * 6 * 24 * F32));
 }
 
 #[test]

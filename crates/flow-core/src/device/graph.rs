@@ -38,6 +38,14 @@ pub trait Recorder: Debug + Send + Sync {
 
     /// Gives memory that nothing uses back to the device.
     fn release(&self, like: &RawTensor);
+
+    /// Whether memory comes in pages whose size [`fit_pages`](Self::fit_pages) may change.
+    fn has_pages(&self) -> bool {
+        false
+    }
+
+    /// Makes pages a little larger, if then tensors of so many `bytes` fill them and now they do not: a recording keeps whole pages.
+    fn fit_pages(&self, _like: &RawTensor, _bytes: u64) {}
 }
 
 /// A recorded computation. It belongs to the thread that recorded it, whose order of launches it is part of.

@@ -223,6 +223,22 @@ pub trait RegionEngine: Debug + Send + Sync {
 
     /// Runs `body` on `inputs`. `exec` is at the region's [`Site`].
     fn run(&self, exec: &Exec<'_>, inputs: Vec<DispatchTensor>, body: Body) -> Vec<DispatchTensor>;
+
+    /// The size of the buffers that take most of what the engine holds now for backward passes, in bytes; none where it holds nothing.
+    fn usual_bytes(&self) -> Option<u64> {
+        None
+    }
+
+    /// Runs a part of a region that may be put off ([`Exec::deferrable`]), `exec` being where the model asks for it. An engine that
+    /// puts nothing off runs `body` where it stands.
+    fn run_deferrable(
+        &self,
+        exec: &Exec<'_>,
+        inputs: Vec<DispatchTensor>,
+        body: Body,
+    ) -> Vec<DispatchTensor> {
+        body(exec, inputs)
+    }
 }
 
 /// A stack as a driver sees it.

@@ -90,11 +90,9 @@ pub(super) fn activation(x: &DispatchTensor, activation: Activation, element: El
     })
 }
 
-/// What a gated branch is added to, and the gates.
+/// The gates of a branch. What it is added to is read by forward alone, so that backward does not keep it.
 #[derive(Debug)]
 pub(super) struct Gated {
-    /// `[B, S, D]`.
-    pub residual: Operand,
     /// `[B, K, D]`.
     pub modulation: Operand,
     pub call: Gate,
@@ -103,8 +101,13 @@ pub(super) struct Gated {
 }
 
 impl Gated {
-    /// Reads the operands, to be computed on in `element`.
-    pub fn read(residual: &RawTensor, modulation: &RawTensor, gate: usize, element: Element) -> Self {
+    /// Reads the operands, to be computed on in `element`: what the branch is added to, `[B, S, D]`, and the gates.
+    pub fn read(
+        residual: &RawTensor,
+        modulation: &RawTensor,
+        gate: usize,
+        element: Element,
+    ) -> (Operand, Self) {
         let [residual, modulation] = [residual, modulation].map(Operand::read);
         let of = [residual.element(), modulation.element()];
         let [residual, modulation] = [residual, modulation].map(|operand| operand.cast(element));
@@ -118,20 +121,16 @@ impl Gated {
             chunks: modulation.shape()[1],
             gate,
         };
-        Self {
-            residual,
-            modulation,
-            call,
-            of,
-        }
+        let gated = Self { modulation, call, of };
+        (residual, gated)
     }
 
     /// The result for a branch that is a tensor.
-    pub fn with(&self, branch: &Operand) -> Operand {
-        let y = self.residual.empty_like();
+    pub fn with(&self, residual: &Operand, branch: &Operand) -> Operand {
+        let y = residual.empty_like();
         let forward = self.call.forward(
             y.client(),
-            &self.residual.buffer(),
+            &residual.buffer(),
             &branch.buffer(),
             &self.modulation.buffer(),
             &y.buffer(),
@@ -178,11 +177,11 @@ pub(super) fn gated_residual(
     element: Element,
 ) -> DispatchTensor {
     autograd::apply(GATE, &[residual, branch, modulation], |inputs, _| {
-        let gated = Gated::read(&inputs[0], &inputs[2], gate, element);
+        let (residual, gated) = Gated::read(&inputs[0], &inputs[2], gate, element);
         let branch = Operand::read(&inputs[1]);
         let of_branch = branch.element();
         let branch = branch.cast(element);
-        let y = gated.with(&branch);
+        let y = gated.with(&residual, &branch);
         let backward: autograd::Backward = Arc::new(move |incoming| {
             let wanted = incoming.wanted;
             let gradient = Operand::read_as(incoming.gradient(), element);

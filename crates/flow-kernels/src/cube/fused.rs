@@ -65,7 +65,7 @@ pub(super) fn linear_gated_residual(
         let widths: Vec<usize> = parts.iter().map(|part| shape(part)[2]).collect();
         let reads_x = keep_x || keep_branch || ending.is_none();
         let x = reads_x.then(|| Operand::side_by_side(parts, element));
-        let gated = Gated::read(&plain[0], &plain[of_modulation], gate, element);
+        let (residual, gated) = Gated::read(&plain[0], &plain[of_modulation], gate, element);
         let x_shape = [gated.call.batch, gated.call.tokens, widths.iter().sum()];
         let layer = with.layer(&plain[of_modulation + 1..], weights);
         let input = x.clone().map(LayerInput::of_numbers);
@@ -73,8 +73,8 @@ pub(super) fn linear_gated_residual(
         let branch = keep_branch.then(|| kept(with.stash, || layer.output(read())));
         let output = with.stash.ending_or(ending, || {
             let output = match &branch {
-                Some(branch) => gated.with(branch),
-                None => layer.gated(read(), &gated),
+                Some(branch) => gated.with(&residual, branch),
+                None => layer.gated(read(), &residual, &gated),
             };
             output.into_plain()
         });
@@ -243,7 +243,7 @@ pub(super) fn modulated_feed_forward(
     let (element, activation) = (with.element, weights.activation);
     autograd::apply("modulated_feed_forward", &inputs, |plain, tracked| {
         let normed = Normed::read(&plain[0], &plain[1], norm.chunks, element);
-        let gated = Gated::read(&plain[0], &plain[1], gate, element);
+        let (residual, gated) = Gated::read(&plain[0], &plain[1], gate, element);
         let up = with.layer(&plain[2..first_down], &weights.up);
         let down = with.layer(&plain[first_down..], &weights.down);
         let keep_sum = tracked || with.stash.keeps(LINEAR);
@@ -265,8 +265,8 @@ pub(super) fn modulated_feed_forward(
         let branch = keep_branch.then(|| kept(with.stash, || down.output(&inner())));
         let output = with.stash.ending_or(ending, || {
             let output = match &branch {
-                Some(branch) => gated.with(branch),
-                None => down.gated(&inner(), &gated),
+                Some(branch) => gated.with(&residual, branch),
+                None => down.gated(&inner(), &residual, &gated),
             };
             output.into_plain()
         });

@@ -258,17 +258,17 @@ impl Layer {
         self.forward(x, Activation::None, false).1
     }
 
-    /// What the output is a gated branch of; the output itself is never a tensor.
-    pub fn gated(&self, x: &LayerInput, gated: &Gated) -> Operand {
+    /// The `residual` plus the output, gated; the output itself is never a tensor.
+    pub fn gated(&self, x: &LayerInput, residual: &Operand, gated: &Gated) -> Operand {
         let call = &gated.call;
         let gate = MatmulGate {
             handle: gated.modulation.buffer().handle,
             start: call.gate * call.channels,
             stride: call.chunks * call.channels,
         };
-        let output = gated.residual.empty_like();
+        let output = residual.empty_like();
         let epilogue = Epilogue::GateAndAdd { tokens: call.tokens };
-        self.sums(x, epilogue, Some(&gated.residual), Some(&gate), &output);
+        self.sums(x, epilogue, Some(residual), Some(&gate), &output);
         output
     }
 

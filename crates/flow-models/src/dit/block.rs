@@ -35,11 +35,16 @@ impl Front {
         modulation(exec, "norm1", &self.modulation, c_bd, chunk::COUNT)
     }
 
+    /// What the heads attend to.
+    fn attended(self: &Arc<Self>, exec: &Exec<'_>, inputs: (Tensor<3>, Tensor<3>)) -> Tensor<3> {
+        let norm = norm(chunk::ATTENTION_SHIFT, chunk::ATTENTION_SCALE);
+        self.attention.attend(exec, inputs, norm)
+    }
+
     fn attend(self: &Arc<Self>, exec: &Exec<'_>, (x, modulation): (Tensor<3>, Tensor<3>)) -> Tensor<3> {
         let inputs = (x.clone(), modulation.clone());
         let attended = exec.attention_layer("attn", AttentionKind::Spatial, inputs, |exec, inputs| {
-            let norm = norm(chunk::ATTENTION_SHIFT, chunk::ATTENTION_SCALE);
-            self.attention.attend(exec, inputs, norm)
+            exec.deferrable(self, inputs, Self::attended)
         });
         let gate = chunk::ATTENTION_GATE;
         self.attention.gated_residual(exec, x, attended, modulation, gate)

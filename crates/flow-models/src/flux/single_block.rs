@@ -64,11 +64,15 @@ impl SingleBlock {
     /// What the heads attend to, before the output projection, `[B, S + L, D]`.
     fn attend(self: &Arc<Self>, exec: &Exec<'_>, stream: Stream) -> Tensor<3> {
         exec.attention_layer("attn", AttentionKind::Spatial, stream, |exec, stream| {
-            let tokens = stream.0.dims()[1];
-            let rotary = self.rotary.first(tokens);
-            let (q, k, v) = self.projection.forward(exec, stream, NORM, Some(&rotary));
-            heads_to_width(exec.attention(q, k, v))
+            exec.deferrable(self, stream, Self::attended)
         })
+    }
+
+    fn attended(self: &Arc<Self>, exec: &Exec<'_>, stream: Stream) -> Tensor<3> {
+        let tokens = stream.0.dims()[1];
+        let rotary = self.rotary.first(tokens);
+        let (q, k, v) = self.projection.forward(exec, stream, NORM, Some(&rotary));
+        heads_to_width(exec.attention(q, k, v))
     }
 
     /// The feed-forward part, and the projection of both.

@@ -141,6 +141,21 @@ impl TwoStreamBlock {
         (of(&self.sample, c_bd.clone()), of(&self.text, c_bd))
     }
 
+    /// What the heads of each stream attend to.
+    fn attended(self: &Arc<Self>, exec: &Exec<'_>, streams: Streams) -> (Tensor<3>, Tensor<3>) {
+        let joint = self.joint(exec, streams);
+        let [q, text_q] = joint.queries.clone();
+        (joint.attend(exec, q), joint.attend(exec, text_q))
+    }
+
+    /// What those of both attend to, the text's behind the sample's. Nobody reads the text's; it is asked for so that its queries have a
+    /// gradient, as in diffusers.
+    fn attended_at_once(self: &Arc<Self>, exec: &Exec<'_>, streams: Streams) -> Tensor<3> {
+        let joint = self.joint(exec, streams);
+        let q = Tensor::cat(joint.queries.to_vec(), 1);
+        joint.attend(exec, q)
+    }
+
     fn attend(
         self: &Arc<Self>,
         exec: &Exec<'_>,
@@ -160,17 +175,13 @@ impl TwoStreamBlock {
         if self.place.text_is_last {
             let x_joint = exec.attention_layer("attn", spatial, inputs, |exec, streams| {
                 let tokens = streams.0.dims()[1];
-                let joint = self.joint(exec, streams);
-                // Nobody reads the rest; it is asked for so that the text's queries have a gradient, as in diffusers.
-                let q = Tensor::cat(joint.queries.to_vec(), 1);
-                joint.attend(exec, q).narrow(1, 0, tokens)
+                exec.deferrable(self, streams, Self::attended_at_once)
+                    .narrow(1, 0, tokens)
             });
             return (gated(x, &self.sample, x_joint, x_mod), text);
         }
         let (x_joint, text_joint) = exec.attention_layer("attn", spatial, inputs, |exec, streams| {
-            let joint = self.joint(exec, streams);
-            let [q, text_q] = joint.queries.clone();
-            (joint.attend(exec, q), joint.attend(exec, text_q))
+            exec.deferrable(self, streams, Self::attended)
         });
         (
             gated(x, &self.sample, x_joint, x_mod),

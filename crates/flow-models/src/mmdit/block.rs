@@ -125,6 +125,27 @@ impl MmditBlock {
         )
     }
 
+    /// What the heads of each stream attend to.
+    fn attended(self: &Arc<Self>, exec: &Exec<'_>, streams: Streams) -> (Tensor<3>, Tensor<3>) {
+        let joint = self.joint(exec, streams);
+        let [q, context_q] = joint.queries.clone();
+        (joint.attend(exec, q), joint.attend(exec, context_q))
+    }
+
+    /// What those of both attend to, the context's behind the sample's. Nobody reads the context's; it is asked for so that every weight has
+    /// a gradient, as in diffusers.
+    fn attended_at_once(self: &Arc<Self>, exec: &Exec<'_>, streams: Streams) -> Tensor<3> {
+        let joint = self.joint(exec, streams);
+        let q = Tensor::cat(joint.queries.to_vec(), 1);
+        joint.attend(exec, q)
+    }
+
+    /// What the heads of the sample's second attention attend to, of a block that has one.
+    fn attended_alone(self: &Arc<Self>, exec: &Exec<'_>, sample: (Tensor<3>, Tensor<3>)) -> Tensor<3> {
+        let dual = self.dual.as_ref().expect("asked for by a block that has one");
+        dual.attend(exec, sample, norm(chunk::DUAL_SHIFT, chunk::DUAL_SCALE))
+    }
+
     /// Joint attention and, where there is one, the sample's second attention. Sample tokens come first.
     fn attend(
         self: &Arc<Self>,
@@ -140,19 +161,15 @@ impl MmditBlock {
             None => {
                 let joint = exec.attention_layer("attn", spatial, inputs, |exec, streams| {
                     let tokens = streams.0.dims()[1];
-                    let joint = self.joint(exec, streams);
-                    // Nobody reads the rest; it is asked for so that every weight has a gradient, as in diffusers.
-                    let q = Tensor::cat(joint.queries.to_vec(), 1);
-                    joint.attend(exec, q).narrow(1, 0, tokens)
+                    exec.deferrable(self, streams, Self::attended_at_once)
+                        .narrow(1, 0, tokens)
                 });
                 (joint, context)
             }
             Some(out) => {
                 let (x_joint, context_joint) =
                     exec.attention_layer("attn", spatial, inputs, |exec, streams| {
-                        let joint = self.joint(exec, streams);
-                        let [q, context_q] = joint.queries.clone();
-                        (joint.attend(exec, q), joint.attend(exec, context_q))
+                        exec.deferrable(self, streams, Self::attended)
                     });
                 let context = gated(context, &out.attention_out, context_joint, context_mod);
                 (x_joint, context)
@@ -162,7 +179,7 @@ impl MmditBlock {
         if let Some(dual) = &self.dual {
             let inputs = (x, x_mod.clone());
             let attended = exec.attention_layer("attn2", spatial, inputs, |exec, inputs| {
-                dual.attend(exec, inputs, norm(chunk::DUAL_SHIFT, chunk::DUAL_SCALE))
+                exec.deferrable(self, inputs, Self::attended_alone)
             });
             x_out = dual.gated_residual(exec, x_out, attended, x_mod, chunk::DUAL_GATE);
         }

@@ -72,29 +72,37 @@ impl WanBlock {
         exec.modulated_layer_norm(x, modulation, shift, scale, self.epsilon)
     }
 
-    fn attend(self: &Arc<Self>, exec: &Exec<'_>, (x, modulation): (Tensor<3>, Tensor<3>)) -> Tensor<3> {
-        let (spatial, inputs) = (AttentionKind::Spatial, (x.clone(), modulation.clone()));
-        let attended = exec.attention_layer("attn1", spatial, inputs, |exec, inputs| {
+    /// What the video's heads attend to in the video.
+    fn attended(self: &Arc<Self>, exec: &Exec<'_>, inputs: (Tensor<3>, Tensor<3>)) -> Tensor<3> {
+        exec.attention_layer("attn1", AttentionKind::Spatial, inputs, |exec, inputs| {
             let norm = self.norm(chunk::ATTENTION_SHIFT, chunk::ATTENTION_SCALE);
             self.attention.attend_to_itself(exec, inputs, norm, &self.rotary)
-        });
+        })
+    }
+
+    /// What they attend to in the text. The norm before is computed with it, so that what it gives is not in memory earlier.
+    fn attended_text(self: &Arc<Self>, exec: &Exec<'_>, (x, text): (Tensor<3>, Tensor<3>)) -> Tensor<3> {
+        let normed = match self.cross_norm {
+            Some([weight, bias]) => exec.layer_norm(x, weight, bias, self.epsilon),
+            None => x,
+        };
+        let inputs = (normed, text);
+        exec.attention_layer("attn2", AttentionKind::Cross, inputs, |exec, (normed, text)| {
+            // Nothing of a latent or a noise level is in the text, so these are the same at every step.
+            let project = |exec: &Exec<'_>, text| self.cross_attention.keys_and_values(exec, text);
+            let context = exec.reusable("text_keys_values", DependsOn::Condition, text, project);
+            self.cross_attention.attend(exec, normed, context)
+        })
+    }
+
+    fn attend(self: &Arc<Self>, exec: &Exec<'_>, (x, modulation): (Tensor<3>, Tensor<3>)) -> Tensor<3> {
+        let attended = exec.deferrable(self, (x.clone(), modulation.clone()), Self::attended);
         let (out, gate) = (self.attention.out(), chunk::ATTENTION_GATE);
         exec.linear_gated_residual(x, out, attended, modulation, gate)
     }
 
     fn attend_to_text(self: &Arc<Self>, exec: &Exec<'_>, (x, text): (Tensor<3>, Tensor<3>)) -> Tensor<3> {
-        let normed = match self.cross_norm {
-            Some([weight, bias]) => exec.layer_norm(x.clone(), weight, bias, self.epsilon),
-            None => x.clone(),
-        };
-        let inputs = (normed, text);
-        let cross = AttentionKind::Cross;
-        let attended = exec.attention_layer("attn2", cross, inputs, |exec, (normed, text)| {
-            // Nothing of a latent or a noise level is in the text, so these are the same at every step.
-            let project = |exec: &Exec<'_>, text| self.cross_attention.keys_and_values(exec, text);
-            let context = exec.reusable("text_keys_values", DependsOn::Condition, text, project);
-            self.cross_attention.attend(exec, normed, context)
-        });
+        let attended = exec.deferrable(self, (x.clone(), text), Self::attended_text);
         x + exec.linear(self.cross_attention.out(), attended)
     }
 

@@ -46,6 +46,17 @@ fn boundary(mut inputs: Vec<DispatchTensor>) -> Vec<DispatchTensor> {
     inputs
 }
 
+/// A function of a block as a body.
+fn erased<B, I, O>(block: &Arc<B>, body: fn(&Arc<B>, &Exec<'_>, I) -> O) -> Body
+where
+    B: Send + Sync + 'static,
+    I: Tensors,
+    O: Tensors,
+{
+    let block = block.clone();
+    Arc::new(move |exec, inputs| body(&block, exec, I::join(inputs)).split())
+}
+
 impl Exec<'_> {
     /// Runs a part of `block` as a region of its own.
     ///
@@ -69,6 +80,24 @@ impl Exec<'_> {
         self.region_with_effect(kind, Effect::Pure, block, inputs, body)
     }
 
+    /// Runs a part of a region of `block` that gives what an operation in it gave, as it came: attention with its projections. An
+    /// engine that runs a block again and kept that result need not run the part with the block. It takes the result, and runs
+    /// the part when backward has come to it; until then neither queries nor keys nor values are in memory.
+    ///
+    /// `body` is a function, not a closure, as that of a [region](Self::region).
+    ///
+    /// # Panics
+    /// If called outside of a stack and the engine asks for the place.
+    pub fn deferrable<B, I, O>(&self, block: &Arc<B>, inputs: I, body: fn(&Arc<B>, &Exec<'_>, I) -> O) -> O
+    where
+        B: Send + Sync + 'static,
+        I: Tensors,
+        O: Tensors,
+    {
+        let erased = erased(block, body);
+        O::join(self.backends.regions.run_deferrable(self, inputs.split(), erased))
+    }
+
     /// As [`region`](Self::region), for a part of `block` that has an effect and so is never run again.
     ///
     /// # Panics
@@ -90,8 +119,7 @@ impl Exec<'_> {
             .site
             .clone()
             .expect("a region lies within a block of a stack");
-        let block = block.clone();
-        let erased: Body = Arc::new(move |exec, inputs| body(&block, exec, I::join(inputs)).split());
+        let erased = erased(block, body);
         let exec = Exec {
             site: Some(Site {
                 kind,
