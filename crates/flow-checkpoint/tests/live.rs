@@ -142,8 +142,8 @@ fn everything() {
     for policy in [
         Policy::Full { split: true },
         Policy::BlockSkip { every: 3 },
-        Policy::Full { split: false },
         Policy::AttnOnly { split: false },
+        Policy::Full { split: false },
         Policy::EveryNthLinear { n: 2 },
         Policy::EveryNthLinear { n: 1 },
         Policy::None,
@@ -175,8 +175,9 @@ fn everything() {
             "{option:?}"
         );
     }
-    // From the policy that keeps least to the one that keeps all; the first two stand apart.
-    let steps = &steps[2..];
+    // From the policy that keeps least to the one that keeps all. The first three stand apart: attention that is put off keeps more than
+    // `full` and has less in memory while a block is differentiated, so of few blocks it takes less.
+    let steps = &steps[3..];
     for pair in steps.windows(2) {
         assert!(
             pair[0].1 < pair[1].1,

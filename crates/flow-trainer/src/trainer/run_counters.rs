@@ -223,7 +223,7 @@ impl RunCounters {
 }
 
 /// What NVIDIA's driver counts.
-pub(super) const DRIVER: &str = "all that the driver counts";
+pub(super) const DRIVER: &str = "all that the driver counts after an iteration";
 
 fn device(what: &str) -> String {
     format!("device, with {what}")
