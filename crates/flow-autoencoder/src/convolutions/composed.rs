@@ -33,16 +33,9 @@ impl Convolutions for BurnConvolutions {
         let (outputs, _, kernel) = weight_axes(weight);
         let [batch, frames, height, width, _] = axes::<5>(x);
         let [out_frames, out_height, out_width] = geometry.output([frames, height, width], kernel);
-        let x = Tensor::<5>::from_dispatch(x.clone());
+        let (x, weight) = as_pictures(x, weight, geometry);
         let x = if geometry.upsample { upsampled(x) } else { x };
-        let [_, _, height, width, channels] = x.dims();
-        let (x, taps) = frames_as_channels(x, kernel[0], geometry, out_frames);
-
-        let weight = five_axes(weight).narrow(2, taps.start, taps.len());
-        let deep = taps.len() * channels;
-        let weight = weight
-            .permute([0, 2, 1, 3, 4])
-            .reshape([outputs, deep, kernel[1], kernel[2]]);
+        let [_, _, height, width, deep] = x.dims();
         let bias = bias.map(|bias| Tensor::<1>::from_dispatch(bias.clone()));
         let x = x.reshape([batch * out_frames, height, width, deep]);
         let (x, [rows, columns]) = evenly_padded(x, geometry);
@@ -91,6 +84,26 @@ impl Convolutions for BurnConvolutions {
     ) -> DispatchTensor {
         composed_unit(self, x, norm, convolution, residual)
     }
+}
+
+/// A convolution of frames as one of pictures: `x [B, T, H, W, C]` as `[B T', 1, H, W, k C]`, of each output's frame those of the input under
+/// its `k` taps side by side as channels, and `weight` as `[out, k C, kh, kw]`. Sums are the same, in another order.
+pub(super) fn as_pictures(
+    x: &DispatchTensor,
+    weight: &DispatchTensor,
+    geometry: &Geometry,
+) -> (Tensor<5>, Tensor<4>) {
+    let (outputs, _, kernel) = weight_axes(weight);
+    let [batch, frames, height, width, channels] = axes::<5>(x);
+    let [out_frames, ..] = geometry.output([frames, height, width], kernel);
+    let x = Tensor::<5>::from_dispatch(x.clone());
+    let (x, taps) = frames_as_channels(x, kernel[0], geometry, out_frames);
+    let deep = taps.len() * channels;
+    let weight = five_axes(weight).narrow(2, taps.start, taps.len());
+    let weight = weight
+        .permute([0, 2, 1, 3, 4])
+        .reshape([outputs, deep, kernel[1], kernel[2]]);
+    (x.reshape([batch * out_frames, 1, height, width, deep]), weight)
 }
 
 /// Every pixel twice along rows and columns.

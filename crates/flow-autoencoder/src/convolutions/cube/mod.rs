@@ -4,13 +4,14 @@
 //! convolution is one product of overlapping rows ([`KernelRows`]); nothing is copied side by side. Group norm, its activation and
 //! upsampling write that border on the way. Results keep the border, whose values mean nothing: they are views of the pixels within,
 //! which the next operation reads where they lie. What is read with a border is a copy, of large pictures made some rows at a time
-//! (`strips`).
+//! (`strips`). A convolution of frames is one of pictures that have the frames under its taps as channels (`volumes`).
 
 mod attention;
 mod backward;
 mod products;
 mod strips;
 mod unit;
+mod volumes;
 mod within;
 
 use super::{BurnConvolutions, ConvolutionOperands, Convolutions, Geometry, GroupNormSpec, NormOperands};
@@ -21,7 +22,7 @@ use flow_core::tensors::RawTensor;
 use products::Products;
 use std::sync::Arc;
 
-/// Convolutions of 3 × 3 taps and of one, and group norm, in bf16 and f16 on devices of compute capability 9.0. Whatever else is
+/// Convolutions of 3 × 3 taps and of one, of frames as well, and group norm, in bf16 and f16 on devices of compute capability 9.0. Whatever else is
 /// asked for is computed by [`BurnConvolutions`], and so are gradients.
 #[derive(Debug, Default)]
 pub struct CubeConvolutions {
@@ -109,7 +110,7 @@ impl Convolutions for CubeConvolutions {
                 biased,
                 added,
             };
-            let output = match self.products.unit(&plain[0], &operands.unit(spec, geometry)) {
+            let output = match self.products.unit_of_frames(&plain[0], &operands.unit(spec, geometry)) {
                 Ok(output) => output,
                 Err(_) => operands.composed(plain, spec, geometry),
             };

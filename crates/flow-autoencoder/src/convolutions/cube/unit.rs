@@ -263,7 +263,7 @@ pub(super) fn element(dtype: DType) -> Option<Element> {
 
 /// A weight's rows, of one tap after the other along a row of the kernel, each row of the kernel filled up with zeros to whole
 /// steps of a product and `outputs` rows in all; and how long they are.
-fn packed(weight: &RawTensor, kernel: [usize; 3], outputs: usize) -> (RawTensor, usize) {
+pub(super) fn packed(weight: &RawTensor, kernel: [usize; 3], outputs: usize) -> (RawTensor, usize) {
     let (found, channels, _) = weight_axes(weight);
     let [_, rows, columns] = kernel;
     let run = columns * channels;
@@ -293,7 +293,7 @@ fn packed(weight: &RawTensor, kernel: [usize; 3], outputs: usize) -> (RawTensor,
 }
 
 /// A bias with zeros behind it.
-fn padded_row(bias: &RawTensor, length: usize, dtype: DType) -> Handle {
+pub(super) fn padded_row(bias: &RawTensor, length: usize, dtype: DType) -> Handle {
     let bias = tensors::cast(bias, FloatDType::from(dtype));
     let bias = Tensor::<1>::from_dispatch(bias);
     let missing = length - bias.dims()[0];
