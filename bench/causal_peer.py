@@ -189,7 +189,7 @@ def laid(model, layout):
 
 def latent_frames(options):
     if options.height % 8 or options.width % 8 or options.frames % 4 != 1 or min(options.height, options.width, options.frames, options.batch) < 1:
-        raise SystemExit("--height and --width must be multiples of 8, --frames a multiple of 4 and 1, --batch at least 1")
+        raise SystemExit("--height and --width must be multiples of 8, --frames 1 and a multiple of 4 more, as 33, --batch at least 1")
     return 1 + options.frames // 4
 
 
