@@ -4,7 +4,7 @@
     fast.py --rows flux-512 qwen-image-1024 --programs FOLDER --to FILE [--limit SECONDS] [--each SECONDS] [--only ours|peers]
 
 FOLDER holds those of our programs that the rows need (examples and program of a release build with CUDA): `workload_speed` for models
-and `load`, `decode_speed`, `encode_speed` for `t5`, `flow-train` and `full_size_folder` for `grpo`, `flow-train` for `audit-…`, `matmul_device` and
+and `load`, `decode_speed` for `decode-…`, `encode_speed` for `t5`, `flow-train` and `full_size_folder` for `grpo`, `flow-train` for `audit-…`, `matmul_device` and
 `xtask` for `products`, `reward_speed` for `rewards`. `low-MODEL` is a model with its frozen weights in FP8, 8 and 4 bits beside itself in bf16. FILE gets a line of JSON for each
 measurement, besides what the programs write themselves: the row, who ran, the seconds the process took, and its end if that was not 0. A
 process is ended after `--each` seconds, and none begins after `--limit`. Rows of a model compare losses: their programs make the same
@@ -119,10 +119,22 @@ class Row:
 
     def decode(self, work, name):
         side = name.split("-")[1]
+        if side == "wan":
+            self.decode_frames(work)
+            return
         batch = {"512": "8", "1024": "1"}[side]
         self.ours["decode"] = [str(work.programs / "decode_speed"), "kl", side, "1", batch, "cuda"]
         sizes = ["--batch", batch, "--side", side, "--repeats", str(work.repeats)]
         self.peers["decode"] = [PYTHON, str(BENCH / "parts_peer.py"), "decode", *sizes, "--modes", *of_parts(work.modes)]
+
+    def decode_frames(self, work):
+        """The causal decoder of Wan 2.1 and Qwen-Image."""
+        ours = [str(work.programs / "decode_speed"), "causal"]
+        self.ours["decode"] = [*ours, "240x416", "33", "1", "cuda"]
+        # Few pixels and frames, beside the processor.
+        self.ours["decode, compared"] = [*ours, "64", "5", "1", "cuda", "compare"]
+        sizes = ["--batch", "1", "--height", "240", "--width", "416", "--frames", "33", "--repeats", str(work.repeats)]
+        self.peers["decode"] = [PYTHON, str(BENCH / "causal_peer.py"), "decode-causal", *sizes, "--modes", *of_parts(work.modes)]
 
     def grpo(self, work, name):
         for mode in work.modes:
@@ -186,11 +198,11 @@ AUDITED = {
     "flux": ("bench/flux-shape.toml", "flux1-dev", 12),
 }
 LOW_ROWS = ("products", "sweep", "low-sd35-medium", "low-flux-512", "audit-sd35", "audit-flux")
-ROWS = ("decode-512", "decode-1024", "t5", "flux-512", "one", "flux-1024", "qwen-image-1024", "wan-lora", "grpo", "load", "rewards", *LOW_ROWS)
+ROWS = ("decode-512", "decode-1024", "decode-wan", "t5", "flux-512", "one", "flux-1024", "qwen-image-1024", "wan-lora", "grpo", "load", "rewards", *LOW_ROWS)
 
 
 def of_parts(modes):
-    """Those of `modes` that `parts_peer.py` has."""
+    """Those of `modes` that `parts_peer.py` and its like have."""
     return [mode for mode in modes if mode in ("eager", "compile", "tuned")] or ["compile"]
 
 

@@ -1,8 +1,8 @@
 //! Decodes random latents with random weights at the size of a published autoencoder, and says how long it takes, in a line of JSON.
 //!
 //! `cargo run --release -p flow-autoencoder --example decode_speed -- [kl|causal] [SIDE] [FRAMES] [BATCH] [cpu|cuda]
-//! [compare]`; with `--features cuda` for the GPU, where it computes in bf16. `compare` compares values with the processor's.
-//! `bench/parts_peer.py` is the same in PyTorch.
+//! [compare]`; with `--features cuda` for the GPU, where it computes in bf16. `SIDE` may be `HEIGHTxWIDTH`, as in `240x416`. `compare`
+//! compares values with the processor's. `bench/parts_peer.py decode` and `bench/causal_peer.py decode-causal` are the same in PyTorch.
 
 use burn::tensor::{FloatDType, Tensor};
 use flow_attention::AttentionRegistry;
@@ -13,18 +13,22 @@ use flow_core::rng::{Purpose, Stream};
 use flow_core::{Weights, cpu, tensors};
 use flow_kernels::KernelRegistry;
 use serde_json::json;
+use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+type Failure = Box<dyn std::error::Error>;
+
+fn main() -> Result<(), Failure> {
     let mut arguments = std::env::args().skip(1);
     let kind = arguments.next().unwrap_or_else(|| "kl".into());
-    let mut number = |or: usize| arguments.next().map_or(Ok(or), |it| it.parse());
-    let (side, frames, batch) = (number(64)?, number(1)?, number(1)?);
+    let [height, width] = rows_and_columns(&arguments.next().unwrap_or_else(|| "64".into()))?;
+    let mut count = |name| arguments.next().map_or(Ok(1), |it| number(name, &it));
+    let (frames, batch) = (count("FRAMES")?, count("BATCH")?);
     let on = arguments.next().unwrap_or_else(|| "cpu".into());
     let compare = arguments.next().is_some_and(|it| it == "compare");
-    let sizes = [batch, frames, side];
+    let sizes = [batch, frames, height, width];
     let job = Job::new(&kind, &on, sizes)?;
     let numbers = job.autoencoder.layout().count_values(|_| true);
     let mean_ms = job.milliseconds()?;
@@ -32,7 +36,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!(
         "{}",
         json!({
-            "program": "flow-train", "part": "decode", "kind": kind, "numbers": numbers, "batch": batch, "frames": frames, "size": side,
+            "program": "flow-train", "part": "decode", "kind": kind, "numbers": numbers, "batch": batch, "frames": frames, "size": [height, width],
             "device": job.device.name(), "mean_ms": mean_ms,
             "peak_gib": job.device.taken_bytes().map(gib), "driver_gib": job.device.driver_bytes().map(gib),
         })
@@ -57,6 +61,19 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
+/// Rows and columns of `SIDE`, as many of both, or of `HEIGHTxWIDTH`.
+fn rows_and_columns(text: &str) -> Result<[usize; 2], Failure> {
+    let (height, width) = text.split_once('x').unwrap_or((text, text));
+    let what = "SIDE (PIXELS or HEIGHTxWIDTH)";
+    Ok([number(what, height)?, number(what, width)?])
+}
+
+fn number(name: &str, text: &str) -> Result<usize, Failure> {
+    let wrong = || format!("{name} must be a whole number of at least 1, and is `{text}`");
+    let number: NonZeroUsize = text.parse().ok().ok_or_else(wrong)?;
+    Ok(number.get())
+}
+
 /// What is decoded, and where.
 struct Job {
     device: ComputeDevice,
@@ -67,11 +84,8 @@ struct Job {
 }
 
 impl Job {
-    fn new(
-        kind: &str,
-        on: &str,
-        [batch, frames, side]: [usize; 3],
-    ) -> Result<Self, Box<dyn std::error::Error>> {
+    /// Of `[B, F, H, W]` in pixels.
+    fn new(kind: &str, on: &str, [batch, frames, height, width]: [usize; 4]) -> Result<Self, Failure> {
         let settings = match kind {
             "kl" => json!({
                 "_class_name": "AutoencoderKL", "block_out_channels": [128, 256, 512, 512], "layers_per_block": 2,
@@ -87,7 +101,7 @@ impl Job {
         // As a run has them: in the type that the device computes in, and in no other.
         weights.freeze(&vec![false; autoencoder.layout().len()]);
         device.release_unused();
-        let shape = autoencoder.latent_shape(frames, side, side)?;
+        let shape = autoencoder.latent_shape(frames, height, width)?;
         let mut values = vec![0.0; batch * shape.values()];
         Stream::new(1, Purpose::InitialNoise)
             .at(0, 0)
@@ -103,7 +117,7 @@ impl Job {
         })
     }
 
-    fn decode(&self) -> Result<Tensor<5>, Box<dyn std::error::Error>> {
+    fn decode(&self) -> Result<Tensor<5>, Failure> {
         let pass = InferencePass::new(&self.weights, self.plan.clone());
         let exec = pass.exec(CallContext::single(Stage::Evaluation));
         let latent = Latent::new(self.latent.clone());
@@ -112,12 +126,12 @@ impl Job {
     }
 
     /// The values.
-    fn decoded(&self) -> Result<Vec<f32>, Box<dyn std::error::Error>> {
+    fn decoded(&self) -> Result<Vec<f32>, Failure> {
         Ok(cpu::to_host(&tensors::plain(&self.decode()?.into_dispatch())))
     }
 
     /// Milliseconds of one decoding, of several one after another.
-    fn milliseconds(&self) -> Result<f64, Box<dyn std::error::Error>> {
+    fn milliseconds(&self) -> Result<f64, Failure> {
         let (warm, repeats) = if self.device.is_processor() {
             (0, 1)
         } else {
@@ -138,7 +152,7 @@ impl Job {
 }
 
 /// A device with its own kernels and attention.
-fn open(kind: &str) -> Result<(ComputeDevice, Arc<Backends>), Box<dyn std::error::Error>> {
+fn open(kind: &str) -> Result<(ComputeDevice, Arc<Backends>), Failure> {
     let (mut kernels, mut attention) = (KernelRegistry::default(), AttentionRegistry::default());
     flow_kernels::register(&mut kernels)?;
     flow_attention::register(&mut attention)?;
