@@ -110,7 +110,10 @@ impl Convolutions for CubeConvolutions {
                 biased,
                 added,
             };
-            let output = match self.products.unit_of_frames(&plain[0], &operands.unit(spec, geometry)) {
+            let output = match self
+                .products
+                .unit_of_frames(&plain[0], &operands.unit(spec, geometry))
+            {
                 Ok(output) => output,
                 Err(_) => operands.composed(plain, spec, geometry),
             };
