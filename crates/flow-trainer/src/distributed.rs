@@ -281,10 +281,10 @@ pub(crate) struct LossTermSeen {
 
 impl LossTermSeen {
     /// Of a loss term's loss and other terms.
-    pub(crate) fn new(loss: &RawTensor, terms: &[(&'static str, RawTensor)]) -> Self {
+    pub(crate) fn new(loss: &[f32], terms: &[(&'static str, RawTensor)]) -> Self {
         let bits = |values: &RawTensor| to_bits(&cpu::to_host(values));
         Self {
-            loss: bits(loss),
+            loss: to_bits(loss),
             terms: terms
                 .iter()
                 .map(|(name, values)| ((*name).to_owned(), bits(values)))

@@ -34,8 +34,7 @@ pub(super) struct UpdateOutcome {
 
 /// One loss and its gradients.
 pub(super) struct LossTerm {
-    loss: f32,
-    pub loss_values: RawTensor,
+    pub loss_values: Vec<f32>,
     pub replayed: Option<ReplayedStep>,
     pub terms: Vec<(&'static str, RawTensor)>,
     pub gradients: Vec<Option<RawTensor>>,
@@ -437,8 +436,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         let loss_values = flow_core::tensors::plain(&loss.clone().into_dispatch());
         let gradients = pass.gradients(&loss);
         LossTerm {
-            loss: cpu::to_host(&loss_values)[0],
-            loss_values,
+            loss_values: cpu::to_host(&loss_values),
             replayed: loss_term.replayed,
             terms: loss_term.terms,
             gradients,
@@ -553,7 +551,8 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
         batch: &Trajectories,
         position: LossPoint,
     ) -> Result<(), TrainError> {
-        if loss_term.loss.is_finite() {
+        let loss = loss_term.loss_values[0];
+        if loss.is_finite() {
             return Ok(());
         }
         let position = match position {
@@ -568,7 +567,7 @@ impl<A: Algorithm> Trainer<A, Acceleration> {
             iteration,
             micro_batch,
             position,
-            value: loss_term.loss,
+            value: loss,
         })
     }
 

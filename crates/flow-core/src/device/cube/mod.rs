@@ -105,5 +105,10 @@ pub(in crate::device) fn to_host(tensor: &RawTensor) -> Vec<f32> {
     use burn::backend::{Dispatch, TensorMetadata, ops::FloatTensorOps};
     let flat: usize = tensor.shape().iter().product();
     let tensor: Tensor<1> = Tensor::from_dispatch(Dispatch::float_reshape(tensor.clone(), [flat].into()));
-    tensor.into_data().iter::<f32>().collect()
+    let data = tensor.into_data();
+    // A conversion looks at each value, which takes as long as their way from the device.
+    match data.as_slice::<f32>() {
+        Ok(values) => values.to_vec(),
+        Err(_) => data.iter::<f32>().collect(),
+    }
 }
